@@ -1,0 +1,67 @@
+"""Build description of the ament_python package ``vla_ros`` (colcon and pip)."""
+
+from glob import glob
+
+from setuptools import find_packages, setup
+
+NAME = "vla_ros"
+
+DDS = [
+    "rosbags>=0.11",
+    "cyclonedds>=11.0.1; python_version < '3.14' and platform_machine == 'x86_64'",
+]
+VISION = ["simplejpeg>=1.9", "opencv-python-headless>=4.10"]
+KINEMATICS = ["pin>=3.3"]
+SIM = ["mujoco>=3.3"]
+OPENVLA = ["torch>=2.6", "transformers>=4.53", "safetensors>=0.5", "sentencepiece>=0.2"]
+QUANT = ["bitsandbytes>=0.46"]
+REPLAY = ["rosbags>=0.11", "matplotlib>=3.9"]
+DEV = [
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.120",
+    "ruff>=0.9",
+    "mypy>=1.14",
+    "types-PyYAML",
+]
+ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY]
+
+setup(
+    name=NAME,
+    version="0.1.0",
+    description="Runs Vision-Language-Action policies on real robots: camera frames in, safe joint commands out.",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    maintainer="vla_ros maintainers",
+    maintainer_email="maintainers@vla-ros.example",
+    python_requires=">=3.10",
+    package_dir={"": "src"},
+    packages=find_packages("src"),
+    package_data={NAME: ["py.typed", "sim/assets/*", "replay/assets/*"]},
+    data_files=[
+        ("share/ament_index/resource_index/packages", ["resource/vla_ros"]),
+        ("share/vla_ros", ["package.xml"]),
+        ("share/vla_ros/launch", sorted(glob("launch/*.launch.py"))),
+        ("share/vla_ros/config", sorted(path for path in glob("config/*") if "." in path)),
+    ],
+    zip_safe=True,
+    install_requires=["numpy>=1.26", "PyYAML>=6.0", "rich>=13.9", "Pillow>=10.3", *VISION, *KINEMATICS],
+    extras_require={
+        "dds": DDS,
+        "sim": SIM,
+        "openvla": OPENVLA,
+        "quant": QUANT,
+        "replay": REPLAY,
+        "dev": DEV,
+        "all": ALL,
+    },
+    entry_points={
+        "console_scripts": ["vla-ros = vla_ros.cli:main"],
+        "vla_ros.policies": [
+            "openvla = vla_ros.policies.openvla:OpenVLAPolicy",
+            "expert = vla_ros.sim.expert:ExpertPolicy",
+            "hold = vla_ros.policies.hold:HoldPolicy",
+        ],
+    },
+)

@@ -1,0 +1,47 @@
+"""One tree of typed options: ROS parameters, parameter files and command line are three views of it."""
+
+from vla_ros.config.loading import (
+    Entry,
+    build,
+    entries,
+    flatten,
+    load,
+    parse_assignment,
+    read_file,
+    to_yaml,
+)
+from vla_ros.config.options import Option
+from vla_ros.config.tree import (
+    CameraConfig,
+    Config,
+    ControlConfig,
+    GripperConfig,
+    LimitsConfig,
+    NodeConfig,
+    PolicyConfig,
+    RobotConfig,
+    TimeoutsConfig,
+    TopicsConfig,
+)
+
+__all__ = [
+    "CameraConfig",
+    "Config",
+    "ControlConfig",
+    "Entry",
+    "GripperConfig",
+    "LimitsConfig",
+    "NodeConfig",
+    "Option",
+    "PolicyConfig",
+    "RobotConfig",
+    "TimeoutsConfig",
+    "TopicsConfig",
+    "build",
+    "entries",
+    "flatten",
+    "load",
+    "parse_assignment",
+    "read_file",
+    "to_yaml",
+]

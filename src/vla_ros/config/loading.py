@@ -1,0 +1,285 @@
+"""Values into the tree and out of it: parameter files, ``name:=value`` overrides, flat names, checks.
+
+Flat names are the ROS parameter names (``policy.checkpoint``). Values are Python's bool, int, float, str or
+lists of one of these, as YAML and ROS parameters have them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+import yaml
+
+from vla_ros.config.options import Option, option_of
+from vla_ros.config.tree import Config
+from vla_ros.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One leaf of the tree: its flat name, Python type (``tuple[float, ...]`` for lists), default and option."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def is_list(self) -> bool:
+        """True where the value is a list (a tuple here, an array in ROS)."""
+        return getattr(self.type, "__origin__", None) is tuple
+
+    @property
+    def item_type(self) -> type:
+        """Type of the value, or of a list's items: bool, int, float or str."""
+        kind = self.type.__args__[0] if self.is_list else self.type
+        assert isinstance(kind, type)
+        return kind
+
+    @property
+    def expectation(self) -> str:
+        """What a value must be, in words."""
+        kind = {bool: "true or false", int: "an integer", float: "a number", str: "text"}[self.item_type]
+        if self.option.choices:
+            kind = "one of " + ", ".join(self.option.choices)
+        if self.option.low is not None or self.option.high is not None:
+            kind += f" from {_number(self.option.low)} to {_number(self.option.high)}"
+        if self.option.unit:
+            kind += f" ({self.option.unit})"
+        if not self.is_list:
+            return kind
+        sizes = f" of length {' or '.join(map(str, self.option.length))}" if self.option.length else ""
+        return f"a list{sizes}, each item {kind}"
+
+
+def _number(value: float | None) -> str:
+    return "any" if value is None else f"{value:g}"
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Every leaf of the tree by flat name, in the order of declaration."""
+    return MappingProxyType({entry.name: entry for entry in _walk()})
+
+
+def _walk() -> Iterator[Entry]:
+    for section in dataclasses.fields(Config):
+        cls: Any = get_type_hints(Config)[section.name]
+        hints = get_type_hints(cls)
+        for leaf in dataclasses.fields(cls):
+            yield Entry(f"{section.name}.{leaf.name}", hints[leaf.name], leaf.default, option_of(leaf.metadata))
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Flat name to value; lists as Python lists."""
+    flat = {}
+    for name in entries():
+        section, leaf = name.split(".")
+        value = getattr(getattr(config, section), leaf)
+        flat[name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
+    """A checked tree with ``values`` (flat names) put over ``base`` (the defaults where None).
+
+    Raises:
+        ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All that is
+            wrong is listed, one line each.
+    """
+    base = base or Config()
+    problems: list[str] = []
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        entry = entries().get(name)
+        if entry is None:
+            problems.append(_unknown(name))
+            continue
+        try:
+            section, leaf = name.split(".")
+            changes.setdefault(section, {})[leaf] = convert(entry, value)
+        except ConfigError as error:
+            problems.append(str(error))
+    sections = {name: dataclasses.replace(getattr(base, name), **change) for name, change in changes.items()}
+    config = dataclasses.replace(base, **sections)
+    problems.extend(contradictions(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.4)
+    if not near:  # a right leaf in a wrong section
+        near = [known for known in entries() if known.split(".")[1] == name.split(".")[-1]][:1]
+    hint = f"; did you mean '{near[0]}'?" if near else "; `vla-ros config` lists all names"
+    return f"{name}: no such parameter{hint}"
+
+
+def convert(entry: Entry, value: Any) -> Any:
+    """``value`` as the entry's type, checked against its range and choices.
+
+    Integers are accepted where a float is meant (YAML writes ``5``), nothing else is converted.
+
+    Raises:
+        ConfigError: Naming the parameter, the value and the expectation.
+    """
+    if entry.is_list:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise _wrong(entry, value)
+        if entry.option.length and len(value) not in entry.option.length:
+            raise _wrong(entry, value)
+        return tuple(_convert_item(entry, item, value) for item in value)
+    return _convert_item(entry, value, value)
+
+
+def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
+    kind = entry.item_type
+    if kind is float and isinstance(item, int) and not isinstance(item, bool):
+        item = float(item)
+    if type(item) is not kind:
+        raise _wrong(entry, whole)
+    low, high = entry.option.low, entry.option.high
+    if kind in (int, float) and not math.isfinite(item):
+        raise _wrong(entry, whole)
+    if (low is not None and item < low) or (high is not None and item > high):
+        raise _wrong(entry, whole)
+    if entry.option.choices and item not in entry.option.choices:
+        raise _wrong(entry, whole)
+    return item
+
+
+def _wrong(entry: Entry, value: Any) -> ConfigError:
+    found = list(value) if isinstance(value, tuple) else value
+    near = difflib.get_close_matches(str(value), entry.option.choices, n=1) if entry.option.choices else []
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return ConfigError(
+        f"{entry.name}: found {found!r} ({type(value).__name__}), expected {entry.expectation}{hint}"
+    )
+
+
+def contradictions(config: Config) -> list[str]:
+    """What is wrong between options that are each right, one line each."""
+    camera, limits, gripper = config.camera, config.limits, config.gripper
+    problems = []
+    if not camera.topics:
+        problems.append("camera.topics: found an empty list, expected at least one image topic")
+    if len(camera.keys) != len(camera.topics):
+        problems.append(
+            f"camera.keys: found {len(camera.keys)} names for {len(camera.topics)} camera.topics, expected one each"
+        )
+    if len(camera.orientation) not in (1, len(camera.topics)):
+        problems.append(
+            f"camera.orientation: found {len(camera.orientation)}, expected one for all cameras or one for each"
+        )
+    if len(limits.workspace_low) != len(limits.workspace_high):
+        problems.append(
+            "limits.workspace_low and limits.workspace_high: expected both corners of the box or neither"
+        )
+    elif any(low >= high for low, high in zip(limits.workspace_low, limits.workspace_high, strict=True)):
+        problems.append(
+            f"limits.workspace_low: found {list(limits.workspace_low)}, expected each below limits.workspace_high "
+            f"{list(limits.workspace_high)}"
+        )
+    if gripper.mode != "none" and gripper.open_value == gripper.closed_value:
+        problems.append(f"gripper.open_value: found {gripper.open_value:g}, the same as gripper.closed_value")
+    for feed in config.robot.state_topics:
+        key, _, topic = feed.partition("=")
+        if not key or not topic:
+            problems.append(f"robot.state_topics: found {feed!r}, expected key=/topic")
+    return problems
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``name:=value`` as ROS's ``-p`` has it; the value is YAML.
+
+    Raises:
+        ConfigError: There is no ``:=`` or the value is no YAML.
+    """
+    name, separator, value = text.partition(":=")
+    if not separator or not name:
+        raise ConfigError(f"-p {text}: expected name:=value, for example -p policy.device:=cuda")
+    try:
+        return name, yaml.safe_load(value) if value else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(f"-p {text}: the value is not YAML ({error})") from None
+
+
+def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
+    """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
+
+    Raises:
+        ConfigError: The file is missing, is no YAML, or has no ``ros__parameters`` for this node.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not a YAML file ({error})") from None
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"{path}: found {type(document).__name__}, expected '/**:' with 'ros__parameters:' below it"
+        )
+    flat: dict[str, Any] = {}
+    for key, section in document.items():
+        if str(key) in ("/**", "/*") or str(key).strip("/").split("/")[-1] == node_name:
+            if not isinstance(section, dict) or not isinstance(section.get("ros__parameters"), dict):
+                raise ConfigError(f"{path}: '{key}' lacks 'ros__parameters:'")
+            flat.update(_flat(section["ros__parameters"], ""))
+    if not flat:
+        raise ConfigError(f"{path}: found no parameters for '/**' or '{node_name}', only {list(document)}")
+    return flat
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def load(
+    files: Sequence[Path] = (),
+    assignments: Sequence[str] = (),
+    node_name: str = "vla_policy",
+    base: Config | None = None,
+) -> Config:
+    """The tree from parameter files and then ``name:=value`` overrides; later ones win.
+
+    Raises:
+        ConfigError: As :func:`build`, :func:`read_file` and :func:`parse_assignment`.
+    """
+    values: dict[str, Any] = {}
+    for path in files:
+        values.update(read_file(path, node_name))
+    values.update(parse_assignment(text) for text in assignments)
+    return build(values, base)
+
+
+def to_yaml(config: Config, *, comments: bool = True) -> str:
+    """The tree as a ROS parameter file, each line preceded by its description, unit and range."""
+    lines = ["/**:", "  ros__parameters:"]
+    section = ""
+    for name, value in flatten(config).items():
+        head, leaf = name.split(".")
+        if head != section:
+            section = head
+            lines.append(f"    {head}:")
+        entry = entries()[name]
+        if comments:
+            live = "; may change while running" if entry.option.live else ""
+            lines.append(
+                f"      # {entry.option.description}. {entry.expectation[0].upper()}{entry.expectation[1:]}{live}."
+            )
+        text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
+        lines.append(f"      {leaf}: {text}")
+    return "\n".join(lines) + "\n"

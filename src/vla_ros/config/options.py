@@ -1,0 +1,55 @@
+"""How one option of the tree is declared: its default, unit, range, choices and description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of a field besides its type and default.
+
+    Attributes:
+        description: One sentence for ``vla-ros config`` and the ROS parameter descriptor.
+        unit: SI unit, or "" for plain numbers and text.
+        low: Smallest allowed number (each element of a list), or None.
+        high: Largest allowed number, or None.
+        choices: Allowed texts; empty for any.
+        length: Allowed lengths of a list; empty for any.
+        live: True where the value may change while the node runs.
+    """
+
+    description: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    length: tuple[int, ...] = ()
+    live: bool = False
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    length: Sequence[int] = (),
+    live: bool = False,
+) -> Any:
+    """A dataclass field that carries an :class:`Option`; list defaults are given as tuples."""
+    meta = Option(description, unit, low, high, tuple(choices), tuple(length), live)
+    return field(default=default, metadata={_KEY: meta})
+
+
+def option_of(metadata: Any) -> Option:
+    """The :class:`Option` behind a dataclass field's ``metadata``."""
+    found = metadata[_KEY]
+    assert isinstance(found, Option)
+    return found

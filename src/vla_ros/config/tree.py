@@ -1,0 +1,252 @@
+"""The tree of options: at once the ROS parameters, ``config/*.yaml`` and ``vla-ros run -p name:=value``.
+
+A section is a frozen dataclass; the parameter name is ``section.field``. Lists are tuples here and ROS arrays
+outside. Units are SI; angles are radians; frames are named where a field has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vla_ros.config.options import option
+
+ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
+OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped")
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Which model answers, and how it is executed."""
+
+    name: str = option("openvla", "Policy by its entry-point name (group vla_ros.policies)")
+    checkpoint: str = option(
+        "", "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer)"
+    )
+    instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)
+    max_instruction_length: int = option(
+        500, "Longer instructions are refused", unit="characters", low=1, high=2000
+    )
+    unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
+    prompt: str = option(
+        "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")
+    )
+    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
+    dtype: str = option(
+        "auto",
+        "Weights and arithmetic; auto is bfloat16 on CUDA and float32 on a CPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
+    quantization: str = option("none", "Weight quantisation of the language model", choices=("none", "int8", "nf4"))
+    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
+    self_test: bool = option(True, "Refuse to start when two different images give the same answer")
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """What the cameras publish and how their pictures become what the checkpoint saw in training."""
+
+    topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
+    keys: tuple[str, ...] = option(("image",), "Name of each camera's picture for the policy, in the same order")
+    transport: str = option(
+        "raw", "sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
+    )
+    orientation: tuple[str, ...] = option(
+        ("none",),
+        "Turn that makes the picture upright (clockwise); one for all cameras or one each",
+        choices=ORIENTATIONS,
+    )
+    pipeline: str = option(
+        "openvla",
+        "Resize as in training: openvla (PIL bicubic) or libero (TF JPEG, Lanczos-3)",
+        choices=("openvla", "libero"),
+    )
+    crop_area: float = option(
+        1.0, "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9", low=0.05, high=1.0
+    )
+    width: int = option(
+        640, "Expected width, for buffer sizes and middleware profiles", unit="px", low=1, high=16384
+    )
+    height: int = option(
+        480, "Expected height, for buffer sizes and middleware profiles", unit="px", low=1, high=16384
+    )
+
+
+@dataclass(frozen=True)
+class RobotConfig:
+    """The arm: its description and the names of its joints and frames."""
+
+    urdf: str = option("", "URDF file; 'demo' is the arm of the simulation. Needed for end-effector deltas")
+    joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty takes the URDF's chain")
+    base_frame: str = option(
+        "", "Link in whose frame end-effector deltas and the workspace box are; empty: URDF root"
+    )
+    tip_frame: str = option("", "Link that the policy moves; empty takes the end of the chain")
+    gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded with the arm; may be empty")
+    state_topics: tuple[str, ...] = option(
+        (), "Further feeds for policies that need them, as key=/topic (sensor_msgs/JointState)"
+    )
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """When and how actions become commands."""
+
+    armed: bool = option(False, "true: the arm moves as soon as frames come. false: it waits for ~/enable")
+    rate_hz: float = option(
+        5.0, "Highest rate of commands; 0 answers every new frame", unit="Hz", low=0.0, high=1000.0, live=True
+    )
+    output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
+    execute_steps: int = option(
+        0, "Steps of a chunk to execute before asking again; 0 executes all", low=0, high=1000, live=True
+    )
+    delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
+    rotation: str = option(
+        "euler_xyz",
+        "Rotation part of a delta: fixed-axis roll, pitch, yaw or a rotation vector",
+        choices=("euler_xyz", "rotation_vector"),
+    )
+    translation_scale: float = option(
+        1.0, "Metres per unit of the action's translation (LIBERO: 0.05)", unit="m", low=1e-6, high=10.0
+    )
+    rotation_scale: float = option(
+        1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", unit="rad", low=1e-6, high=10.0
+    )
+    lockstep: bool = option(False, "Simulation only: wait for joint and extra state with the frame's stamp")
+
+
+@dataclass(frozen=True)
+class GripperConfig:
+    """What the gripper number means and what the fingers are told."""
+
+    mode: str = option(
+        "binary",
+        "binary opens or closes fully, continuous scales, none sends no gripper",
+        choices=("binary", "continuous", "none"),
+    )
+    open_value: float = option(
+        1.0,
+        "Action value that means open (OpenVLA on Bridge: 1; LIBERO after its fix: -1)",
+        low=-1e3,
+        high=1e3,
+    )
+    closed_value: float = option(0.0, "Action value that means closed", low=-1e3, high=1e3)
+    threshold: float = option(0.5, "Opening above which binary mode opens", low=0.0, high=1.0, live=True)
+    hysteresis: float = option(
+        0.0,
+        "Half width of the band around the threshold in which nothing changes",
+        low=0.0,
+        high=0.5,
+        live=True,
+    )
+    open_position: float = option(0.04, "Finger joint position when open", unit="m or rad", low=-10.0, high=10.0)
+    closed_position: float = option(0.0, "Finger joint position when closed", unit="m or rad", low=-10.0, high=10.0)
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """What a command may be at most; checked before anything is sent."""
+
+    on_violation: str = option(
+        "clamp", "clamp scales the step down, stop stops the arm", choices=("clamp", "stop"), live=True
+    )
+    max_translation_step: float = option(
+        0.05, "Largest end-effector translation per step", unit="m", low=0.0, high=1.0, live=True
+    )
+    max_rotation_step: float = option(
+        0.3, "Largest end-effector rotation per step", unit="rad", low=0.0, high=3.2, live=True
+    )
+    max_joint_step: float = option(
+        0.2,
+        "Largest distance of a commanded from the measured joint position",
+        unit="rad or m",
+        low=0.0,
+        high=3.2,
+        live=True,
+    )
+    velocity_scale: float = option(
+        1.0, "Share of the URDF's joint velocity limits that may be used", low=0.0, high=1.0, live=True
+    )
+    joint_margin: float = option(
+        0.0, "Distance kept from the URDF's joint limits", unit="rad or m", low=0.0, high=1.0
+    )
+    workspace_low: tuple[float, ...] = option(
+        (),
+        "Lower corner x, y, z of the allowed box of the tip; empty: no box",
+        unit="m",
+        low=-100.0,
+        high=100.0,
+        length=(0, 3),
+        live=True,
+    )
+    workspace_high: tuple[float, ...] = option(
+        (),
+        "Upper corner x, y, z of the allowed box of the tip; empty: no box",
+        unit="m",
+        low=-100.0,
+        high=100.0,
+        length=(0, 3),
+        live=True,
+    )
+
+
+@dataclass(frozen=True)
+class TimeoutsConfig:
+    """How long anything may be silent before the arm holds."""
+
+    camera: float = option(0.5, "No new frame for this long: hold", unit="s", low=0.01, high=3600.0, live=True)
+    joint_state: float = option(
+        0.5, "No joint state for this long: hold", unit="s", low=0.01, high=3600.0, live=True
+    )
+    inference: float = option(
+        2.0, "An answer that took longer is dropped", unit="s", low=0.01, high=3600.0, live=True
+    )
+    frame_age: float = option(
+        1.0,
+        "Frames older than this by the ROS clock are dropped; 0 accepts any age",
+        unit="s",
+        low=0.0,
+        high=3600.0,
+        live=True,
+    )
+    publisher: float = option(
+        5.0, "Warn when a topic has had no publisher for this long", unit="s", low=0.1, high=3600.0
+    )
+
+
+@dataclass(frozen=True)
+class TopicsConfig:
+    """Names on the ROS 2 graph; ~ is the node's own name. Remaps apply as usual."""
+
+    joint_states: str = option("/joint_states", "In: sensor_msgs/JointState of the robot")
+    instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
+    command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
+    action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
+    diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """How the node joins the ROS 2 graph."""
+
+    backend: str = option(
+        "auto",
+        "auto takes rclpy where it imports, else the embedded DDS participant",
+        choices=("auto", "rclpy", "dds"),
+    )
+    log_level: str = option("info", "Least severe messages shown", choices=("debug", "info", "warn", "error"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that differs between robots, checkpoints and uses."""
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    camera: CameraConfig = field(default_factory=CameraConfig)
+    robot: RobotConfig = field(default_factory=RobotConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    gripper: GripperConfig = field(default_factory=GripperConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)

@@ -1,0 +1,1 @@
+"""What may reach the arm and when."""

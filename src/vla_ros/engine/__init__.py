@@ -1,0 +1,1 @@
+"""Execution on CUDA: stream, pinned staging, graphs, decoder, quantisation, drafts."""

@@ -1,0 +1,27 @@
+"""Errors that a user can act on: each names the thing, what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class VlaRosError(Exception):
+    """Base of every error that this package raises on purpose. Its text is fit to be shown to a user."""
+
+
+class ConfigError(VlaRosError):
+    """A parameter has an unknown name, a wrong type or a value out of range."""
+
+
+class CheckpointError(VlaRosError):
+    """A checkpoint is missing, damaged or not of the expected kind."""
+
+
+class ImageError(VlaRosError):
+    """A camera message cannot be turned into a picture (encoding, size, damaged bytes)."""
+
+
+class MissingDependencyError(VlaRosError):
+    """An optional library is not installed; the text names the extra or the system package."""
+
+
+class OutOfMemoryError(VlaRosError):
+    """The model does not fit into the memory there is; the text lists the options that would."""

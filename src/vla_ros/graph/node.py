@@ -1,0 +1,154 @@
+"""The subset of ``rclpy.node.Node`` that this package uses, with rclpy's names and meanings.
+
+A real ``rclpy`` node satisfies these protocols as it is; the embedded DDS participant implements them and no
+more. Node logic is written once against them and tested against both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+Message = Any
+"""A message object: attributes named as the fields of the ROS type. Classes come from :class:`Graph`."""
+
+
+class Logger(Protocol):
+    """Where a node says what it does; an ``rclpy`` logger."""
+
+    def debug(self, message: str) -> Any:
+        """Say it to developers."""
+
+    def info(self, message: str) -> Any:
+        """Say it to everybody."""
+
+    def warning(self, message: str) -> Any:
+        """Something is not as it should be, and what to do."""
+
+    def error(self, message: str) -> Any:
+        """Something failed, and what to do."""
+
+
+class Time(Protocol):
+    """A point in time of a clock."""
+
+    @property
+    def nanoseconds(self) -> int:
+        """Nanoseconds since the clock's epoch."""
+
+
+class Clock(Protocol):
+    """The ROS clock: system time, or ``/clock`` with ``use_sim_time``."""
+
+    def now(self) -> Any:
+        """Present :class:`Time`."""
+
+
+class Publisher(Protocol):
+    """One end of a topic. ``publish`` takes a message, or its CDR bytes with the 4-byte header."""
+
+    def publish(self, msg: Any) -> None:
+        """Send; never waits for a subscriber."""
+
+    def get_subscription_count(self) -> int:
+        """Number of matched subscriptions."""
+
+
+class Timer(Protocol):
+    """A callback that recurs."""
+
+    def cancel(self) -> None:
+        """Stop it."""
+
+
+class EndpointInfo(Protocol):
+    """What discovery tells of another endpoint (``rclpy.topic_endpoint_info.TopicEndpointInfo``)."""
+
+    node_name: str
+    node_namespace: str
+    topic_type: str
+    qos_profile: Any
+
+
+class Node(Protocol):
+    """A participant of the ROS 2 graph, as far as this package needs one."""
+
+    def get_name(self) -> str:
+        """Name without namespace."""
+
+    def get_namespace(self) -> str:
+        """Namespace, starting with ``/``."""
+
+    def get_fully_qualified_name(self) -> str:
+        """Namespace and name."""
+
+    def get_logger(self) -> Any:
+        """The node's :class:`Logger`."""
+
+    def get_clock(self) -> Any:
+        """The node's :class:`Clock`."""
+
+    def create_publisher(self, msg_type: Any, topic: str, qos_profile: Any) -> Any:
+        """A :class:`Publisher`; ``~`` and relative names are expanded, remaps applied."""
+
+    def create_subscription(
+        self, msg_type: Any, topic: str, callback: Callable[[Any], Any], qos_profile: Any, *, raw: bool = False
+    ) -> Any:
+        """Call ``callback`` with each message, or with its CDR bytes (4-byte header included) when ``raw``."""
+
+    def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> Any:
+        """A :class:`Timer` that calls ``callback`` every ``timer_period_sec`` seconds."""
+
+    def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> Any:
+        """Answer requests: ``callback(request, response)`` fills and returns the response."""
+
+    def count_publishers(self, topic_name: str) -> int:
+        """Number of publishers on the graph for a topic (not expanded, not remapped: give the full name)."""
+
+    def get_publishers_info_by_topic(self, topic_name: str) -> list[Any]:
+        """:class:`EndpointInfo` of each publisher of a topic."""
+
+    def get_subscriptions_info_by_topic(self, topic_name: str) -> list[Any]:
+        """:class:`EndpointInfo` of each subscription of a topic."""
+
+    def destroy_node(self) -> Any:
+        """Leave the graph."""
+
+
+class Graph(Protocol):
+    """A joined ROS 2 graph: makes nodes, knows message classes and QoS profiles, runs callbacks.
+
+    Callbacks of all its nodes run one after the other on the thread that calls :meth:`spin`.
+    """
+
+    @property
+    def backend(self) -> str:
+        """``rclpy`` or ``dds``."""
+
+    def create_node(self, name: str, namespace: str | None = None) -> Node:
+        """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
+
+    def message(self, type_name: str) -> Any:
+        """Class of ``pkg/msg/Type``. Constructor: keyword arguments, missing fields have their ROS defaults."""
+
+    def service(self, type_name: str) -> Any:
+        """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
+
+    def qos(self, name: str) -> Any:
+        """Profile by name: ``camera``, ``command``, ``instruction``, ``state`` or ``diagnostics``."""
+
+    def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
+        """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true."""
+
+    def close(self) -> None:
+        """Destroy all nodes and leave the graph. Safe to call twice."""
+
+    def __enter__(self) -> Graph: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

@@ -1,0 +1,1 @@
+"""Recorded bags in, metrics and a report out, through the very path that runs live."""

@@ -1,0 +1,1 @@
+"""A simulated table-top with a 7-joint arm, a scripted expert and the demo."""

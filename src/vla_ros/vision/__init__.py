@@ -1,0 +1,1 @@
+"""Pixels as the checkpoint saw them in training: decode, orientation, crop, resize."""
