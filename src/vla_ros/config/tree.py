@@ -83,6 +83,13 @@ class RobotConfig:
     )
     tip_frame: str = option("", "Link that the policy moves; empty takes the end of the chain")
     gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded with the arm; may be empty")
+    home: tuple[float, ...] = option(
+        (),
+        "Posture towards which spare degrees of freedom drift, one per joint; empty: none",
+        unit="rad or m",
+        low=-100.0,
+        high=100.0,
+    )
     state_topics: tuple[str, ...] = option(
         (), "Further feeds for policies that need them, as key=/topic (sensor_msgs/JointState)"
     )
@@ -113,6 +120,20 @@ class ControlConfig:
         1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", unit="rad", low=1e-6, high=10.0
     )
     lockstep: bool = option(False, "Simulation only: wait for joint and extra state with the frame's stamp")
+    delta_from: str = option(
+        "measured",
+        "What a delta counts from: the measured position, or the last commanded one",
+        choices=("measured", "commanded"),
+    )
+    chunk_blending: str = option(
+        "none",
+        "Where one chunk follows another: none, linear over blend_steps, or ACT's temporal ensembling",
+        choices=("none", "linear", "ensemble"),
+    )
+    blend_steps: int = option(4, "Steps over which linear blending goes over to the new chunk", low=1, high=1000)
+    ensemble_decay: float = option(
+        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0.0, high=100.0
+    )
 
 
 @dataclass(frozen=True)
@@ -141,6 +162,9 @@ class GripperConfig:
     )
     open_position: float = option(0.04, "Finger joint position when open", unit="m or rad", low=-10.0, high=10.0)
     closed_position: float = option(0.0, "Finger joint position when closed", unit="m or rad", low=-10.0, high=10.0)
+    max_speed: float = option(
+        0.0, "Fastest finger joint; 0 none", unit="m/s or rad/s", low=0.0, high=100.0, live=True
+    )
 
 
 @dataclass(frozen=True)
@@ -169,6 +193,14 @@ class LimitsConfig:
     )
     joint_margin: float = option(
         0.0, "Distance kept from the URDF's joint limits", unit="rad or m", low=0.0, high=1.0
+    )
+    max_joint_acceleration: float = option(
+        0.0,
+        "Largest change of a commanded joint velocity per second; 0 none",
+        unit="rad/s^2 or m/s^2",
+        low=0.0,
+        high=1000.0,
+        live=True,
     )
     workspace_low: tuple[float, ...] = option(
         (),
@@ -211,6 +243,26 @@ class TimeoutsConfig:
     )
     publisher: float = option(
         5.0, "Warn when a topic has had no publisher for this long", unit="s", low=0.1, high=3600.0
+    )
+    frozen_frames: int = option(
+        0, "Hold when this many frames in a row have the same pixels; 0 never", low=0, high=10000, live=True
+    )
+    joint_state_age: float = option(
+        1.0,
+        "Joint states older than this by the ROS clock are not used; 0 accepts any age",
+        unit="s",
+        low=0.0,
+        high=3600.0,
+        live=True,
+    )
+    driver: float = option(
+        1.0, "Nobody subscribes to topics.command for this long: stop", unit="s", low=0.01, high=3600.0, live=True
+    )
+    heartbeat: float = option(
+        0.0, "No heartbeat for this long: stop; 0 needs none", unit="s", low=0.0, high=3600.0, live=True
+    )
+    clock_jump: float = option(
+        0.5, "ROS clock ahead of or behind a steady clock by this much: hold", unit="s", low=0.01, high=3600.0
     )
 
 
