@@ -1,0 +1,202 @@
+"""The report of ``vla-ros demo``: what the arm saw and did, how fast, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vla_ros.report import charts, page, pictures
+from vla_ros.report.markup import Markup, significant, tag
+from vla_ros.report.versions import versions
+
+if TYPE_CHECKING:
+    from vla_ros.config import Config
+    from vla_ros.sim.results import DemoResult, EpisodeResult
+
+SHOWN = 24
+"""Episodes that are shown with pictures; a hundred would make a file that no phone opens."""
+
+DIMENSIONS = ("dx [m]", "dy [m]", "dz [m]", "droll [rad]", "dpitch [rad]", "dyaw [rad]", "gripper")
+
+
+def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
+    """Write the report to ``path`` (one self-contained HTML file); the folder is made if need be.
+
+    Args:
+        result: What the run left behind.
+        path: The file.
+        config: Options of the policy node, shown at the end.
+    """
+    page.save(path, render(result, config))
+
+
+def render(result: DemoResult, config: Config | None = None) -> str:
+    """The report as HTML text."""
+    name = result.checkpoint or result.policy
+    lead = f"{len(result.episodes)} episodes, policy {result.policy}, {result.mode.replace('_', ' ')}"
+    chosen = featured(result.episodes)
+    left_out = len(result.episodes) - len(chosen)
+    note = f"{left_out} more are in the table below; failures are shown first." if left_out else ""
+    body = [
+        banner(result),
+        page.tiles(headline(result)),
+        page.section("Episodes", page.cards([episode_card(episode) for episode in chosen]), note),
+        page.section("All episodes", episode_table(result.episodes)),
+        page.section(
+            "Actions and motion",
+            [motion(episode, result.rate_hz, opened=index == 0) for index, episode in enumerate(chosen)],
+            "The policy's actions before limits and kinematics, and where the arm went.",
+        ),
+        page.section("Latency", latency(result), "Measured in the policy node, warm-up apart."),
+        page.section("Frames", frames(result.frames)),
+        page.section("Configuration and versions", configuration(result, config)),
+    ]
+    return page.document(f"vla_ros demo: {name}", lead, body, "Written by vla-ros demo --report.")
+
+
+def banner(result: DemoResult) -> Markup:
+    """The judgement: how many succeeded, and what went wrong with the rest."""
+    count = len(result.episodes)
+    won = sum(episode.success for episode in result.episodes)
+    failures: dict[str, int] = {}
+    for episode in result.episodes:
+        if not episode.success:
+            failures[episode.reason] = failures.get(episode.reason, 0) + 1
+    words = {
+        "wrong_object": "the wrong object was moved",
+        "timeout": "time ran out",
+        "no_command": "no command came from the policy node",
+    }
+    reasons = [f"{number} x {words.get(reason, reason)}" for reason, number in sorted(failures.items())]
+    reasons += [
+        f"{name} = {value}: this run was made harder or easier on purpose"
+        for name, value in result.controls.items()
+    ]
+    level = "good" if result.success_rate >= 0.9 else ("warn" if result.success_rate >= 0.5 else "bad")
+    if not count:
+        return page.verdict("bad", "No episode was run.", reasons)
+    return page.verdict(level, f"{won} of {count} episodes succeeded.", reasons)
+
+
+def headline(result: DemoResult) -> list[tuple[str, str, str]]:
+    """Tiles: success, steps, latency, frames."""
+    steps = [episode.steps for episode in result.episodes if episode.success]
+    total = result.latency_ms.get("total") or next(iter(reversed(list(result.latency_ms.values()))), None)
+    tiles = [
+        ("Success", f"{100 * result.success_rate:.0f} %", f"wrong object {100 * result.wrong_object_rate:.0f} %"),
+        ("Steps to success", significant(float(np.median(steps)) if steps else None), "median"),
+    ]
+    if total:
+        tiles.append(
+            ("Latency", f"{significant(total.get('p50'))} ms", f"p50; p99 {significant(total.get('p99'))} ms")
+        )
+    if "used" in result.frames:
+        tiles.append(
+            ("Frames used", str(result.frames["used"]), f"of {result.frames.get('received', '?')} received")
+        )
+    tiles.append(("Wall time", f"{significant(result.wall_s)} s", f"camera {significant(result.rate_hz)} Hz"))
+    return tiles
+
+
+def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
+    """The episodes with pictures: all, or at most :data:`SHOWN` with failures first."""
+    if len(episodes) <= SHOWN:
+        return list(episodes)
+    return sorted(episodes, key=lambda episode: episode.success)[:SHOWN]
+
+
+def outcome(episode: EpisodeResult) -> Markup:
+    """A coloured word: how the episode ended."""
+    return page.flag("good" if episode.success else "bad", episode.reason.replace("_", " "))
+
+
+def episode_card(episode: EpisodeResult) -> Markup:
+    """The pictures of an episode as a flip book, with what was asked and how it ended."""
+    head = tag("h3", [f"{episode.instruction} ", outcome(episode)])
+    caption = f"seed {episode.seed}, {episode.steps} steps"
+    if episode.touched:
+        caption += f", moved {episode.touched} instead of {episode.target}"
+    return tag("div", [head, pictures.animation(episode.pictures, rate_hz=3.0, caption=caption)])
+
+
+def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
+    """Seed, instruction, outcome and steps of every episode."""
+    rows: list[list[str | Markup]] = [
+        [str(episode.seed), episode.instruction, outcome(episode), str(episode.steps), episode.touched or "–"]
+        for episode in episodes
+    ]
+    return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows, numeric=(0, 3))
+
+
+def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
+    """Traces of one episode: each number of the action, the tool's path and the fingers."""
+    parts: list[Markup] = []
+    time = np.arange(len(episode.actions)) / rate_hz
+    for index in range(episode.actions.shape[1] if episode.actions.ndim == 2 else 0):
+        title = DIMENSIONS[index] if index < len(DIMENSIONS) else f"action {index}"
+        trace = charts.Series(title, time, episode.actions[:, index], 1, step=index == 6)
+        parts.append(charts.lines([trace], title=title, x_label="time [s]"))
+    if len(episode.tips):
+        moved = np.arange(len(episode.tips)) / rate_hz
+        tips = [charts.Series(axis, moved, episode.tips[:, i], i + 1) for i, axis in enumerate("xyz")]
+        parts.append(charts.lines(tips, title="tool position [m]", x_label="time [s]"))
+    if len(episode.fingers):
+        opening = charts.Series("finger", np.arange(len(episode.fingers)) / rate_hz, 1e3 * episode.fingers, 3)
+        parts.append(charts.lines([opening], title="finger opening [mm]", x_label="time [s]"))
+    body = page.cards(parts) if parts else tag("p", "No action was heard.", class_="note")
+    summary = tag("summary", f"seed {episode.seed}: {episode.instruction}")
+    return tag("details", [summary, body], open=opened)
+
+
+def latency(result: DemoResult) -> list[Markup]:
+    """A table of percentiles and a histogram for each stage of which single measurements are known."""
+    rows = [
+        (stage, significant(values.get("p50")), significant(values.get("p99")))
+        for stage, values in result.latency_ms.items()
+    ]
+    parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows, numeric=(1, 2))] if rows else []
+    histograms = [
+        charts.histogram(
+            samples,
+            title=stage,
+            x_label="ms",
+            references={f"p{q}": float(np.percentile(samples, q)) for q in (50, 99)},
+        )
+        for stage, samples in result.latency_samples_ms.items()
+        if len(samples)
+    ]
+    if histograms:
+        parts.append(page.cards(histograms))
+    return parts or [tag("p", "The policy node reported no latency.", class_="note")]
+
+
+def frames(counters: Mapping[str, object]) -> Markup:
+    """Received, used and dropped frames by reason."""
+    rows = []
+    for name, value in counters.items():
+        if isinstance(value, Mapping):
+            rows += [(f"{name}: {reason}", str(number)) for reason, number in value.items()]
+        else:
+            rows.append((name, str(value)))
+    if not rows:
+        return tag("p", "The policy node reported no frame counters.", class_="note")
+    return page.table(("frames", "number"), rows, numeric=(1,))
+
+
+def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
+    """Versions, the run's own settings, and the node's options."""
+    run = {
+        "policy": result.policy,
+        "checkpoint": result.checkpoint or "–",
+        "mode": result.mode,
+        "first seed": result.seed,
+    }
+    parts = [page.facts({**run, **versions()})]
+    if config is not None:
+        from vla_ros.config import to_yaml
+
+        parts.append(page.details("Options of the policy node", page.code(to_yaml(config, comments=False))))
+    return parts

@@ -1,0 +1,76 @@
+"""HTML made of values that are escaped by construction.
+
+Every function here returns :class:`Markup`; plain ``str`` arguments are text and get escaped, so that an
+instruction or a topic name from a stranger's bag can never become part of the page's code.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+
+class Markup(str):
+    """Text that is HTML already; anything else that reaches a page is escaped."""
+
+    __slots__ = ()
+
+
+Content = str | Markup | Iterable["str | Markup"]
+"""What an element may contain: text (escaped), :class:`Markup`, or several of either."""
+
+VOID = frozenset({"img", "input", "meta", "br", "link", "line", "rect", "path", "circle", "polyline"})
+
+
+def render(content: Content) -> Markup:
+    """``content`` as markup: text is escaped, markup is kept, several are joined."""
+    if isinstance(content, Markup):
+        return content
+    if isinstance(content, str):
+        return Markup(html.escape(content, quote=True))
+    return Markup("".join(render(item) for item in content))
+
+
+def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
+    """One element. ``class_`` means ``class``, underscores become dashes; None and False leave one out.
+
+    Example:
+        >>> tag("p", "a < b", class_="note")
+        '<p class="note">a &lt; b</p>'
+    """
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        written = key.rstrip("_").replace("_", "-")
+        parts.append(written if value is True else f'{written}="{html.escape(number(value), quote=True)}"')
+    head = " ".join(parts)
+    if name in VOID and not content:
+        return Markup(f"<{head}/>")
+    return Markup(f"<{head}>{render(content)}</{name}>")
+
+
+def number(value: object) -> str:
+    """Coordinates with two digits after the point (a tenth of a pixel is all that is seen); the rest as text."""
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return str(value)
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A measured value for people: ``digits`` significant digits, a dash where there is none.
+
+    Example:
+        >>> significant(0.012345), significant(1234.5), significant(float("nan"))
+        ('0.0123', '1230', '–')
+    """
+    if value is None or value != value:
+        return "–"
+    if value in (float("inf"), float("-inf")):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    text = f"{value:.{digits}g}"
+    if "e" in text and 1e-5 < abs(value) < 1e9:
+        text = f"{float(text):f}".rstrip("0").rstrip(".")
+    return text

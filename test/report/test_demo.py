@@ -1,0 +1,116 @@
+"""The report of the demo: one file that fetches nothing, shows every episode, and hides no failure."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from vla_ros.config import Config
+from vla_ros.report import demo
+from vla_ros.sim.results import DemoResult, EpisodeResult
+
+VOID = {"meta", "img", "input", "br", "link", "line", "rect", "path"}
+
+
+class Balance(HTMLParser):
+    """Checks that every element that opens closes; collects texts, links and tags."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.addresses, self.tags, self.texts = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def episode(seed, success):
+    pictures = tuple(np.full((32, 32, 3), 20 * index, np.uint8) for index in range(6))
+    return EpisodeResult(
+        seed=seed,
+        instruction="pick up <b>the</b> red cube",
+        success=success,
+        steps=16,
+        reason="success" if success else "wrong_object",
+        pictures=pictures,
+        picture_steps=tuple(range(6)),
+        actions=np.random.default_rng(seed).normal(size=(16, 7)),
+        tips=np.zeros((16, 3)),
+        fingers=np.linspace(0.04, 0, 16),
+        target="red_cube",
+        touched="" if success else "blue_ball",
+    )
+
+
+@pytest.fixture
+def result():
+    return DemoResult(
+        policy="openvla",
+        checkpoint="some/folder",
+        mode="lockstep",
+        rate_hz=10.0,
+        seed=7,
+        episodes=(episode(7, True), episode(8, False)),
+        latency_ms={"vision": {"p50": 20.0, "p99": 30.0}, "total": {"p50": 52.0, "p99": 81.0}},
+        frames={"received": 32, "used": 31, "dropped": {"stale": 1}},
+        latency_samples_ms={"total": np.linspace(40, 90, 32)},
+        controls={"dim": 0.5},
+        wall_s=3.2,
+    )
+
+
+def test_report_is_one_well_formed_file_that_fetches_nothing(result, tmp_path):
+    path = tmp_path / "new" / "report.html"
+    demo.write(result, path, Config())
+    text = path.read_text(encoding="utf-8")
+    page = Balance()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert all(address.startswith("data:image/jpeg;base64,") for address in page.addresses)
+    assert not re.search(r"https?://|url\((?!data:)|@import", text)
+    assert "prefers-color-scheme:dark" in text
+    assert 'name="viewport"' in text
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_report_tells_what_happened(result):
+    text = demo.render(result, Config())
+    assert "1 of 2 episodes succeeded." in text
+    assert "1 x the wrong object was moved" in text
+    assert "moved blue_ball instead of red_cube" in text
+    assert "dim = 0.5" in text
+    assert text.count('data-frames="6"') == 2
+    assert "dropped: stale" in text
+    assert "p99 81 ms" in text
+    assert "policy:" in text
+    assert "<b>the</b>" not in text
+
+
+def test_failures_are_shown_first_when_there_are_many(result):
+    episodes = [episode(seed, seed != 90) for seed in range(100)]
+    chosen = demo.featured(episodes)
+    assert len(chosen) == demo.SHOWN
+    assert chosen[0].seed == 90
+
+
+def test_a_run_without_anything_still_gives_a_report():
+    empty = DemoResult(policy="hold", checkpoint="", mode="lockstep", rate_hz=10.0, seed=0, episodes=())
+    text = demo.render(empty)
+    assert "No episode was run." in text
+    assert "no latency" in text
