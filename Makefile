@@ -1,0 +1,52 @@
+# Two commands for users: `make demo` and `make test`. Each does all its set-up with pip and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+REPORT ?= reports/demo.html
+EPISODES ?= 5
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit bench clean
+
+help:
+	@echo "make demo    a simulated arm, driven over DDS by a policy; report in $(REPORT)"
+	@echo "make test    lint, types and the whole test-suite"
+	@echo "make bench   measure this machine (benchmarks/)"
+	@echo "make clean   remove the virtual environment and everything that was built"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; '$(PYTHON)' is older. Try: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "Python's venv is missing: sudo apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.demo: $(BIN)/python setup.py constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dds,sim,openvla,replay]'
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python setup.py constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@mkdir -p $(dir $(REPORT))
+	$(BIN)/vla-ros demo --episodes $(EPISODES) --report $(REPORT) $(ARGS)
+
+test: lint types unit
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/latency.py
+
+clean:
+	rm -rf $(VENV) build dist install log reports src/*.egg-info

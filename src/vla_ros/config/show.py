@@ -1,0 +1,43 @@
+"""Print every option with its value, unit, range and description, as a ROS parameter file.
+
+The output of `vla-ros config` is itself a valid --config file; options given here are already filled in.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vla_ros.config.loading import load, to_yaml
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config FILE`` and ``-p name:=value``, which every command with options shares."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="ROS parameter file (YAML); may be given several times, later ones win",
+    )
+    parser.add_argument(
+        "-p",
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME:=VALUE",
+        help="set one option, for example -p policy.device:=cuda; wins over files",
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros config``."""
+    add_config_arguments(parser)
+    parser.add_argument("--plain", action="store_true", help="values only, without descriptions")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the options."""
+    print(to_yaml(load(arguments.config, arguments.param), comments=not arguments.plain), end="")
+    return 0

@@ -1,0 +1,195 @@
+"""Say what is installed, what is wrong and the command that mends it: one table.
+
+Looks and reads only; loads neither torch nor a model and opens no socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+GIB = 1024**3
+OK, NOTE, WRONG = "ok", "note", "wrong"
+FULL_HD = 1920 * 1080 * 3
+"""Bytes of a 1080p rgb8 frame: what a socket buffer should hold."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: what was looked at, what was found, ``ok``/``note``/``wrong``, and what mends it."""
+
+    name: str
+    found: str
+    level: str = OK
+    mend: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros doctor``."""
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table. The exit status is 0 whatever was found: the doctor did its work."""
+    findings = list(examine())
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    style = {OK: "green", NOTE: "yellow", WRONG: "red"}
+    table = Table(box=None, header_style="dim")
+    for title in ("", "what", "found", "to mend it"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        mark = f"[{style[finding.level]}]{finding.level}[/]"
+        table.add_row(mark, finding.name, finding.found, finding.mend)
+    Console().print(table)
+    return 0
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, one finding after the other."""
+    yield _python()
+    yield from _graph()
+    yield from _libraries()
+    yield _gpu()
+    yield from _receive_buffer()
+    yield _shared_memory()
+    yield _egl()
+    yield from _memory()
+
+
+def _python() -> Finding:
+    return Finding("Python", f"{platform.python_version()}, {platform.machine()}, {sys.executable}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _graph() -> Iterator[Finding]:
+    distro = os.environ.get("ROS_DISTRO", "")
+    rclpy = importlib.util.find_spec("rclpy") is not None
+    dds = _version("cyclonedds")
+    if rclpy:
+        rmw = os.environ.get("RMW_IMPLEMENTATION", "the distribution's default RMW")
+        yield Finding("ROS 2", f"{distro or 'unknown distribution'}, rclpy imports, {rmw}")
+    elif distro:
+        yield Finding(
+            "ROS 2",
+            f"{distro} is sourced but rclpy does not import in this Python",
+            WRONG,
+            f"use the distribution's Python: python3 -m venv --system-site-packages, not {sys.executable}",
+        )
+    else:
+        yield Finding("ROS 2", "not sourced; the embedded DDS participant is used instead", NOTE)
+    if dds:
+        yield Finding("embedded DDS", f"cyclonedds {dds}")
+    elif rclpy:
+        yield Finding("embedded DDS", "not installed; not needed beside rclpy")
+    elif sys.version_info >= (3, 14) or platform.machine() != "x86_64":
+        yield Finding(
+            "embedded DDS",
+            "cyclonedds has no wheel for this Python or processor",
+            WRONG,
+            "use ROS 2 (rclpy), or Python 3.10 to 3.13 on x86-64",
+        )
+    else:
+        yield Finding("embedded DDS", "not installed", WRONG, "pip install 'vla_ros[dds]'")
+    domain = os.environ.get("ROS_DOMAIN_ID", "0")
+    reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "not set")
+    yield Finding("ROS domain", f"{domain}, ROS_AUTOMATIC_DISCOVERY_RANGE {reach}")
+
+
+LIBRARIES = (
+    ("numpy", "numpy", WRONG, "pip install numpy"),
+    ("torch", "torch", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
+    ("transformers", "transformers", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
+    ("bitsandbytes", "bitsandbytes", NOTE, "pip install 'vla_ros[quant]' (needed for int8 and nf4)"),
+    ("Pinocchio", "pin", WRONG, "pip install pin (needed for end-effector deltas)"),
+    ("MuJoCo", "mujoco", NOTE, "pip install 'vla_ros[sim]' (needed by the demo)"),
+    ("rosbags", "rosbags", NOTE, "pip install 'vla_ros[replay]' (needed by replay and by the embedded DDS)"),
+)
+
+
+def _libraries() -> Iterator[Finding]:
+    for name, package, level, mend in LIBRARIES:
+        found = _version(package)
+        yield Finding(name, found) if found else Finding(name, "not installed", level, mend)
+
+
+def _gpu() -> Finding:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return Finding("GPU", "no nvidia-smi: policies run on the CPU", NOTE)
+    query = ["--query-gpu=name,memory.free,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run([command, *query], capture_output=True, text=True, timeout=20, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        return Finding("GPU", f"nvidia-smi failed: {error}", WRONG, "check the driver: nvidia-smi")
+    return Finding("GPU", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _receive_buffer() -> Iterator[Finding]:
+    path = Path("/proc/sys/net/core/rmem_max")
+    if not path.exists():
+        return
+    size = int(path.read_text())
+    found = f"net.core.rmem_max {size:,} B"
+    if size >= FULL_HD:
+        yield Finding("socket buffer", found)
+    else:
+        yield Finding(
+            "socket buffer",
+            f"{found}: raw images above about {max(1, size // 1024)} KiB may be lost over UDP",
+            NOTE,
+            "sudo sysctl -w net.core.rmem_max=33554432",
+        )
+
+
+def _shared_memory() -> Finding:
+    path = Path("/dev/shm")
+    if not path.exists():
+        return Finding("shared memory", "/dev/shm does not exist", NOTE)
+    free = shutil.disk_usage(path).free
+    found = f"/dev/shm has {free / GIB:.1f} GiB free"
+    if free < 256 * 1024**2:
+        return Finding("shared memory", found, NOTE, "docker run --shm-size=1g, or remount /dev/shm larger")
+    return Finding("shared memory", found)
+
+
+def _egl() -> Finding:
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        mend = "sudo apt-get install libegl1 libgl1-mesa-dri"
+        return Finding("EGL", "libEGL.so.1 does not load: the simulation cannot render", WRONG, mend)
+    return Finding("EGL", "libEGL.so.1 loads")
+
+
+def _memory() -> Iterator[Finding]:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    free, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB available"
+    low = free < 4 * GIB
+    yield Finding("memory", found, NOTE if low else OK, "close other programs" if low else "")

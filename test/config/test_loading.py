@@ -1,0 +1,136 @@
+"""Options: what is accepted, what is refused and in which words, and that all views of the tree agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.config import Config, build, entries, flatten, load, parse_assignment, read_file, to_yaml
+from vla_ros.errors import ConfigError
+
+
+def test_every_option_has_a_description_and_a_default_that_passes_its_own_check() -> None:
+    for entry in entries().values():
+        assert len(entry.option.description) > 8, entry.name
+    assert build(flatten(Config())) == Config()
+
+
+def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path: Path) -> None:
+    config = build({"limits.workspace_low": [-0.5, -0.5, 0], "limits.workspace_high": [0.5, 0.5, 1.0]})
+    path = tmp_path / "robot.yaml"
+    path.write_text(to_yaml(config))
+    assert load([path]) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
+        ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
+        ({"control.rate_hz": "fast"}, "control.rate_hz: found 'fast' (str), expected a number from 0 to 1000 (Hz)"),
+        ({"control.rate_hz": True}, "control.rate_hz: found True (bool), expected a number"),
+        ({"control.rate_hz": float("nan")}, "control.rate_hz: found nan"),
+        ({"control.armed": 1}, "control.armed: found 1 (int), expected true or false"),
+        ({"policy.threads": 2.0}, "policy.threads: found 2.0 (float), expected an integer"),
+        ({"camera.crop_area": 1.5}, "camera.crop_area: found 1.5 (float), expected a number from 0.05 to 1"),
+        ({"camera.orientation": ["rotate_18"]}, "did you mean 'rotate_180'?"),
+        ({"camera.topics": "/camera"}, "camera.topics: found '/camera' (str), expected a list, each item text"),
+        ({"limits.workspace_low": [0.0, 1.0]}, "of length 0 or 3"),
+        ({"gripper.mode": "bianry"}, "did you mean 'binary'?"),
+        ({"camera.topics": ["/a", "/b"]}, "camera.keys: found 1 names for 2 camera.topics"),
+        ({"limits.workspace_low": [0.0, 0.0, 0.0]}, "expected both corners of the box or neither"),
+        ({"gripper.open_value": 0.0}, "the same as gripper.closed_value"),
+        ({"robot.state_topics": ["objects"]}, "expected key=/topic"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(values)
+    assert expected in str(caught.value)
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"policy.nam": "x", "control.rate_hz": -1.0, "gripper.threshold": 2.0})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_integers_are_numbers_and_lists_become_tuples() -> None:
+    config = build({"control.rate_hz": 10, "camera.orientation": ["rotate_180"]})
+    assert config.control.rate_hz == 10.0
+    assert isinstance(config.control.rate_hz, float)
+    assert config.camera.orientation == ("rotate_180",)
+
+
+def test_later_files_and_then_assignments_win(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("/**:\n  ros__parameters:\n    control: {rate_hz: 3, armed: true}\n")
+    second.write_text("vla_policy:\n  ros__parameters:\n    control.rate_hz: 4\n")
+    assert load([first, second]).control.rate_hz == 4.0
+    assert load([first, second], ["control.rate_hz:=7"]).control == dataclasses.replace(
+        Config().control, rate_hz=7.0, armed=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1, 2]", "expected '/**:' with 'ros__parameters:'"),
+        ("/**:\n  parameters: {}\n", "lacks 'ros__parameters:'"),
+        ("camera_driver:\n  ros__parameters: {fps: 30}\n", "found no parameters for '/**' or 'vla_policy'"),
+        ("a: [", "is not a YAML file"),
+    ],
+)
+def test_a_file_that_is_no_parameter_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_file(path)
+    assert expected in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        read_file(Path("nowhere.yaml"))
+
+
+def test_assignments_are_yaml() -> None:
+    assert parse_assignment("camera.topics:=[/a, /b]") == ("camera.topics", ["/a", "/b"])
+    assert parse_assignment("policy.instruction:=pick up the cube") == ("policy.instruction", "pick up the cube")
+    assert parse_assignment("policy.instruction:=") == ("policy.instruction", "")
+    with pytest.raises(ConfigError, match="expected name:=value"):
+        parse_assignment("camera.topics=/a")
+    with pytest.raises(ConfigError, match="not YAML"):
+        parse_assignment("camera.topics:=[")
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.lists(st.integers(), max_size=4)
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(entries())), JUNK, max_size=4))
+def test_any_value_is_either_taken_within_its_range_or_refused(values: dict[str, object]) -> None:
+    try:
+        config = build(values)
+    except ConfigError:
+        return
+    for name, value in flatten(config).items():
+        option = entries()[name].option
+        for item in value if isinstance(value, list) else [value]:
+            assert option.low is None or item >= option.low
+            assert option.high is None or item <= option.high
+            assert not option.choices or item in option.choices
+
+
+def test_shipped_parameter_files_are_valid() -> None:
+    files = sorted((Path(__file__).parents[2] / "config").glob("*.yaml"))
+    for path in files:
+        if "/**" in yaml.safe_load(path.read_text()):
+            load([path])
