@@ -1,0 +1,258 @@
+"""Camera messages to RGB: from CDR bytes to `Frame`, without ROS and without a per-pixel Python loop.
+
+Encoding names and layouts are those of ``sensor_msgs/image_encodings.hpp``; the ``format`` strings of compressed
+images are those that ``compressed_image_transport`` writes. Whatever arrives, the only exception is `ImageError`.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from vla_ros.errors import ImageError
+from vla_ros.types import UInt8Array
+from vla_ros.vision.messages import (
+    COMPRESSED_IMAGE,
+    IMAGE,
+    CdrBytes,
+    CompressedHeader,
+    ImageHeader,
+    encode_compressed,
+    encode_image,
+    image_header,
+    image_stamp,
+    read_compressed,
+    read_image,
+    shown,
+)
+
+__all__ = [
+    "ENCODINGS",
+    "MAX_PIXELS",
+    "MAX_SIDE",
+    "Frame",
+    "decode_compressed",
+    "decode_image",
+    "encode_compressed",
+    "encode_image",
+    "image_header",
+    "image_stamp",
+]
+
+MAX_SIDE = 16384
+"""Largest accepted width and height in pixels."""
+
+MAX_PIXELS = 64 * 2**20
+"""Largest accepted picture: far above any robot's camera, below the size at which Pillow suspects an attack."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One decoded camera picture.
+
+    Attributes:
+        image: Uint8 [height, width, 3] RGB. For ``rgb8`` it is a view of the message's bytes (read-only where they
+            are), so whoever keeps it keeps the message, and whoever reuses the buffer must copy first.
+        stamp: Nanoseconds of the ROS clock at exposure.
+        frame_id: Coordinate frame of the camera.
+        encoding: What the message was in: ``encoding`` of a raw, ``format`` of a compressed image.
+    """
+
+    image: UInt8Array
+    stamp: int
+    frame_id: str
+    encoding: str
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """Layout of one 8-bit encoding: bytes per pixel, how they become RGB, of what the width must be a multiple."""
+
+    channels: int
+    code: int | None  # of cv2.cvtColor; None where the bytes are RGB already
+    multiple: int = 1
+
+
+_UYVY = _Encoding(2, cv2.COLOR_YUV2RGB_UYVY, multiple=2)
+_YUY2 = _Encoding(2, cv2.COLOR_YUV2RGB_YUY2, multiple=2)
+
+# The YUV formats are BT.601 with limited range, as UVC cameras send them and cv_bridge converts them.
+_ENCODINGS = {
+    "rgb8": _Encoding(3, None),
+    "bgr8": _Encoding(3, cv2.COLOR_BGR2RGB),
+    "rgba8": _Encoding(4, cv2.COLOR_RGBA2RGB),
+    "bgra8": _Encoding(4, cv2.COLOR_BGRA2RGB),
+    "mono8": _Encoding(1, cv2.COLOR_GRAY2RGB),
+    "yuv422": _UYVY,
+    "uyvy": _UYVY,
+    "yuv422_yuy2": _YUY2,
+    "yuyv": _YUY2,
+}
+
+ENCODINGS = tuple(_ENCODINGS)
+"""Encodings of ``sensor_msgs/Image`` that are decoded here."""
+
+_DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
+
+
+def decode_image(cdr: CdrBytes) -> Frame:
+    """Picture in a serialised ``sensor_msgs/Image``.
+
+    ``step`` padding is honoured. ``is_bigendian`` is accepted with any value, because the order of bytes within a
+    channel means nothing where a channel is one byte; the CDR itself may be of either byte order.
+
+    Raises:
+        ImageError: Truncated or damaged CDR, no pixels, too many pixels, a step or data length that does not fit
+            the size, or an encoding that is no 8-bit colour or grey picture.
+    """
+    header, data = read_image(cdr)
+    _check_size(IMAGE, header.height, header.width)
+    layout = _ENCODINGS.get(header.encoding)
+    image = _decode_other(header, data) if layout is None else _decode_known(header, data, layout)
+    return Frame(image, header.stamp, header.frame_id, header.encoding)
+
+
+def decode_compressed(cdr: CdrBytes) -> Frame:
+    """Picture in a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG of 8 bits, grey or colour.
+
+    The leading bytes of the data decide what it is, since drivers write ``format`` as they please; ``format`` is
+    consulted for what the bytes cannot tell (depth, raw Bayer mosaics, swapped channels).
+
+    Raises:
+        ImageError: Truncated or damaged CDR or picture, too many pixels, depth or Bayer data, another format.
+    """
+    header, data = read_compressed(cdr)
+    _refuse_by_name(COMPRESSED_IMAGE, "format", header.format)
+    if not data:
+        raise ImageError(f"{COMPRESSED_IMAGE}: no data found, expected a JPEG or PNG; check the camera driver")
+    start = bytes(data[:8])
+    if start.startswith(b"\xff\xd8\xff"):
+        image = _decode_jpeg(data)
+    elif start == b"\x89PNG\r\n\x1a\n":
+        image = _decode_png(data)
+    else:
+        raise ImageError(
+            f"{COMPRESSED_IMAGE}: data of format {shown(header.format)} beginning with {start.hex(' ')}"
+            " found, expected JPEG (ff d8 ff) or PNG (89 50 4e 47); set the camera's image_transport to one of them"
+        )
+    if _is_swapped(header):
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    return Frame(image, header.stamp, header.frame_id, header.format)
+
+
+def _check_size(message: str, height: int, width: int) -> None:
+    if height == 0 or width == 0:
+        raise ImageError(
+            f"{message}: size {width} x {height} found, expected a picture with pixels; check the camera driver"
+        )
+    if height > MAX_SIDE or width > MAX_SIDE or height * width > MAX_PIXELS:
+        raise ImageError(
+            f"{message}: size {width} x {height} found, expected at most {MAX_SIDE} a side and {MAX_PIXELS} pixels;"
+            " the message is damaged, or the camera must publish smaller pictures"
+        )
+
+
+def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> UInt8Array:
+    """RGB of an 8-bit encoding; a view of ``data`` where that is RGB already."""
+    height, width = header.height, header.width
+    row = width * layout.channels
+    if width % layout.multiple:
+        raise ImageError(
+            f"{IMAGE}: width {width} with {header.encoding} found, expected a multiple of {layout.multiple}"
+        )
+    if header.step < row:
+        raise ImageError(
+            f"{IMAGE}: step {header.step} found, expected at least {row} ({width} pixels of {header.encoding});"
+            " the driver fills in step or encoding wrongly"
+        )
+    if header.step * height != len(data):  # exactly, as cv_bridge asks: anything else is a picture cut or sheared
+        raise ImageError(
+            f"{IMAGE}: {len(data)} bytes of data found, expected {header.step * height} (step {header.step} x"
+            f" {height} rows); the driver fills in size or step wrongly"
+        )
+    rows = np.frombuffer(data, np.uint8).reshape(height, header.step)
+    pixels = rows[:, :row].reshape(
+        height, width, layout.channels
+    )  # splits the last axis: a view in spite of padding
+    return pixels if layout.code is None else np.asarray(cv2.cvtColor(pixels, layout.code), np.uint8)
+
+
+def _decode_other(header: ImageHeader, data: memoryview) -> UInt8Array:
+    """RGB of an encoding that is not in ``_ENCODINGS``: the one place for converters with wider tastes.
+
+    Raises:
+        ImageError: Always, for now: the encoding, why it is not taken, and what to do.
+    """
+    _refuse_by_name(IMAGE, "encoding", header.encoding)
+    raise ImageError(
+        f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {', '.join(ENCODINGS)}; set the camera"
+        " driver to one of them (8UC3 and the like do not say which channel is red)"
+    )
+
+
+def _refuse_by_name(message: str, what: str, name: str) -> None:
+    """Raise where an encoding or format says that this is no picture in colours or greys."""
+    base = name.split(";")[0].strip().lower()
+    if base in _DEPTH or "compresseddepth" in name.lower():
+        raise ImageError(
+            f"{message}: {what} {shown(name)} found, which is depth or more than 8 bits a channel, expected a"
+            " colour picture as the checkpoint saw in training; subscribe to the camera's colour topic"
+        )
+    if base.startswith("bayer_"):
+        raise ImageError(
+            f"{message}: {what} {shown(name)} found, a raw Bayer mosaic, expected a colour picture; run"
+            " image_proc's debayer node and subscribe to its image_color, or let the driver publish rgb8"
+        )
+
+
+def _is_swapped(header: CompressedHeader) -> bool:
+    """True where red and blue changed places before compression.
+
+    ``compressed_image_transport`` names the channel order that it handed to OpenCV's encoder, which expects BGR;
+    "compressed rgb8" therefore is a file with the two swapped, and its own subscriber swaps them back.
+    """
+    return "compressed rgb" in header.format.lower()
+
+
+def _damaged(kind: str, data: memoryview, error: Exception) -> ImageError:
+    return ImageError(
+        f"{COMPRESSED_IMAGE}: {kind} of {len(data)} bytes is damaged or of an unknown variety ({error}), expected"
+        " one whole 8-bit picture; check the camera driver, and the network for lost fragments"
+    )
+
+
+def _decode_jpeg(data: memoryview) -> UInt8Array:
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    except Exception as error:  # a decoder of foreign bytes: whatever it raises, the picture is damaged
+        raise _damaged("JPEG", data, error) from error
+    _check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
+    if colorspace in ("CMYK", "YCCK"):
+        raise ImageError(f"{COMPRESSED_IMAGE}: JPEG in {colorspace} found, expected YCbCr or grey as cameras write")
+    try:
+        # Strict: a picture whose lower half is missing must not steer an arm.
+        return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True), np.uint8)
+    except Exception as error:
+        raise _damaged("JPEG", data, error) from error
+
+
+def _decode_png(data: memoryview) -> UInt8Array:
+    if len(data) < 33 or bytes(data[12:16]) != b"IHDR":
+        raise _damaged("PNG", data, ValueError("no IHDR chunk at its place"))
+    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    _check_size(f"{COMPRESSED_IMAGE} (PNG)", height, width)
+    if data[24] > 8:
+        raise ImageError(
+            f"{COMPRESSED_IMAGE}: PNG with {data[24]} bits a channel found, expected 8; this is depth, or a camera"
+            " that must be set to 8 bits"
+        )
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
+            return np.asarray(picture.convert("RGB"), np.uint8)
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more for foreign bytes
+        raise _damaged("PNG", data, error) from error

@@ -1,0 +1,60 @@
+"""Turning a picture upright, and the box of the centre crop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import cv2
+import numpy as np
+
+from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.errors import ConfigError
+from vla_ros.types import UInt8Array
+
+_TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
+    "none": lambda image: image,
+    "rotate_90": partial(cv2.rotate, rotateCode=cv2.ROTATE_90_CLOCKWISE),
+    "rotate_180": partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
+    "rotate_270": partial(cv2.rotate, rotateCode=cv2.ROTATE_90_COUNTERCLOCKWISE),
+    "flip_horizontal": partial(cv2.flip, flipCode=1),
+    "flip_vertical": partial(cv2.flip, flipCode=0),
+}
+
+
+def orient(image: UInt8Array, orientation: str) -> UInt8Array:
+    """``image`` turned as ``camera.orientation`` says.
+
+    Args:
+        image: Uint8 [height, width, 3].
+        orientation: ``none`` (the picture itself comes back), ``rotate_90``, ``rotate_180`` or ``rotate_270``
+            clockwise, ``flip_horizontal`` (left and right change places) or ``flip_vertical``. LIBERO's renderer
+            gives pictures that need ``rotate_180``, as the OpenVLA evaluation does with ``[::-1, ::-1]``.
+
+    Returns:
+        Uint8 [height, width, 3], or [width, height, 3] after a quarter turn; contiguous unless ``none``.
+
+    Raises:
+        ConfigError: No such orientation.
+    """
+    turn = _TURNS.get(orientation)
+    if turn is None:
+        raise ConfigError(f"camera.orientation: found {orientation!r}, expected one of {', '.join(ORIENTATIONS)}")
+    return turn(image)
+
+
+def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
+    """Where the centre crop that keeps ``area`` of the picture begins and ends, as shares of either side.
+
+    Sides are scaled by ``sqrt(area)``, in float32, as the OpenVLA evaluation code does (``crop_scale=0.9`` mirrors
+    the random crops of training). The shares are those of ``tf.image.crop_and_resize``: 0 is the centre of the
+    first pixel and 1 that of the last.
+
+    Raises:
+        ConfigError: ``area`` is not in (0, 1].
+    """
+    if not 0.0 < area <= 1.0:
+        raise ConfigError(f"camera.crop_area: found {area}, expected more than 0 and at most 1")
+    side = np.float32(np.sqrt(area))
+    low = (np.float32(1) - side) / np.float32(2)
+    return low, low + side

@@ -1,0 +1,248 @@
+"""CDR of ``sensor_msgs/Image`` and ``sensor_msgs/CompressedImage``: reading without a copy, and writing.
+
+The layout is the OMG's plain CDR, version 1, as every ROS 2 middleware puts it on the wire: a 4-byte encapsulation
+header (second byte 0: big endian, 1: little endian), then the fields, each aligned to its size counted from the end
+of that header. A string is a uint32 length (with the closing zero byte) and its bytes; a byte sequence is a uint32
+length and its bytes. Both messages begin with ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_ros.errors import ImageError
+from vla_ros.types import UInt8Array
+
+CdrBytes = bytes | bytearray | memoryview
+
+IMAGE = "sensor_msgs/Image"
+COMPRESSED_IMAGE = "sensor_msgs/CompressedImage"
+
+_HEADER_BYTES = 4
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """Everything of a ``sensor_msgs/Image`` but its pixels.
+
+    Attributes:
+        stamp: Nanoseconds of the ROS clock at exposure.
+        frame_id: Coordinate frame of the camera.
+        height: Rows in pixels.
+        width: Columns in pixels.
+        encoding: Pixel format by its name in ``sensor_msgs/image_encodings.hpp``.
+        is_bigendian: Byte order of channels wider than a byte; without meaning for 8-bit encodings.
+        step: Bytes from one row to the next, padding included.
+        data_length: Bytes of pixel data.
+    """
+
+    stamp: int
+    frame_id: str
+    height: int
+    width: int
+    encoding: str
+    is_bigendian: bool
+    step: int
+    data_length: int
+
+
+@dataclass(frozen=True)
+class CompressedHeader:
+    """Everything of a ``sensor_msgs/CompressedImage`` but its bytes.
+
+    Attributes:
+        stamp: Nanoseconds of the ROS clock at exposure.
+        frame_id: Coordinate frame of the camera.
+        format: What the publisher says the data are, such as ``rgb8; jpeg compressed bgr8``.
+    """
+
+    stamp: int
+    frame_id: str
+    format: str
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """``text`` quoted and cut to ``limit`` characters: foreign strings in messages stay short and on one line."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+class _Reader:
+    """Reads CDR fields in order; every length is checked against the bytes that are left."""
+
+    def __init__(self, cdr: CdrBytes, message: str) -> None:
+        try:
+            self._bytes = memoryview(cdr).cast("B")
+        except TypeError as error:
+            raise ImageError(f"{message}: expected one contiguous run of bytes, found {error}") from None
+        self._message = message
+        if len(self._bytes) < _HEADER_BYTES:
+            raise ImageError(
+                f"{message}: truncated, found {len(self._bytes)} bytes, expected at least the {_HEADER_BYTES} bytes"
+                " of the encapsulation header; is the topic's type as configured?"
+            )
+        kind = (self._bytes[0], self._bytes[1])
+        if kind not in ((0, 0), (0, 1)):
+            raise ImageError(
+                f"{message}: encapsulation {kind[0]:#04x} {kind[1]:#04x} found, expected plain CDR (0x00 0x00 big"
+                " endian or 0x00 0x01 little endian); the publisher must use XCDR1, as ROS 2 does"
+            )
+        self._order = "<" if kind[1] else ">"
+        self._uint32 = struct.Struct(self._order + "I")
+        self._offset = _HEADER_BYTES
+
+    def _take(self, count: int, what: str) -> int:
+        """Offset of the next ``count`` bytes, which are then consumed."""
+        start = self._offset
+        if count > len(self._bytes) - start:
+            raise ImageError(
+                f"{self._message}: {what} needs {count} bytes at offset {start}, but only"
+                f" {max(0, len(self._bytes) - start)} of the message's {len(self._bytes)} are left;"
+                " it is truncated, or of another type"
+            )
+        self._offset = start + count
+        return start
+
+    def uint8(self, what: str) -> int:
+        return self._bytes[self._take(1, what)]
+
+    def uint32(self, what: str) -> int:
+        self._offset += -self._offset % 4  # the header has 4 bytes, so both origins give the same alignment
+        value: int = self._uint32.unpack_from(self._bytes, self._take(4, what))[0]
+        return value
+
+    def string(self, what: str) -> str:
+        length = self.uint32(f"the length of {what}")
+        start = self._take(length, what)
+        if length and self._bytes[start + length - 1] != 0:
+            raise ImageError(f"{self._message}: {what} of {length} bytes does not end in a zero byte; damaged CDR")
+        # A frame_id in some other character set is no reason to lose the picture.
+        return bytes(self._bytes[start : start + max(0, length - 1)]).decode("utf-8", errors="replace")
+
+    def sequence(self, what: str) -> memoryview:
+        length = self.uint32(f"the length of {what}")
+        start = self._take(length, what)
+        return self._bytes[start : start + length]
+
+    def stamp(self) -> int:
+        sec = self.uint32("header.stamp.sec")
+        nanosec = self.uint32("header.stamp.nanosec")
+        if sec >= 2**31 or nanosec >= _SECOND:  # int32 on the wire: the upper half is negative
+            raise ImageError(
+                f"{self._message}: header.stamp of sec {sec} and nanosec {nanosec} found, expected sec below"
+                f" {2**31} and nanosec below {_SECOND}; damaged CDR, or a driver without a clock"
+            )
+        return sec * _SECOND + nanosec
+
+
+def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
+    """Header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
+
+    Raises:
+        ImageError: The bytes are no such message: truncated, lengths beyond the buffer, an impossible stamp.
+            Whether size, step and data agree is `decode.decode_image`'s question.
+    """
+    reader = _Reader(cdr, IMAGE)
+    stamp = reader.stamp()
+    frame_id = reader.string("header.frame_id")
+    height = reader.uint32("height")
+    width = reader.uint32("width")
+    encoding = reader.string("encoding")
+    is_bigendian = reader.uint8("is_bigendian") != 0
+    step = reader.uint32("step")
+    data = reader.sequence("data")
+    return ImageHeader(stamp, frame_id, height, width, encoding, is_bigendian, step, len(data)), data
+
+
+def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
+    """Header and compressed bytes (a view, no copy) of a serialised ``sensor_msgs/CompressedImage``.
+
+    Raises:
+        ImageError: As for `read_image`.
+    """
+    reader = _Reader(cdr, COMPRESSED_IMAGE)
+    stamp = reader.stamp()
+    frame_id = reader.string("header.frame_id")
+    image_format = reader.string("format")
+    return CompressedHeader(stamp, frame_id, image_format), reader.sequence("data")
+
+
+def image_header(cdr: CdrBytes) -> ImageHeader:
+    """Header of a serialised ``sensor_msgs/Image``: some microseconds, whatever the size of the picture.
+
+    Raises:
+        ImageError: As for `read_image`.
+    """
+    return read_image(cdr)[0]
+
+
+def image_stamp(cdr: CdrBytes) -> int:
+    """``header.stamp`` in nanoseconds of any message that begins with a ``std_msgs/Header``.
+
+    Raises:
+        ImageError: The bytes are too short for a stamp, or it is impossible.
+    """
+    return _Reader(cdr, "std_msgs/Header").stamp()
+
+
+def _string(text: str) -> bytes:
+    data = text.encode("utf-8") + b"\0"
+    return struct.pack("<I", len(data)) + data
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)
+
+
+def _header(stamp: int, frame_id: str) -> bytes:
+    sec, nanosec = divmod(stamp, _SECOND)
+    if not 0 <= sec < 2**31:
+        raise ImageError(
+            f"stamp {stamp} ns found, expected 0 to {2**31 - 1} seconds, as builtin_interfaces/Time has"
+        )
+    return _aligned(b"\0\1\0\0" + struct.pack("<iI", sec, nanosec) + _string(frame_id))
+
+
+def encode_image(
+    image: UInt8Array, stamp: int, frame_id: str, encoding: str = "rgb8", step: int | None = None
+) -> bytes:
+    """Little-endian CDR of a ``sensor_msgs/Image`` whose bytes are those of ``image``; nothing is converted.
+
+    Args:
+        image: Uint8 [height, width] or [height, width, channels] in the channel order of ``encoding``.
+        stamp: Nanoseconds of the ROS clock.
+        frame_id: Coordinate frame of the camera.
+        encoding: Name of the pixel format.
+        step: Bytes from row to row; None means no padding.
+
+    Raises:
+        ImageError: ``image`` is not uint8 of two or three axes, or ``step`` is shorter than a row.
+    """
+    if image.dtype != np.uint8 or image.ndim not in (2, 3):
+        raise ImageError(
+            f"picture of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width] or"
+            " [height, width, channels]"
+        )
+    height, width = image.shape[:2]
+    row = width * (image.shape[2] if image.ndim == 3 else 1)
+    step = row if step is None else step
+    if step < row:
+        raise ImageError(f"step {step} found, expected at least the {row} bytes of a row")
+    pixels: UInt8Array = np.ascontiguousarray(image).reshape(height, row)
+    if step > row:
+        pixels = np.pad(pixels, ((0, 0), (0, step - row)))
+    head = _aligned(_header(stamp, frame_id) + struct.pack("<II", height, width) + _string(encoding) + b"\0")
+    return b"".join((head, struct.pack("<II", step, pixels.size), pixels.reshape(-1).data))
+
+
+def encode_compressed(data: CdrBytes, stamp: int, frame_id: str, image_format: str = "jpeg") -> bytes:
+    """Little-endian CDR of a ``sensor_msgs/CompressedImage`` that carries ``data`` as it is.
+
+    Raises:
+        ImageError: The stamp does not fit into ``builtin_interfaces/Time``.
+    """
+    head = _aligned(_header(stamp, frame_id) + _string(image_format))
+    return b"".join((head, struct.pack("<I", memoryview(data).nbytes), data))

@@ -1,0 +1,130 @@
+"""The two ways in which published OpenVLA code brings a picture to the size of the network, reproduced exactly.
+
+``openvla`` is the Hugging Face processor (``resize-naive``). ``libero`` is the LIBERO evaluation of OpenVLA and
+OpenVLA-OFT, which repeats what TensorFlow did to the training data (RLDS): JPEG, Lanczos-3, optional centre crop.
+Either takes and returns uint8 RGB; normalisation belongs to the policy.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.types import UInt8Array
+from vla_ros.vision import resample
+from vla_ros.vision.geometry import center_crop_box
+
+Pipeline = Callable[[UInt8Array], UInt8Array]
+
+_JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
+
+
+def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
+    """Pillow's bicubic resize with antialias: ``resize-naive`` of the OpenVLA processor.
+
+    Columns first, then rows, with rounding to 8 bits between, is the order of the Pillow versions with which the
+    checkpoints were trained. It is spelled out because newer versions may choose another one for tall pictures.
+
+    Args:
+        image: Uint8 [height, width, 3].
+        size: (height, width) of the result.
+    """
+    height, width = size
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    for step in ((width, picture.height), (width, height)):
+        if picture.size != step:
+            picture = picture.resize(step, Image.Resampling.BICUBIC)
+    return np.asarray(picture, np.uint8)
+
+
+def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
+    """``image`` after TensorFlow's JPEG encoder and decoder, the loss that the training data has.
+
+    Pillow's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, which is TensorFlow's
+    default, give the same pixels as TensorFlow 2.
+
+    Args:
+        image: Uint8 [height, width, 3], already upright: the loss depends on where the 16 x 16 blocks lie.
+    """
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image)).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:0")
+    return np.asarray(simplejpeg.decode_jpeg(buffer.getbuffer(), colorspace="RGB", fastdct=True), np.uint8)
+
+
+def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
+    """``tf.image.resize(method="lanczos3", antialias=True)``, then rounding to uint8.
+
+    Args:
+        image: Uint8 [height, width, 3].
+        size: (height, width) of the result.
+    """
+    height, width, _ = image.shape
+    if (height, width) == size:  # TensorFlow does nothing then, too
+        return image
+    result = resample.lanczos3((height, width), size)(image)
+    np.rint(result, out=result)
+    return np.clip(result, 0, 255, out=result).astype(np.uint8)
+
+
+def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
+    """Centre crop that keeps ``area`` of the picture, resized bilinearly, as the OpenVLA evaluation does it.
+
+    TensorFlow's ``crop_and_resize`` on [0, 1], then its conversion to uint8, which is ``floor(255.5 x)``.
+
+    Args:
+        image: Uint8 [height, width, 3].
+        area: Share of the area that is kept, in (0, 1].
+        size: (height, width) of the result.
+    """
+    height, width, _ = image.shape
+    result = resample.center_crop((height, width), size, area)(image)
+    result *= np.float32(255.5 / 255)
+    return np.clip(result, 0, 255, out=result).astype(np.uint8)  # the cast truncates, which is floor from 0 up
+
+
+def make_pipeline(name: str, size: tuple[int, int] = (224, 224), crop_area: float = 1.0) -> Pipeline:
+    """The pipeline of that name as a function from uint8 [H, W, 3] RGB, upright, to uint8 [height, width, 3].
+
+    ``openvla``: the centre crop first where ``crop_area`` is below 1, straight to ``size``, as the OpenVLA code
+    does before its processor (bilinear without antialias: meant for pictures near ``size``); then bicubic.
+    ``libero``: JPEG round trip, Lanczos-3, then the crop. For a checkpoint fine-tuned on an RLDS data set with
+    image augmentation this is the one, with ``crop_area`` 0.9.
+
+    Args:
+        name: ``openvla`` or ``libero``.
+        size: (height, width) in pixels that the policy expects.
+        crop_area: Share of the area that the centre crop keeps; 1 crops nothing.
+
+    Raises:
+        ConfigError: No such pipeline, or an area or size out of range. The function returned raises ImageError
+            for anything but uint8 [H, W, 3] with pixels.
+    """
+    center_crop_box(crop_area)
+    if min(size) < 1:
+        raise ConfigError(f"image size: found {size}, expected (height, width) of at least 1")
+
+    def openvla(image: UInt8Array) -> UInt8Array:
+        _check(image)
+        return resize_bicubic(image, size) if crop_area == 1.0 else crop_center(image, crop_area, size)
+
+    def libero(image: UInt8Array) -> UInt8Array:
+        _check(image)
+        resized = resize_lanczos3(jpeg_round_trip(image), size)
+        return resized if crop_area == 1.0 else crop_center(resized, crop_area, size)
+
+    pipelines: dict[str, Pipeline] = {"openvla": openvla, "libero": libero}
+    if name not in pipelines:
+        raise ConfigError(f"camera.pipeline: found {name!r}, expected one of {', '.join(pipelines)}")
+    return pipelines[name]
+
+
+def _check(image: UInt8Array) -> None:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
+        raise ImageError(
+            f"picture of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"
+        )

@@ -1,0 +1,128 @@
+"""Separable resampling as matrix products: TensorFlow's Lanczos-3 and ``crop_and_resize`` without TensorFlow.
+
+A resize along one axis is a banded matrix. Multiplying by the whole band as it is would mostly multiply zeros, so
+the matrix is cut into blocks of output samples, each with just the input samples that it needs. Columns are handled
+in place with the matrix's Kronecker product with the 3 x 3 identity, which leaves the channels interleaved.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros.types import UInt8Array
+from vla_ros.vision.geometry import center_crop_box
+
+Matrix = NDArray[np.float32]
+Block = tuple[slice, slice, Matrix]
+
+_ROWS_PER_BLOCK = 32
+_COLUMNS_PER_BLOCK = 16
+_CHANNELS = 3
+
+
+def lanczos3_matrix(source: int, target: int) -> Matrix:
+    """Weights of ``tf.image.resize(method="lanczos3", antialias=True)`` along one axis.
+
+    Sample ``i`` of the result sits at ``(i + 0.5) * source / target`` with pixel centres at halves; the kernel is
+    stretched by the scale where the picture shrinks, cut at the border, and normalised to a sum of one.
+
+    Returns:
+        Float32 [target, source].
+    """
+    one, half, radius = np.float32(1), np.float32(0.5), np.float32(3)
+    inverse = np.float32(source) / np.float32(target)  # float32 throughout, so that spans end where TensorFlow's do
+    stretch = max(inverse, one)
+    matrix = np.zeros((target, source), np.float32)
+    for index in range(target):
+        position = (np.float32(index) + half) * inverse
+        first = max(0, math.ceil(position - radius * stretch - half))
+        last = min(source - 1, math.floor(position + radius * stretch - half))
+        distance = np.abs((np.arange(first, last + 1, dtype=np.float32) + half - position) / stretch)
+        weights = np.sinc(distance) * np.sinc(distance / radius) * (distance < radius)
+        matrix[index, first : last + 1] = weights / weights.sum()
+    return matrix
+
+
+def crop_matrix(source: int, target: int, area: float) -> Matrix:
+    """Weights of ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialias) for a centre crop.
+
+    Returns:
+        Float32 [target, source].
+    """
+    low, high = center_crop_box(area)
+    last = np.float32(source - 1)
+    if target > 1:
+        position = low * last + np.arange(target, dtype=np.float32) * ((high - low) * last / np.float32(target - 1))
+    else:
+        position = np.array([np.float32(0.5) * (low + high) * last], np.float32)
+    below = np.minimum(np.floor(position).astype(np.intp), source - 1)
+    above = np.minimum(below + 1, source - 1)
+    weight = position - below.astype(np.float32)
+    matrix = np.zeros((target, source), np.float32)
+    rows = np.arange(target)
+    np.add.at(matrix, (rows, below), np.float32(1) - weight)
+    np.add.at(matrix, (rows, above), weight)
+    return matrix
+
+
+class Separable:
+    """A resize of [height, width, 3] pictures given by one matrix for the rows and one for the columns."""
+
+    def __init__(self, rows: Matrix, columns: Matrix) -> None:
+        self._shape = (rows.shape[0], columns.shape[0], _CHANNELS)
+        self._rows = _row_blocks(rows)
+        self._columns = _column_blocks(columns)
+
+    def __call__(self, image: UInt8Array) -> NDArray[np.float32]:
+        """Resampled uint8 ``image`` before rounding: float32 [target height, target width, 3], levels 0 to 255."""
+        height, width, _ = image.shape
+        source = image.astype(np.float32).reshape(height, width * _CHANNELS)
+        tall = np.empty((self._shape[0], source.shape[1]), np.float32)
+        for outputs, inputs, matrix in self._rows:
+            np.matmul(matrix, source[inputs], out=tall[outputs])
+        result = np.empty((self._shape[0], self._shape[1] * _CHANNELS), np.float32)
+        for outputs, inputs, matrix in self._columns:
+            result[:, outputs] = tall[:, inputs] @ matrix
+        return result.reshape(self._shape)
+
+
+def _blocks(matrix: Matrix, size: int) -> list[Block]:
+    """Cut a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of those rows."""
+    blocks = []
+    for start in range(0, matrix.shape[0], size):
+        rows = matrix[start : start + size]
+        used = np.flatnonzero(rows.any(axis=0))
+        inputs = slice(int(used[0]), int(used[-1]) + 1)
+        blocks.append((slice(start, start + rows.shape[0]), inputs, np.ascontiguousarray(rows[:, inputs])))
+    return blocks
+
+
+def _row_blocks(matrix: Matrix) -> list[Block]:
+    return _blocks(matrix, _ROWS_PER_BLOCK)
+
+
+def _column_blocks(matrix: Matrix) -> list[Block]:
+    def wide(part: slice) -> slice:
+        return slice(part.start * _CHANNELS, part.stop * _CHANNELS)
+
+    eye = np.eye(_CHANNELS, dtype=np.float32)
+    return [
+        (wide(outputs), wide(inputs), np.ascontiguousarray(np.kron(block, eye).T))
+        for outputs, inputs, block in _blocks(matrix, _COLUMNS_PER_BLOCK)
+    ]
+
+
+@lru_cache(maxsize=16)
+def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Separable:
+    """Lanczos-3 with antialias from ``source`` to ``target`` (height, width); cached, as cameras do not change."""
+    return Separable(lanczos3_matrix(source[0], target[0]), lanczos3_matrix(source[1], target[1]))
+
+
+@lru_cache(maxsize=16)
+def center_crop(source: tuple[int, int], target: tuple[int, int], area: float) -> Separable:
+    """Centre crop of ``area`` resized bilinearly from ``source`` to ``target`` (height, width); cached."""
+    return Separable(crop_matrix(source[0], target[0], area), crop_matrix(source[1], target[1], area))
