@@ -1,0 +1,182 @@
+"""A scripted expert: what the demo runs where there is no model, and what a model learns from.
+
+It keeps no state between steps. The action depends on the present joints, object positions and instruction
+alone, so that any state that a learner visits can be labelled (DAgger; Ross et al., 2011), for any object.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.errors import VlaRosError
+from vla_ros.sim import arm
+from vla_ros.sim.description import RADIUS
+from vla_ros.sim.tasks import SIDES, Task, parse
+from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState, Observation
+
+FEED = "objects"
+"""Key of the object positions in ``Observation.state``."""
+
+GAIN = 0.6
+"""Share of the remaining way that one step covers."""
+MAX_STEP = 0.03
+"""Largest translation of one step, metres (10 steps a second)."""
+MAX_TURN = 0.05
+"""Largest rotation of one step about each axis, radians."""
+
+HOVER = 0.09
+"""Height of the tool above an object's centre while it travels, metres."""
+LIFT_TO = 0.20
+"""Height above the table to which a held object is lifted, metres."""
+OPEN, CLOSED = 1.0, 0.0
+
+_GRASP_RADIUS = 0.012
+_GRASP_HEIGHT = 0.012
+_FUNNEL = (0.010, 0.035)
+_PUSH_START = 0.070
+_PUSH_HEIGHT = 0.026
+_PUSH_PACE = 0.025
+_LOW = 0.05
+
+
+def decide(task: Task, joints: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
+    """The expert's action for a state.
+
+    Args:
+        task: What to do; its target must be among ``objects``.
+        joints: Float64 [7], measured arm positions, radians.
+        fingers: Measured opening of one finger, metres.
+        objects: Name to centre [3], metres in the base frame.
+
+    Returns:
+        Float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians, fixed axes), both in the base frame, and
+        the gripper (1 open, 0 closed), as OpenVLA's checkpoints for Bridge have them.
+
+    Raises:
+        KeyError: The target is not among ``objects``.
+    """
+    pose = arm.forward(joints)
+    place = objects[task.target]
+    if task.verb == "pick":
+        way, gripper = _pick(pose[:3, 3], place, fingers, RADIUS[task.shape])
+    else:
+        way, gripper = _push(pose[:3, 3], place, SIDES[task.side])
+    step = GAIN * way
+    length = float(np.linalg.norm(step))
+    if length > MAX_STEP:
+        step *= MAX_STEP / length
+    # tool_down * R^T turns the hand back to straight down; for such small turns the three fixed-axis angles are
+    # the rotation vector.
+    turn = np.clip(GAIN * arm.rotation_vector(arm.TOOL_DOWN @ pose[:3, :3].T), -MAX_TURN, MAX_TURN)
+    return np.concatenate([step, turn, [gripper]])
+
+
+def _funnel(error: float) -> float:
+    """Height above the goal that is safe at a horizontal ``error``, metres: 0 near the axis, then rising."""
+    near, far = _FUNNEL
+    return HOVER * float(np.clip((error - near) / (far - near), 0.0, 1.0))
+
+
+def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
+    """Way to ``goal`` over the top: never sideways while low and off the axis."""
+    way = goal - tool
+    error = float(np.hypot(way[0], way[1]))
+    height = tool[2] - goal[2]
+    way[2] += _funnel(error)
+    if error > _FUNNEL[1] and height < _LOW:
+        way[:2] = 0.0
+    return way
+
+
+def _pick(tool: FloatArray, place: FloatArray, fingers: float, radius: float) -> tuple[FloatArray, float]:
+    way = place - tool
+    error = float(np.hypot(way[0], way[1]))
+    if error < _GRASP_RADIUS and abs(way[2]) < _GRASP_HEIGHT:
+        held = fingers < radius + 0.008  # a cube may be held by its corners
+        return (np.array([0.0, 0.0, LIFT_TO - place[2]]) if held else np.zeros(3)), CLOSED
+    way = _approach(tool, place)
+    if fingers < 0.75 * arm.FINGER_TRAVEL and tool[2] - place[2] < _LOW:
+        way[2] = max(way[2], 0.0)  # the hand opens before it comes down over the object
+    return way, OPEN
+
+
+def _push(tool: FloatArray, place: FloatArray, side: float) -> tuple[FloatArray, float]:
+    ahead = side * (tool[1] - place[1])  # negative behind the object
+    across = place[0] - tool[0]
+    if ahead < -0.02 and ahead > -_PUSH_START - 0.03 and abs(across) < 0.015 and tool[2] < 0.045:
+        return np.array([across, side * _PUSH_PACE / GAIN, _PUSH_HEIGHT - tool[2]]), CLOSED
+    goal = np.array([place[0], place[1] - side * _PUSH_START, _PUSH_HEIGHT])
+    return _approach(tool, goal), CLOSED
+
+
+class ExpertPolicy:
+    """The expert behind the ``Policy`` protocol: reads joints and object positions, looks at no picture.
+
+    It holds (zero motion, gripper as it is) where the instruction is none of the simulation's or names an object
+    that is not there.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._spec = ActionSpec(
+            dimension=7,
+            horizon=1,
+            control_mode=ControlMode.END_EFFECTOR_DELTA,
+            gripper_index=6,
+            image_keys=tuple(config.camera.keys),
+            state_keys=(FEED,),
+            needs_joints=True,
+            rate_hz=10.0,
+        )
+
+    @property
+    def spec(self) -> ActionSpec:
+        """Seven numbers, end-effector deltas, one step per chunk; needs joints and the feed ``objects``."""
+        return self._spec
+
+    def load(self, progress: Callable[[float, str], None] | None = None) -> None:
+        """Nothing to load."""
+        if progress is not None:
+            progress(1.0, "scripted expert: nothing to load")
+
+    def infer(self, observation: Observation) -> ActionChunk:
+        """Answer one observation.
+
+        Raises:
+            VlaRosError: Joints or the feed ``objects`` are missing; the text says which option supplies them.
+        """
+        begin = time.perf_counter()
+        feed = observation.state.get(FEED)
+        if observation.joints is None or feed is None:
+            found = "no joint state" if observation.joints is None else "no object poses"
+            raise VlaRosError(
+                f"the scripted expert: found {found}, "
+                f"expected joints and the feed '{FEED}'. It runs in the simulation only, with "
+                f"robot.state_topics:=['{FEED}=/sim/objects']"
+            )
+        joints = observation.joints.select(arm.JOINT_NAMES)
+        fingers = float(np.mean(observation.joints.select(arm.FINGER_NAMES)))
+        objects = positions_of(feed)
+        task = parse(observation.instruction)
+        if task is None or task.target not in objects:
+            action = np.array([0.0] * 6 + [OPEN if fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
+        else:
+            action = decide(task, joints, fingers, objects)
+        elapsed = (time.perf_counter() - begin) * 1e3
+        return ActionChunk(actions=action[None], stamp=observation.stamp, stages_ms={"expert": elapsed})
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def positions_of(feed: JointState) -> dict[str, FloatArray]:
+    """Object name to centre [3] in metres, from the feed's ``red_cube/x``, ``red_cube/y``, ``red_cube/z``."""
+    values = dict(zip(feed.names, feed.positions, strict=True))
+    names = dict.fromkeys(name.split("/")[0] for name in feed.names)
+    return {name: np.array([values[f"{name}/{axis}"] for axis in "xyz"]) for name in names}

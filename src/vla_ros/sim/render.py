@@ -1,0 +1,113 @@
+"""Pictures of the scene without a screen: MuJoCo's renderer on EGL, or on OSMesa where that is all there is."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from vla_ros.errors import MissingDependencyError
+from vla_ros.types import UInt8Array
+
+PACKAGES = "libegl1 libgl1-mesa-dri"
+"""Packages of Debian and Ubuntu with which EGL renders on the CPU."""
+
+
+def choose_backend() -> str:
+    """``egl`` or ``osmesa``: what ``MUJOCO_GL`` says, else EGL where its library is, else OSMesa.
+
+    Raises:
+        MissingDependencyError: Neither library is installed; the text names the packages.
+    """
+    wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if wanted in ("egl", "osmesa"):
+        return wanted
+    if ctypes.util.find_library("EGL"):
+        return "egl"
+    if ctypes.util.find_library("OSMesa"):
+        return "osmesa"
+    raise MissingDependencyError(
+        "the simulation's camera: found neither libEGL nor libOSMesa, expected one of them for rendering without "
+        f"a screen. On Debian and Ubuntu: sudo apt install {PACKAGES}"
+    )
+
+
+def _make_context(width: int, height: int) -> Any:
+    backend = choose_backend()
+    try:
+        if backend == "egl":
+            from mujoco.egl import GLContext
+        else:
+            from mujoco.osmesa import GLContext
+        context = GLContext(width, height)
+        context.make_current()
+    except Exception as error:  # PyOpenGL raises whatever its platform module does: ImportError, AttributeError...
+        package = PACKAGES if backend == "egl" else "libosmesa6"
+        raise MissingDependencyError(
+            f"the simulation's camera: no {backend.upper()} context ({type(error).__name__}: {error}), expected a "
+            f"display-less OpenGL. On Debian and Ubuntu: sudo apt install {package}. "
+            "MUJOCO_GL=egl or MUJOCO_GL=osmesa selects the other way"
+        ) from error
+    return context
+
+
+class Renderer:
+    """Draws one model into uint8 pictures; belongs to the thread that made it.
+
+    Args:
+        model: ``mujoco.MjModel``.
+        width: Pixels.
+        height: Pixels.
+
+    Raises:
+        MissingDependencyError: There is no OpenGL to render with.
+    """
+
+    def __init__(self, model: Any, width: int, height: int) -> None:
+        self._context: Any = _make_context(width, height)
+        import mujoco
+
+        self._mujoco = mujoco
+        self._model = model
+        self._scene = mujoco.MjvScene(model, maxgeom=200)
+        # Shadows and reflections cost ten times the rest on a CPU, and the policy needs neither.
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            self._scene.flags[flag] = 0
+        self._option = mujoco.MjvOption()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._target)
+        self._window = mujoco.MjrRect(0, 0, width, height)
+
+    def render(self, data: Any, camera: str) -> UInt8Array:
+        """Picture of ``data`` (``mujoco.MjData``) from the camera of that name: upright uint8 [H, W, 3] RGB."""
+        mujoco = self._mujoco
+        self._context.make_current()
+        self._camera.fixedcamid = self._model.camera(camera).id
+        mujoco.mjv_updateScene(
+            self._model, data, self._option, None, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
+        mujoco.mjr_render(self._window, self._scene, self._target)
+        pixels = np.empty((self._window.height, self._window.width, 3), np.uint8)
+        mujoco.mjr_readPixels(pixels, None, self._window, self._target)
+        return np.ascontiguousarray(pixels[::-1])  # OpenGL's rows begin at the bottom
+
+    def close(self) -> None:
+        """Free the OpenGL context. Safe to call twice."""
+        if self._context is not None:
+            self._context.make_current()
+            self._target.free()
+            self._context.free()
+            self._context = None
+
+    def __enter__(self) -> Renderer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""Scenes drawn by seed: which objects lie where, what is asked, and where the arm starts.
+
+A scene depends on its seed and options alone (numpy's PCG64), not on the machine or on earlier scenes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vla_ros.sim.description import COLOURS, HALF_HEIGHT, SHAPES, SLOTS
+from vla_ros.sim.tasks import SIDES, TASK_NAMES, Task, make_task
+from vla_ros.types import FloatArray
+
+TABLE_X = (0.38, 0.62)
+TABLE_Y = (-0.20, 0.20)
+"""Where objects are put, metres in the base frame."""
+
+CLEARANCE = 0.10
+"""Least distance between the centres of two objects, metres: the open hand fits between."""
+
+PUSH_ROOM = 0.20
+"""Free way along the push in front of and behind the object, metres: for the hand and for the object."""
+
+START_LOW = (0.38, -0.12, 0.18)
+START_HIGH = (0.54, 0.12, 0.30)
+"""Box from which the tool's start position is drawn, metres in the base frame."""
+
+_PUSH_LANE = 0.09
+_PUSH_Y = 0.13
+_BIAS = 0.7
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One object on the table.
+
+    Attributes:
+        colour: Key of :data:`~vla_ros.sim.description.COLOURS`.
+        shape: One of :data:`~vla_ros.sim.description.SHAPES`.
+        position: (x, y, z) of the centre in the base frame, metres.
+        yaw: Turn about z, radians.
+    """
+
+    colour: str
+    shape: str
+    position: tuple[float, float, float]
+    yaw: float
+
+    @property
+    def name(self) -> str:
+        """``red_cube``; no two objects of a scene share it."""
+        return f"{self.colour}_{self.shape}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A table, a task and a start pose.
+
+    Attributes:
+        seed: What it was drawn from.
+        objects: The target first, then distractors.
+        task: What is asked.
+        start: Position of ``tool`` at the start, float64 [3], metres in the base frame.
+    """
+
+    seed: int
+    objects: tuple[SceneObject, ...]
+    task: Task
+    start: FloatArray = field(compare=False)
+
+    @property
+    def target(self) -> SceneObject:
+        """The object that the instruction names."""
+        return next(thing for thing in self.objects if thing.name == self.task.target)
+
+    @property
+    def instruction(self) -> str:
+        """The command in words."""
+        return self.task.instruction
+
+
+def draw(seed: int, tasks: Sequence[str] = ("pick",)) -> Scene:
+    """The scene of ``seed``: three or four objects and one of ``tasks`` (names of :data:`TASK_NAMES`).
+
+    Distractors mostly share the target's colour or its shape, so that one word alone does not find it.
+
+    Raises:
+        ConfigError: A task has no such name.
+    """
+    rng = np.random.default_rng([seed, 0x7AB1E])
+    name = tasks[int(rng.integers(len(tasks)))] if tasks else TASK_NAMES[0]
+    kinds = _draw_kinds(rng, count=int(rng.integers(3, SLOTS + 1)))
+    task = make_task(name, "_".join(kinds[0]))
+    while True:
+        places = rng.uniform((TABLE_X[0], TABLE_Y[0]), (TABLE_X[1], TABLE_Y[1]), (len(kinds), 2))
+        if task.verb == "push":
+            places[0, 1] = rng.uniform(-_PUSH_Y, _PUSH_Y)
+        if _apart(places) and (task.verb == "pick" or _lane_is_free(places, SIDES[task.side])):
+            break
+    objects = tuple(
+        SceneObject(colour, shape, (float(x), float(y), HALF_HEIGHT[shape]), float(rng.uniform(-0.35, 0.35)))
+        for (colour, shape), (x, y) in zip(kinds, places, strict=True)
+    )
+    return Scene(seed, objects, task, rng.uniform(START_LOW, START_HIGH))
+
+
+def _draw_kinds(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+    """``count`` different (colour, shape), the target first."""
+    everything = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+    target = everything[int(rng.integers(len(everything)))]
+    kinds = [target]
+    while len(kinds) < count:
+        left = [kind for kind in everything if kind not in kinds]
+        if rng.random() < _BIAS:
+            left = [kind for kind in left if (kind[0] == target[0]) != (kind[1] == target[1])]
+        kinds.append(left[int(rng.integers(len(left)))])
+    return kinds
+
+
+def _apart(places: FloatArray) -> bool:
+    gaps = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    return bool(np.all(gaps + np.eye(len(places)) > CLEARANCE))
+
+
+def _lane_is_free(places: FloatArray, side: float) -> bool:
+    """No distractor lies where the hand comes down, or where it and the object go."""
+    across = np.abs(places[1:, 0] - places[0, 0])
+    along = side * (places[1:, 1] - places[0, 1])
+    return bool(np.all((across > _PUSH_LANE) | (along > PUSH_ROOM) | (along < -PUSH_ROOM * 0.75)))
+
+
+def yaw_quaternion(yaw: float) -> tuple[float, float, float, float]:
+    """Quaternion (w, x, y, z) of a turn by ``yaw`` radians about z."""
+    return (math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))

@@ -1,0 +1,251 @@
+"""The table-top: physics of one arm and a few objects, its camera, its joint sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from vla_ros.errors import MissingDependencyError
+from vla_ros.sim import arm
+from vla_ros.sim.description import COLOURS, SHAPES, SLOTS, TIMESTEP, mjcf, parking
+from vla_ros.sim.judge import Judge
+from vla_ros.sim.render import Renderer
+from vla_ros.sim.scene import Scene, draw, yaw_quaternion
+from vla_ros.types import FloatArray, JointState, UInt8Array
+
+STEP_SECONDS = 0.1
+"""Simulated time of one control step."""
+SUBSTEPS = round(STEP_SECONDS / TIMESTEP)
+
+_RAMP = round(0.8 * SUBSTEPS)
+_JOINTS = len(arm.JOINT_NAMES)
+ALL_JOINTS: tuple[str, ...] = (*arm.JOINT_NAMES, *arm.FINGER_NAMES)
+"""Names of the nine joints in the order of MuJoCo's state and of :meth:`TableTop.joint_state`."""
+
+
+@dataclass(frozen=True)
+class WorldOptions:
+    """What may differ between runs, apart from the seed.
+
+    Attributes:
+        width: Picture width in pixels.
+        height: Picture height in pixels.
+        tasks: Tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
+        camera_gain: Factor on the camera's pixel values; below 1 the picture is dimmed.
+        bump: Largest distance by which the tool is knocked aside, metres; 0 never.
+        bump_chance: Chance of such a knock at each step.
+    """
+
+    width: int = 224
+    height: int = 224
+    tasks: tuple[str, ...] = ("pick",)
+    camera_gain: float = 1.0
+    bump: float = 0.0
+    bump_chance: float = 0.15
+
+
+class TableTop:
+    """A MuJoCo world with one arm; the same seed and commands give the same pictures and poses.
+
+    Renders on the thread that calls :meth:`render` first; use it from one thread only.
+
+    Args:
+        options: See :class:`WorldOptions`.
+
+    Raises:
+        MissingDependencyError: MuJoCo is not installed.
+    """
+
+    def __init__(self, options: WorldOptions | None = None) -> None:
+        try:
+            import mujoco
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"the simulation: MuJoCo does not import ({error}); install the extra: pip install 'vla_ros[sim]'"
+            ) from error
+        self.options = options or WorldOptions()
+        self._mujoco = mujoco
+        self._model: Any = mujoco.MjModel.from_xml_string(mjcf())
+        self._data: Any = mujoco.MjData(self._model)
+        self._tool = self._model.site("tool").id
+        self._bodies = [self._model.body(f"object_{slot}").id for slot in range(SLOTS)]
+        self._renderer: Renderer | None = None
+        self._random = np.random.default_rng(0)
+        self._from = self._goal = np.concatenate([arm.HOME, np.full(2, arm.FINGER_TRAVEL)])
+        self._ramp = _RAMP
+        self.scene = draw(0, self.options.tasks)
+        self.judge = Judge(self.scene)
+        self.reset(0)
+
+    # --- episodes ---
+
+    def reset(self, seed: int, scene: Scene | None = None) -> Scene:
+        """Begin the episode of ``seed``: objects placed, hand open at the start pose, everything at rest.
+
+        Args:
+            seed: Any non-negative integer.
+            scene: Take this scene instead of the one that the seed draws (another instruction, for example).
+        """
+        self.scene = scene or draw(seed, self.options.tasks)
+        self.judge = Judge(self.scene)
+        self._random = np.random.default_rng([seed, 0xB0B])
+        self._mujoco.mj_resetData(self._model, self._data)
+        for slot in range(SLOTS):
+            self._place(slot)
+        self._goal = np.concatenate([arm.inverse(self.scene.start), np.full(2, arm.FINGER_TRAVEL)])
+        self._from, self._ramp = self._goal, _RAMP
+        self._data.qpos[: len(self._goal)] = self._goal
+        self._data.ctrl[:] = self._goal
+        for _ in range(SUBSTEPS):
+            self._mujoco.mj_step(self._model, self._data)
+        return self.scene
+
+    def _place(self, slot: int) -> None:
+        """Put the scene's object into its slot, or park the slot; show and solidify one shape only."""
+        thing = self.scene.objects[slot] if slot < len(self.scene.objects) else None
+        for shape in SHAPES:
+            geom = self._model.geom(f"{shape}_{slot}")
+            shown = thing is not None and shape == thing.shape
+            # A parked slot lies on the floor as an unseen cylinder.
+            solid = shown or (thing is None and shape == "cylinder")
+            geom.contype[:] = 2 if solid else 0
+            geom.conaffinity[:] = 3 if solid else 0
+            geom.rgba[:] = (*(COLOURS[thing.colour] if thing else (0.0, 0.0, 0.0)), 1.0 if shown else 0.0)
+        pose = (*thing.position, *yaw_quaternion(thing.yaw)) if thing else (*parking(slot), 1.0, 0.0, 0.0, 0.0)
+        self._data.joint(f"object_{slot}").qpos[:] = pose
+
+    # --- physics ---
+
+    def command(self, positions: FloatArray) -> None:
+        """Set the position targets of all nine joints (:data:`ALL_JOINTS`), float64 [9], radians and metres.
+
+        The arm's targets move there evenly during the next 0.08 s; the fingers' jump.
+        """
+        self._from = self._current_target()
+        self._goal = np.array(positions, dtype=np.float64)
+        self._ramp = 0
+
+    def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
+        """As :meth:`command`, for the joints named; the others keep their targets.
+
+        Raises:
+            ValueError: A name is unknown, the lengths differ or a position is not finite.
+        """
+        target = self._goal.copy()
+        if len(names) != len(positions) or not np.all(np.isfinite(positions)):
+            raise ValueError(f"found {len(names)} names and positions {list(positions)}, expected one finite each")
+        for name, position in zip(names, positions, strict=True):
+            if name not in ALL_JOINTS:
+                raise ValueError(f"found joint {name!r}, expected one of {', '.join(ALL_JOINTS)}")
+            target[ALL_JOINTS.index(name)] = position
+        self.command(target)
+
+    def advance(self, substeps: int) -> None:
+        """Let ``substeps`` of 2 ms pass."""
+        for _ in range(substeps):
+            if self._ramp < _RAMP:
+                self._ramp += 1
+                self._data.ctrl[:] = self._current_target()
+            self._mujoco.mj_step(self._model, self._data)
+
+    def _current_target(self) -> FloatArray:
+        share = self._ramp / _RAMP
+        target: FloatArray = self._from + share * (self._goal - self._from)
+        target[_JOINTS:] = self._goal[_JOINTS:]
+        return target
+
+    def step(self, positions: FloatArray | None = None) -> bool:
+        """One control step of 0.1 s; None keeps the last targets. True where the episode is decided."""
+        if positions is not None:
+            self.command(positions)
+        self.advance(SUBSTEPS)
+        return self.watch()
+
+    def watch(self) -> bool:
+        """Let the judge look, and knock the arm if the options say so: once per control step."""
+        if self.options.bump and self._random.random() < self.options.bump_chance:
+            self._knock()
+        return self.judge.update(self.object_positions())
+
+    def _knock(self) -> None:
+        """Throw the tool aside by up to ``options.bump`` metres, as somebody who bumps into the arm would."""
+        shift = self._random.normal(size=3) * (1.0, 1.0, 0.5)
+        shift *= self.options.bump * self._random.uniform(0.4, 1.0) / np.linalg.norm(shift)
+        place = np.maximum(self.tool_position() + shift, (0.3, -0.35, 0.03))
+        try:
+            joints = arm.inverse(place, start=self._data.qpos[:_JOINTS])
+        except ValueError:  # the shift leads out of reach: no knock
+            return
+        self.command(np.concatenate([joints, self._goal[_JOINTS:]]))
+        self.advance(SUBSTEPS)
+
+    # --- sensors ---
+
+    @property
+    def time(self) -> float:
+        """Simulated seconds since the last reset."""
+        return float(self._data.time)
+
+    def joint_positions(self) -> FloatArray:
+        """Measured positions of :data:`ALL_JOINTS`, float64 [9], radians and metres."""
+        return np.array(self._data.qpos[: len(ALL_JOINTS)], dtype=np.float64)
+
+    def joint_velocities(self) -> FloatArray:
+        """Measured velocities of :data:`ALL_JOINTS`, float64 [9], radians and metres per second."""
+        return np.array(self._data.qvel[: len(ALL_JOINTS)], dtype=np.float64)
+
+    def joint_state(self, stamp: int) -> JointState:
+        """What ``/joint_states`` says: all nine joints."""
+        return JointState(ALL_JOINTS, self.joint_positions(), stamp)
+
+    def tool_position(self) -> FloatArray:
+        """Where ``tool`` is in the base frame, float64 [3], metres."""
+        return np.array(self._data.site_xpos[self._tool], dtype=np.float64)
+
+    def tool_rotation(self) -> FloatArray:
+        """How ``tool`` is turned in the base frame, float64 [3, 3]."""
+        return np.array(self._data.site_xmat[self._tool], dtype=np.float64).reshape(3, 3)
+
+    def object_positions(self) -> dict[str, FloatArray]:
+        """Centre of each object of the scene, float64 [3], metres in the base frame."""
+        return {
+            thing.name: np.array(self._data.xpos[body], dtype=np.float64)
+            for thing, body in zip(self.scene.objects, self._bodies, strict=False)
+        }
+
+    def object_state(self, stamp: int) -> JointState:
+        """What ``/sim/objects`` says: positions named ``red_cube/x``, ``red_cube/y``, ``red_cube/z``, metres."""
+        places = self.object_positions()
+        names = tuple(f"{name}/{axis}" for name in places for axis in "xyz")
+        return JointState(names, np.concatenate(list(places.values())), stamp)
+
+    def render(self, camera: str = "front") -> UInt8Array:
+        """Upright picture of ``front`` or ``wrist``, uint8 [H, W, 3] RGB.
+
+        Raises:
+            MissingDependencyError: There is no OpenGL; the text names the packages.
+        """
+        if self._renderer is None:
+            self._renderer = Renderer(self._model, self.options.width, self.options.height)
+        picture = self._renderer.render(self._data, camera)
+        if self.options.camera_gain != 1.0:
+            picture = np.clip(picture * self.options.camera_gain, 0, 255).astype(np.uint8)
+        return picture
+
+    def close(self) -> None:
+        """Free the renderer. Safe to call twice."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def __enter__(self) -> TableTop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
