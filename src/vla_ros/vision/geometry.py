@@ -22,25 +22,30 @@ _TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
 }
 
 
-def orient(image: UInt8Array, orientation: str) -> UInt8Array:
-    """``image`` turned as ``camera.orientation`` says.
+def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
+    """The turn that ``camera.orientation`` names: a function of uint8 [H, W, 3], giving that or [W, H, 3].
 
     Args:
-        image: Uint8 [height, width, 3].
-        orientation: ``none`` (the picture itself comes back), ``rotate_90``, ``rotate_180`` or ``rotate_270``
-            clockwise, ``flip_horizontal`` (left and right change places) or ``flip_vertical``. LIBERO's renderer
-            gives pictures that need ``rotate_180``, as the OpenVLA evaluation does with ``[::-1, ::-1]``.
-
-    Returns:
-        Uint8 [height, width, 3], or [width, height, 3] after a quarter turn; contiguous unless ``none``.
+        name: ``none`` (the picture itself comes back), ``rotate_90``, ``rotate_180`` or ``rotate_270`` clockwise,
+            ``flip_horizontal`` (left and right change places) or ``flip_vertical``. LIBERO's renderer gives
+            pictures that need ``rotate_180``, as the OpenVLA evaluation does with ``[::-1, ::-1]``. Results are
+            contiguous except with ``none``.
 
     Raises:
         ConfigError: No such orientation.
     """
-    turn = _TURNS.get(orientation)
-    if turn is None:
-        raise ConfigError(f"camera.orientation: found {orientation!r}, expected one of {', '.join(ORIENTATIONS)}")
-    return turn(image)
+    if name not in _TURNS:
+        raise ConfigError(f"camera.orientation: found {name!r}, expected one of {', '.join(ORIENTATIONS)}")
+    return _TURNS[name]
+
+
+def orient(image: UInt8Array, orientation: str) -> UInt8Array:
+    """``image`` turned as `make_orientation` says of ``orientation``.
+
+    Raises:
+        ConfigError: No such orientation.
+    """
+    return make_orientation(orientation)(image)
 
 
 def center_crop_box(area: float) -> tuple[np.float32, np.float32]:

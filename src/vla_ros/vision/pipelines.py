@@ -39,7 +39,7 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
     for step in ((width, picture.height), (width, height)):
         if picture.size != step:
             picture = picture.resize(step, Image.Resampling.BICUBIC)
-    return np.asarray(picture, np.uint8)
+    return np.array(picture, np.uint8)  # a copy: torch dislikes Pillow's read-only memory
 
 
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:

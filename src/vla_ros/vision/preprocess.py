@@ -8,7 +8,7 @@ from vla_ros.config.tree import CameraConfig
 from vla_ros.errors import ConfigError
 from vla_ros.types import UInt8Array
 from vla_ros.vision.decode import Frame, decode_compressed, decode_image
-from vla_ros.vision.geometry import orient
+from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.pipelines import make_pipeline
 
@@ -58,7 +58,7 @@ class Preprocessor:
         if camera.transport not in decoders:
             raise ConfigError(f"camera.transport: found {camera.transport!r}, expected raw or compressed")
         self._decode = decoders[camera.transport]
-        self._orientations = orientations
+        self._turns = [make_orientation(name) for name in orientations]
         self._pipeline = make_pipeline(camera.pipeline, image_size, camera.crop_area)
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> Prepared:
@@ -89,4 +89,4 @@ class Preprocessor:
         Raises:
             ImageError: ``image`` is not uint8 [H, W, 3] with pixels.
         """
-        return self._pipeline(orient(image, self._orientations[camera_index]))
+        return self._pipeline(self._turns[camera_index](image))

@@ -1,0 +1,65 @@
+"""Fixtures of the vision tests: golden pictures, and a serialiser that is not ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    return ROOT / "test" / "data" / "vision"
+
+
+@pytest.fixture(scope="session")
+def golden_picture(data_folder: Path) -> Callable[[str], np.ndarray]:
+    """Reads a picture of test/data/vision by its name."""
+
+    def read(name: str) -> np.ndarray:
+        with Image.open(data_folder / f"{name}.png") as picture:
+            return np.array(picture)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def golden_folder() -> Path:
+    """The whole golden data, where there is a copy of it."""
+    folder = Path(os.environ.get("VLA_ROS_GOLDEN", ROOT.parent / "shared" / "golden"))
+    if not (folder / "libero" / "cases.npz").is_file():
+        pytest.skip(f"no golden data at {folder}; set VLA_ROS_GOLDEN to its folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def serialize() -> Callable[..., bytes]:
+    """``serialize("Image" or "CompressedImage", little_endian=..., **fields)``: CDR as rosbags writes it."""
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_JAZZY)
+    header = store.types["std_msgs/msg/Header"]
+    time = store.types["builtin_interfaces/msg/Time"]
+
+    def make(name: str, stamp: int = 0, frame_id: str = "", little_endian: bool = True, **fields: Any) -> bytes:
+        typename = f"sensor_msgs/msg/{name}"
+        fields["header"] = header(time(stamp // 10**9, stamp % 10**9), frame_id)
+        fields["data"] = np.frombuffer(bytes(fields["data"]), np.uint8)
+        message = store.types[typename](**fields)
+        return bytes(store.serialize_cdr(message, typename, little_endian=little_endian))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def picture() -> np.ndarray:
+    """A smooth picture without any symmetry and with three different channels, uint8 [48, 64, 3] RGB."""
+    y, x = np.mgrid[0:48, 0:64]
+    return np.stack([4 * x, 5 * y, (x * y) // 14], axis=-1).astype(np.uint8)

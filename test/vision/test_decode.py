@@ -1,0 +1,339 @@
+"""Decoding: each encoding against an independent computation, and nothing but ImageError for anything else."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vla_ros.errors import ImageError
+from vla_ros.vision.decode import (
+    ENCODINGS,
+    MAX_PIXELS,
+    decode_compressed,
+    decode_image,
+    encode_compressed,
+    encode_image,
+)
+
+CHANNELS = {
+    "rgb8": 3,
+    "bgr8": 3,
+    "rgba8": 4,
+    "bgra8": 4,
+    "mono8": 1,
+    "yuv422": 2,
+    "uyvy": 2,
+    "yuv422_yuy2": 2,
+    "yuyv": 2,
+}
+
+
+def reference_rgb(raw: np.ndarray, encoding: str) -> np.ndarray:
+    """RGB of raw pixels [H, W, channels] by the definition of the encoding, in float where it has a formula."""
+    if encoding in ("rgb8", "rgba8"):
+        return raw[..., :3]
+    if encoding in ("bgr8", "bgra8"):
+        return raw[..., 2::-1]
+    if encoding == "mono8":
+        return np.repeat(raw, 3, axis=2)
+    luma, chroma = (1, 0) if encoding in ("yuv422", "uyvy") else (0, 1)
+    y = 1.164383 * np.maximum(raw[..., luma].astype(float) - 16, 0)
+    u = np.repeat(raw[:, 0::2, chroma].astype(float) - 128, 2, axis=1)
+    v = np.repeat(raw[:, 1::2, chroma].astype(float) - 128, 2, axis=1)
+    rgb = np.stack([y + 1.596027 * v, y - 0.391762 * u - 0.812968 * v, y + 2.017232 * u], axis=-1)  # BT.601
+    return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
+
+
+def levels(first: np.ndarray, second: np.ndarray) -> int:
+    assert first.shape == second.shape
+    return int(np.abs(first.astype(int) - second.astype(int)).max())
+
+
+def jpeg(image: np.ndarray, **options) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def png(image: np.ndarray | Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_every_encoding_has_a_reference():
+    assert set(CHANNELS) == set(ENCODINGS)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("padding", [0, 1, 5])
+@pytest.mark.parametrize("little_endian", [True, False])
+def test_encoding_padding_and_byte_order(serialize, encoding, padding, little_endian):
+    height, width, channels = 6, 8, CHANNELS[encoding]
+    rows = np.random.default_rng(3).integers(0, 256, (height, width * channels + padding), np.uint8)
+    cdr = serialize(
+        "Image",
+        7_000000009,
+        "cam",
+        little_endian,
+        height=height,
+        width=width,
+        encoding=encoding,
+        is_bigendian=int(not little_endian),
+        step=rows.shape[1],
+        data=rows.tobytes(),
+    )
+    frame = decode_image(cdr)
+    raw = rows[:, : width * channels].reshape(height, width, channels)
+    assert levels(frame.image, reference_rgb(raw, encoding)) <= (1 if channels == 2 else 0)
+    assert frame.image.dtype == np.uint8
+    assert (frame.stamp, frame.frame_id, frame.encoding) == (7_000000009, "cam", encoding)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    height=st.integers(1, 9),
+    half_width=st.integers(1, 6),
+    padding=st.integers(0, 9),
+    encoding=st.sampled_from(ENCODINGS),
+    seed=st.integers(0, 2**31),
+)
+def test_any_size_and_padding_round_trips(height, half_width, padding, encoding, seed):
+    shape = (height, 2 * half_width, CHANNELS[encoding])
+    raw = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    frame = decode_image(encode_image(raw, seed, "f", encoding, step=shape[1] * shape[2] + padding))
+    assert levels(frame.image, reference_rgb(raw, encoding)) <= (1 if shape[2] == 2 else 0)
+    assert frame.stamp == seed
+
+
+def test_rgb8_is_a_view_even_with_padding(picture):
+    for step in (None, 64 * 3 + 7):
+        buffer = np.frombuffer(encode_image(picture, 0, "cam", step=step), np.uint8)
+        image = decode_image(memoryview(buffer)).image
+        assert np.shares_memory(image, buffer)
+        assert (image == picture).all()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("16UC1", "depth.*colour topic"),
+        ("32FC1", "depth.*colour topic"),
+        ("mono16", "more than 8 bits"),
+        ("bayer_rggb8", "image_proc's debayer"),
+        ("8UC3", "expected one of rgb8.*which channel is red"),
+        ("nv21", "expected one of rgb8"),
+        ("", "expected one of rgb8"),
+        ("x" * 5000, "xxx\\.\\.\\."),
+    ],
+)
+def test_other_encodings_say_why_and_what_to_do(encoding, text):
+    with pytest.raises(ImageError, match=text) as caught:
+        decode_image(encode_image(np.zeros((4, 4, 2), np.uint8), 0, "cam", encoding))
+    assert len(str(caught.value)) < 400
+
+
+def image_cdr(serialize, **changes) -> bytes:
+    fields = {"height": 4, "width": 6, "encoding": "rgb8", "is_bigendian": 0, "step": 18, "data": bytes(72)}
+    return serialize("Image", **(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"data": b"", "height": 0}, "size 6 x 0 found"),
+        ({"data": b"", "width": 0, "step": 0}, "size 0 x 4 found"),
+        ({"data": b""}, "0 bytes of data found, expected 72"),
+        ({"step": 17}, "step 17 found, expected at least 18"),
+        ({"step": 0}, "step 0 found"),
+        ({"step": 24}, "72 bytes of data found, expected 96"),
+        ({"data": bytes(71)}, "71 bytes of data found, expected 72"),
+        ({"data": bytes(73)}, "73 bytes of data found, expected 72"),
+        ({"width": 2**32 - 1}, "expected at most 16384 a side"),
+        ({"height": 2**32 - 1, "step": 2**32 - 1}, "expected at most 16384 a side"),
+        ({"height": 16384, "width": 16384}, f"{MAX_PIXELS} pixels"),
+        ({"step": 2**32 - 1}, f"expected {4 * (2**32 - 1)}"),
+        ({"encoding": "yuv422_yuy2", "width": 5, "step": 10, "data": bytes(40)}, "width 5 .* multiple of 2"),
+    ],
+)
+def test_wrong_sizes_are_named(serialize, changes, text):
+    with pytest.raises(ImageError, match=text):
+        decode_image(image_cdr(serialize, **changes))
+
+
+def test_a_good_frame_after_a_bad_one(serialize, picture):
+    with pytest.raises(ImageError):
+        decode_image(image_cdr(serialize, step=1))
+    assert (decode_image(encode_image(picture, 1, "cam")).image == picture).all()
+
+
+# Compressed
+
+
+@pytest.mark.parametrize(
+    "image_format", ["jpeg", "rgb8; jpeg compressed bgr8", "bgr8; jpeg compressed bgr8", "", "jpg"]
+)
+def test_jpeg_is_what_pillow_decodes(picture, image_format):
+    data = jpeg(picture, quality=95)
+    frame = decode_compressed(encode_compressed(data, 42, "cam", image_format))
+    with Image.open(io.BytesIO(data)) as expected:
+        assert levels(frame.image, np.array(expected)) <= 1
+    assert levels(frame.image, picture) < 30  # upright, and red is red
+    assert (frame.stamp, frame.frame_id, frame.encoding) == (42, "cam", image_format)
+
+
+@pytest.mark.parametrize("image_format", ["png", "rgb8; png compressed bgr8", "jpeg"])
+def test_png_is_exact(picture, image_format):
+    frame = decode_compressed(encode_compressed(png(picture), 42, "cam", image_format))
+    assert (frame.image == picture).all()
+
+
+def test_big_endian_compressed(serialize, picture):
+    cdr = serialize("CompressedImage", 5, "cam", little_endian=False, format="png", data=png(picture))
+    assert (decode_compressed(cdr).image == picture).all()
+
+
+def test_channels_swapped_before_compression_are_swapped_back(picture):
+    data = png(np.ascontiguousarray(picture[..., ::-1]))
+    frame = decode_compressed(encode_compressed(data, 0, "cam", "rgb8; png compressed rgb8"))
+    assert (frame.image == picture).all()
+
+
+def test_grey_alpha_and_palette(picture):
+    grey = np.ascontiguousarray(picture[..., 0])
+    assert (
+        levels(
+            decode_compressed(encode_compressed(jpeg(grey), 0, "", "mono8; jpeg compressed ")).image[..., 2], grey
+        )
+        < 9
+    )
+    assert (decode_compressed(encode_compressed(png(grey), 0, "", "png")).image == grey[..., None]).all()
+    alpha = np.dstack([picture, grey])
+    assert (decode_compressed(encode_compressed(png(alpha), 0, "", "png")).image == picture).all()
+    palette = Image.fromarray(picture).quantize(16)
+    expected = np.array(palette.convert("RGB"))
+    assert (decode_compressed(encode_compressed(png(palette), 0, "", "png")).image == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("image_format", "text"),
+    [
+        ("16UC1; compressedDepth png", "depth"),
+        ("16UC1; png compressed ", "depth"),
+        ("32FC1; compressedDepth", "depth"),
+        ("bayer_gbrg8; jpeg compressed ", "Bayer"),
+    ],
+)
+def test_formats_that_are_no_colour_picture(picture, image_format, text):
+    with pytest.raises(ImageError, match=text):
+        decode_compressed(encode_compressed(png(picture), 0, "cam", image_format))
+
+
+def png_of_size(width: int, height: int, bits: int = 8) -> bytes:
+    """A PNG that declares any size, without the pixels."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + bytes(64)
+
+
+def jpeg_of_size(width: int, height: int) -> bytes:
+    """A JPEG that declares any size: the true one with its frame header changed."""
+    data = bytearray(jpeg(np.zeros((8, 8, 3), np.uint8)))
+    start = data.index(b"\xff\xc0")
+    data[start + 5 : start + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "no data found"),
+        (b"GIF89a" + bytes(20), "beginning with 47 49 46"),
+        (b"\xff\xd8\xff\xd9", "JPEG of 4 bytes is damaged"),
+        (b"\x89PNG\r\n\x1a\n", "PNG of 8 bytes is damaged"),
+        (png_of_size(50000, 50000), "size 50000 x 50000 found, expected at most"),
+        (png_of_size(0, 10), "size 0 x 10 found"),
+        (png_of_size(10, 10), "damaged"),
+        (png_of_size(10, 10, bits=16), "16 bits a channel"),
+        (jpeg_of_size(60000, 60000), "size 60000 x 60000 found, expected at most"),
+        (jpeg_of_size(12000, 12000), f"{MAX_PIXELS} pixels"),
+        (jpeg_of_size(800, 600), "damaged"),
+    ],
+)
+def test_damaged_or_oversized_files_are_named(data, text):
+    with pytest.raises(ImageError, match=text):
+        decode_compressed(encode_compressed(data, 0, "cam", "jpeg"))
+
+
+def test_cmyk_is_refused(picture):
+    buffer = io.BytesIO()
+    Image.fromarray(picture).convert("CMYK").save(buffer, "JPEG")
+    with pytest.raises(ImageError, match="expected YCbCr or grey"):
+        decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam", "jpeg"))
+
+
+# Whatever arrives: a frame or an ImageError, and nothing else
+
+SMALL = np.random.default_rng(0).integers(0, 256, (10, 12, 3), np.uint8)
+MESSAGES = {
+    "raw": (decode_image, encode_image(SMALL, 5, "cam", step=40)),
+    "yuv": (decode_image, encode_image(SMALL[..., :2], 5, "cam", "yuv422")),
+    "jpeg": (decode_compressed, encode_compressed(jpeg(SMALL), 5, "cam", "rgb8; jpeg compressed bgr8")),
+    "png": (decode_compressed, encode_compressed(png(SMALL), 5, "cam", "png")),
+}
+
+
+def try_decode(decode, cdr: bytes) -> np.ndarray | None:
+    try:
+        image = decode(cdr).image
+    except ImageError:
+        return None
+    assert image.dtype == np.uint8
+    assert image.ndim == 3
+    assert image.shape[2] == 3
+    assert image.size > 0
+    return image
+
+
+@pytest.mark.parametrize("decode", [decode_image, decode_compressed])
+@settings(max_examples=200, deadline=None)
+@given(head=st.sampled_from([b"", b"\0\0\0\0", b"\0\1\0\0"]), body=st.binary(max_size=120))
+def test_any_bytes(decode, head, body):
+    try_decode(decode, head + body)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@settings(max_examples=150, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
+def test_any_damage(name, edits):
+    decode, cdr = MESSAGES[name]
+    damaged = bytearray(cdr)
+    for position, value in edits:
+        damaged[position % len(cdr)] = value
+    try_decode(decode, bytes(damaged))
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_truncation_of_the_message(name):
+    decode, cdr = MESSAGES[name]
+    assert try_decode(decode, cdr) is not None
+    for length in range(len(cdr)):
+        assert try_decode(decode, cdr[:length]) is None, length
+
+
+@pytest.mark.parametrize("make", [jpeg, png])
+def test_every_truncation_of_the_file_is_refused_or_harmless(make):
+    data = make(SMALL)
+    whole = decode_compressed(encode_compressed(data, 0, "cam", "x")).image
+    refused = 0
+    for length in range(len(data)):
+        image = try_decode(decode_compressed, encode_compressed(data[:length], 0, "cam", "x"))
+        refused += image is None
+        assert image is None or (image == whole).all(), length
+    assert refused > 0.9 * len(data)

@@ -1,0 +1,54 @@
+"""Orientation against numpy's definition, and the crop box."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.errors import ConfigError
+from vla_ros.vision.geometry import center_crop_box, orient
+
+EXPECTED = {
+    "none": lambda image: image,
+    "rotate_90": lambda image: np.rot90(image, -1),  # numpy turns counter-clockwise
+    "rotate_180": lambda image: image[::-1, ::-1],
+    "rotate_270": lambda image: np.rot90(image),
+    "flip_horizontal": lambda image: image[:, ::-1],
+    "flip_vertical": lambda image: image[::-1],
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_turns(picture, orientation):
+    picture.setflags(write=False)
+    assert np.array_equal(orient(picture, orientation), EXPECTED[orientation](picture))
+
+
+def test_quarter_turn_is_clockwise():
+    image = np.zeros((2, 3, 3), np.uint8)
+    image[0, 0] = 255  # top left goes to top right
+    assert orient(image, "rotate_90")[0, 1].tolist() == [255, 255, 255]
+
+
+def test_turning_a_strided_view(picture):
+    padded = np.pad(picture, ((0, 0), (0, 3), (0, 0)))[:, :-3]
+    assert np.array_equal(orient(padded, "rotate_180"), picture[::-1, ::-1])
+
+
+def test_unknown_orientation():
+    with pytest.raises(ConfigError, match="'rotate_45', expected one of none, rotate_90"):
+        orient(np.zeros((2, 2, 3), np.uint8), "rotate_45")
+
+
+def test_crop_box_keeps_the_area_and_the_centre():
+    low, high = center_crop_box(0.9)
+    assert (high - low) ** 2 == pytest.approx(0.9, abs=1e-6)
+    assert low + high == pytest.approx(1.0, abs=1e-6)
+    assert center_crop_box(1.0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("area", [0.0, -0.1, 1.01, float("nan")])
+def test_crop_area_out_of_range(area):
+    with pytest.raises(ConfigError, match=r"camera\.crop_area"):
+        center_crop_box(area)

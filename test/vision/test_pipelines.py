@@ -1,0 +1,155 @@
+"""The pipelines against TensorFlow's and the published processor's answers.
+
+Bounds: JPEG no difference; Lanczos-3 and crop at most one level on at most 0.1 % of the pixels (float32 sums in
+another order meet ties in rounding); Pillow's bicubic none.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.vision.pipelines import (
+    crop_center,
+    jpeg_round_trip,
+    make_pipeline,
+    resize_bicubic,
+    resize_lanczos3,
+)
+from vla_ros.vision.resample import crop_matrix, lanczos3_matrix
+
+MEAN = np.array([0.485, 0.456, 0.406, 0.5, 0.5, 0.5])[:, None, None]
+STD = np.array([0.229, 0.224, 0.225, 0.5, 0.5, 0.5])[:, None, None]
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    difference = np.abs(ours.astype(int) - theirs.astype(int)).max(axis=-1)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() <= 1e-3
+
+
+def normalized(image: np.ndarray) -> np.ndarray:
+    """Both towers' input, float [6, 224, 224], DINOv2 channels first."""
+    channels = image.transpose(2, 0, 1) / 255.0
+    return (np.concatenate([channels, channels]) - MEAN) / STD
+
+
+def upright(image: np.ndarray) -> np.ndarray:
+    return image[::-1, ::-1]
+
+
+def test_jpeg_round_trip_equals_tensorflow(golden_picture):
+    assert np.array_equal(
+        jpeg_round_trip(upright(golden_picture("libero_3_image"))), golden_picture("libero_3_jpeg")
+    )
+
+
+def test_lanczos3_matches_tensorflow(golden_picture):
+    assert_close(resize_lanczos3(golden_picture("libero_3_jpeg")), golden_picture("libero_3_resized"))
+
+
+def test_libero_pipeline_matches_tensorflow(golden_picture):
+    pipeline = make_pipeline("libero", crop_area=0.9)
+    assert_close(pipeline(upright(golden_picture("libero_0_image"))), golden_picture("libero_0_cropped"))
+    uncropped = make_pipeline("libero")
+    assert_close(uncropped(upright(golden_picture("libero_3_image"))), golden_picture("libero_3_resized"))
+
+
+def test_openvla_pipeline_equals_the_processor(golden_picture, data_folder):
+    expected = json.loads((data_folder / "openvla_04.json").read_text())
+    pixels = normalized(make_pipeline("openvla")(golden_picture("openvla_04_image")))
+    np.testing.assert_allclose(pixels[:, ::37, ::41], expected["pixel_probe"], atol=2e-6)
+    np.testing.assert_allclose(pixels.mean((1, 2)), expected["pixel_mean"], atol=1e-5)
+
+
+def test_whole_golden_libero(golden_folder):
+    with np.load(golden_folder / "libero" / "cases.npz", allow_pickle=False) as cases:
+        pipeline = make_pipeline("libero", crop_area=0.9)
+        for case in range(4):
+            image, jpeg, resized, cropped = (
+                cases[f"{case}_{key}"] for key in ("image", "jpeg", "resized", "cropped")
+            )
+            assert np.array_equal(jpeg_round_trip(upright(image)), jpeg)
+            assert_close(resize_lanczos3(jpeg), resized)
+            assert_close(crop_center(resized, 0.9), cropped)
+            assert_close(pipeline(upright(image)), cropped)
+
+
+def test_whole_golden_openvla(golden_folder):
+    with np.load(golden_folder / "openvla" / "cases.npz", allow_pickle=False) as cases:
+        pipeline = make_pipeline("openvla")
+        for case in range(12):
+            pixels = normalized(pipeline(cases[f"{case:02}_image"]))
+            np.testing.assert_allclose(pixels[:, ::37, ::41], cases[f"{case:02}_pixel_probe"], atol=2e-6)
+            np.testing.assert_allclose(pixels.mean((1, 2)), cases[f"{case:02}_pixel_mean"], atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(640, 480), (480, 640), (300, 224), (100, 90), (224, 224), (1, 1), (3, 700)])
+def test_bicubic_is_pillows(shape):
+    image = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
+    expected = Image.fromarray(image).resize((224, shape[0]), Image.Resampling.BICUBIC)
+    expected = np.array(expected.resize((224, 224), Image.Resampling.BICUBIC))
+    assert np.array_equal(resize_bicubic(image), expected)
+
+
+@pytest.mark.parametrize(("source", "target"), [(480, 224), (224, 224), (128, 224), (7, 5), (1, 4), (1080, 224)])
+def test_matrices_keep_constants(source, target):
+    for matrix in (lanczos3_matrix(source, target), crop_matrix(source, target, 0.9)):
+        assert matrix.shape == (target, source)
+        np.testing.assert_allclose(matrix.sum(axis=1), 1.0, atol=1e-5)
+
+
+def test_crop_against_the_formula():
+    """A ramp sampled at the crop's coordinates: corners of the box are corners of the result."""
+    ramp = np.linspace(0, 1, 101)
+    side = np.sqrt(0.25)
+    expected = np.linspace(0.5 - side / 2, 0.5 + side / 2, 11)
+    np.testing.assert_allclose(crop_matrix(101, 11, 0.25) @ ramp, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["openvla", "libero"])
+@pytest.mark.parametrize("area", [1.0, 0.9])
+@pytest.mark.parametrize("level", [0, 1, 100, 254, 255])
+def test_constant_pictures_stay_constant(name, area, level):
+    image = np.full((120, 160, 3), level, np.uint8)
+    assert set(np.unique(make_pipeline(name, crop_area=area)(image))) == {level}
+
+
+@pytest.mark.parametrize("name", ["openvla", "libero"])
+@pytest.mark.parametrize("area", [1.0, 0.9])
+def test_shape_channels_and_input_untouched(name, area, picture):
+    image = picture.copy()
+    image.setflags(write=False)
+    result = make_pipeline(name, (100, 60), area)(image[::-1])  # any strides
+    assert result.shape == (100, 60, 3)
+    assert result.dtype == np.uint8
+    assert np.array_equal(image, picture)
+    small = np.array(Image.fromarray(np.ascontiguousarray(picture[::-1])).resize((60, 100)))
+    assert np.abs(result.astype(int) - small).mean() < 12  # same picture: no channel or axis changed places
+
+
+def test_unknown_names_and_values():
+    with pytest.raises(ConfigError, match="'bridge', expected one of openvla, libero"):
+        make_pipeline("bridge")
+    with pytest.raises(ConfigError, match="crop_area: found 0"):
+        make_pipeline("libero", crop_area=0.0)
+    with pytest.raises(ConfigError, match="image size"):
+        make_pipeline("libero", (0, 224))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.zeros((4, 4, 3), np.float32),
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ],
+)
+def test_only_rgb_pictures(image):
+    with pytest.raises(ImageError, match="expected uint8"):
+        make_pipeline("openvla")(image)
