@@ -14,7 +14,6 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.sim import arm
-from vla_ros.sim.description import RADIUS
 from vla_ros.sim.tasks import SIDES, Task, parse
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState, Observation
 
@@ -36,6 +35,7 @@ OPEN, CLOSED = 1.0, 0.0
 
 _GRASP_RADIUS = 0.012
 _GRASP_HEIGHT = 0.012
+_HELD = 0.85 * arm.FINGER_TRAVEL  # also around a cube's corners and along a cylinder that fell over
 _FUNNEL = (0.010, 0.035)
 _PUSH_START = 0.070
 _PUSH_HEIGHT = 0.026
@@ -62,7 +62,7 @@ def decide(task: Task, joints: FloatArray, fingers: float, objects: Mapping[str,
     pose = arm.forward(joints)
     place = objects[task.target]
     if task.verb == "pick":
-        way, gripper = _pick(pose[:3, 3], place, fingers, RADIUS[task.shape])
+        way, gripper = _pick(pose[:3, 3], place, fingers)
     else:
         way, gripper = _push(pose[:3, 3], place, SIDES[task.side])
     step = GAIN * way
@@ -92,11 +92,11 @@ def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
     return way
 
 
-def _pick(tool: FloatArray, place: FloatArray, fingers: float, radius: float) -> tuple[FloatArray, float]:
+def _pick(tool: FloatArray, place: FloatArray, fingers: float) -> tuple[FloatArray, float]:
     way = place - tool
     error = float(np.hypot(way[0], way[1]))
     if error < _GRASP_RADIUS and abs(way[2]) < _GRASP_HEIGHT:
-        held = fingers < radius + 0.008  # a cube may be held by its corners
+        held = fingers < _HELD
         return (np.array([0.0, 0.0, LIFT_TO - place[2]]) if held else np.zeros(3)), CLOSED
     way = _approach(tool, place)
     if fingers < 0.75 * arm.FINGER_TRAVEL and tool[2] - place[2] < _LOW:
