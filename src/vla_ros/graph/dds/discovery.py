@@ -1,0 +1,214 @@
+"""Who is on the graph: DDS endpoints from the built-in topics, and node names from ``ros_discovery_info``.
+
+``rmw_dds_common/msg/ParticipantEntitiesInfo`` tells which endpoints of a participant belong to which node; each
+ROS process publishes its own, transient-local, whenever something changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cyclonedds.builtin import (
+    BuiltinDataReader,
+    BuiltinTopicDcpsParticipant,
+    BuiltinTopicDcpsPublication,
+    BuiltinTopicDcpsSubscription,
+)
+from cyclonedds.core import InstanceState
+from cyclonedds.idl import IdlStruct
+from cyclonedds.pub import DataWriter
+
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.dds.participant import Participant, delete
+from vla_ros.graph.dds.wire import TOPIC_PREFIX, ros_profile, ros_type_name, sample
+from vla_ros.graph.messages import MessageTypes, message_types
+from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
+
+_INFO = "rmw_dds_common/msg/ParticipantEntitiesInfo"
+_TOPIC = "ros_discovery_info"
+_WRITER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, depth=1)
+# All participants share one instance of the topic, so a reader that kept the last sample would lose the others.
+_READER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, history=HistoryPolicy.KEEP_ALL)
+
+UNKNOWN_NODE = "_NODE_NAME_UNKNOWN_"
+UNKNOWN_NAMESPACE = "_NODE_NAMESPACE_UNKNOWN_"
+
+
+@dataclass(frozen=True)
+class TopicEndpointInfo:
+    """What discovery tells of one publisher or subscription."""
+
+    node_name: str
+    node_namespace: str
+    topic_type: str
+    qos_profile: QoSProfile
+    endpoint_gid: bytes
+    topic_type_hash: str = ""
+
+
+@dataclass(frozen=True)
+class NodeEntities:
+    """A node and the GIDs of its endpoints."""
+
+    name: str
+    namespace: str
+    readers: tuple[bytes, ...] = ()
+    writers: tuple[bytes, ...] = ()
+
+
+class Discovery:
+    """Announces the nodes of a participant and keeps what others announce. Thread-safe."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._lock = threading.RLock()
+        self._own: dict[Any, NodeEntities] = {}
+        self._remote: dict[bytes, tuple[NodeEntities, ...]] = {}
+        self._endpoints: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
+        self._builtin = tuple(
+            BuiltinDataReader(participant.dds, topic)
+            for topic in (BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription)
+        )
+        self._participants = BuiltinDataReader(participant.dds, BuiltinTopicDcpsParticipant)
+        self._reader = participant.reader(_TOPIC, _INFO, _READER_QOS, ignore_local=True)
+        self._writer: DataWriter[Any]
+        self._sample: type[IdlStruct]
+        self._writer, self._sample = participant.writer(_TOPIC, _INFO, _WRITER_QOS, ignore_local=True)
+        participant.waitset.attach(self._reader)
+
+    def announce(self, key: Any, node: NodeEntities | None) -> None:
+        """Say what a node of ours has now; ``None`` when it is gone. ``key`` tells nodes of one name apart."""
+        with self._lock:
+            if node is None:
+                self._own.pop(key, None)
+            else:
+                self._own[key] = node
+            self._writer.write(sample(self._sample, self._serialized()))
+
+    def update(self) -> None:
+        """Take in what others announced."""
+        with self._lock:
+            while taken := self._reader.take(N=64):
+                for item in taken:
+                    if item.sample_info.valid_data:
+                        self._receive(item.cdr)
+            while gone := self._participants.take(N=64):
+                for participant in gone:
+                    if participant.sample_info.instance_state != InstanceState.Alive:
+                        self._remote.pop(participant.key.bytes, None)
+
+    def nodes(self) -> list[tuple[str, str]]:
+        """Name and namespace of every node that is known, our own included."""
+        self.update()
+        with self._lock:
+            return [(node.name, node.namespace) for node in self._all_nodes()]
+
+    def publishers(self, topic: str) -> list[TopicEndpointInfo]:
+        """Publishers of a ROS topic (fully qualified name)."""
+        return self._infos(0, topic)
+
+    def subscriptions(self, topic: str) -> list[TopicEndpointInfo]:
+        """Subscriptions of a ROS topic (fully qualified name)."""
+        return self._infos(1, topic)
+
+    def close(self) -> None:
+        """Delete the endpoints."""
+        with self._lock:
+            self._participant.waitset.detach(self._reader)
+            for entity in (*self._builtin, self._participants, self._reader, self._writer):
+                delete(entity)
+
+    def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
+        self.update()
+        name = TOPIC_PREFIX + topic
+        with self._lock:
+            known = self._endpoints[kind]
+            while taken := self._builtin[kind].take(N=256):
+                for endpoint in taken:
+                    if endpoint.sample_info.instance_state == InstanceState.Alive and endpoint.qos is not None:
+                        known[endpoint.key] = endpoint
+                    else:
+                        known.pop(endpoint.key, None)
+            owners: dict[bytes, NodeEntities] = {}
+            for node in self._all_nodes():
+                owners.update(dict.fromkeys((node.writers, node.readers)[kind], node))
+            return [
+                _info(endpoint, owners.get(endpoint.key.bytes))
+                for endpoint in known.values()
+                if endpoint.topic_name == name
+            ]
+
+    def _all_nodes(self) -> Iterable[NodeEntities]:
+        yield from self._own.values()
+        for nodes in self._remote.values():
+            yield from nodes
+
+    def _receive(self, cdr: bytes) -> None:
+        for types in self._formats():
+            try:
+                info = types.deserialize(cdr, types.message(_INFO))
+            except VlaRosError:
+                continue
+            self._remote[_guid(info.gid)] = tuple(
+                NodeEntities(
+                    node.node_name,
+                    node.node_namespace,
+                    tuple(_guid(gid) for gid in node.reader_gid_seq),
+                    tuple(_guid(gid) for gid in node.writer_gid_seq),
+                )
+                for node in info.node_entities_info_seq
+            )
+            return
+
+    def _formats(self) -> Iterable[MessageTypes]:
+        """Our own distribution's GID size first, then the other one: a graph may be mixed."""
+        yield self._participant.types
+        yield message_types("jazzy" if self._participant.environment.distro == "humble" else "humble")
+
+    def _serialized(self) -> bytes:
+        types = self._participant.types
+        gid = types.message("rmw_dds_common/msg/Gid")
+        node_info = types.message("rmw_dds_common/msg/NodeEntitiesInfo")
+        size = self._participant.environment.gid_size
+
+        def packed(guid: bytes) -> Any:
+            return gid(data=guid.ljust(size, b"\0"))
+
+        return types.serialize(
+            types.message(_INFO)(
+                gid=packed(self._participant.dds.guid.bytes),
+                node_entities_info_seq=[
+                    node_info(
+                        node_namespace=node.namespace,
+                        node_name=node.name,
+                        reader_gid_seq=[packed(guid) for guid in node.readers],
+                        writer_gid_seq=[packed(guid) for guid in node.writers],
+                    )
+                    for node in self._own.values()
+                ],
+            )
+        )
+
+
+def _guid(gid: Any) -> bytes:
+    return bytes(gid.data[:16])
+
+
+def _info(endpoint: Any, node: NodeEntities | None) -> TopicEndpointInfo:
+    from cyclonedds.core import Policy
+
+    user = endpoint.qos[Policy.Userdata]
+    fields = dict(
+        item.split("=", 1) for item in (user.data.decode("latin-1") if user else "").split(";") if "=" in item
+    )
+    return TopicEndpointInfo(
+        node_name=node.name if node else UNKNOWN_NODE,
+        node_namespace=node.namespace if node else UNKNOWN_NAMESPACE,
+        topic_type=ros_type_name(endpoint.type_name),
+        qos_profile=ros_profile(endpoint.qos),
+        endpoint_gid=endpoint.key.bytes,
+        topic_type_hash=fields.get("typehash", ""),
+    )

@@ -1,0 +1,158 @@
+"""Publishers, subscriptions and timers of the embedded participant, with the members that rclpy's have."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cyclonedds.core import DDSException, InstanceState, ReadCondition, SampleState, ViewState
+from cyclonedds.idl import IdlStruct
+from cyclonedds.pub import DataWriter
+from cyclonedds.sub import DataReader
+
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.dds.participant import Participant, delete
+from vla_ros.graph.dds.wire import TOPIC_PREFIX, sample
+from vla_ros.graph.qos import QoSProfile
+
+ANY_UNREAD = SampleState.NotRead | ViewState.Any | InstanceState.Any
+
+
+class DdsPublisher:
+    """Sends messages on a topic. Any thread may publish."""
+
+    def __init__(self, participant: Participant, msg_type: Any, topic: str, profile: QoSProfile) -> None:
+        self.topic_name = topic
+        self.qos_profile = profile
+        self.msg_type = msg_type
+        self._types = participant.types
+        self._lock = threading.Lock()
+        self._writer: DataWriter[Any] | None
+        self._sample: type[IdlStruct]
+        self._writer, self._sample = participant.writer(TOPIC_PREFIX + topic, msg_type.TYPE, profile)
+        self.guid = self._writer.guid.bytes
+
+    def publish(self, msg: Any) -> None:
+        """Send a message, or its CDR (:class:`bytes`, 4-byte header included). Never waits for a subscriber.
+
+        Raises:
+            VlaRosError: The message is of another type or cannot be serialised, or the node was destroyed.
+        """
+        if isinstance(msg, (bytes, bytearray, memoryview)):
+            cdr = bytes(msg)
+        elif isinstance(msg, self.msg_type):
+            cdr = self._types.serialize(msg)
+        else:
+            raise VlaRosError(
+                f"{self.topic_name} takes {self.msg_type.TYPE} or its bytes, found {type(msg).__name__}"
+            )
+        # The lock keeps destroy() from deleting the writer in the middle of a write.
+        with self._lock:
+            if self._writer is None:
+                raise VlaRosError(f"the publisher of {self.topic_name} was destroyed; nothing was sent")
+            try:
+                self._writer.write(sample(self._sample, cdr))
+            except DDSException as error:
+                raise VlaRosError(f"{self.topic_name} could not be sent ({len(cdr)} bytes): {error}") from error
+
+    def get_subscription_count(self) -> int:
+        """Number of matched subscriptions."""
+        with self._lock:
+            return len(self._writer.get_matched_subscriptions()) if self._writer is not None else 0
+
+    def destroy(self) -> None:
+        """Leave the topic. Safe to call twice."""
+        with self._lock:
+            if self._writer is not None:
+                delete(self._writer)
+                self._writer = None
+
+
+class DdsSubscription:
+    """Receives messages of a topic; the graph's spin calls :meth:`dispatch`."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        msg_type: Any,
+        topic: str,
+        callback: Callable[[Any], Any],
+        profile: QoSProfile,
+        *,
+        raw: bool = False,
+    ) -> None:
+        self.topic_name = topic
+        self.qos_profile = profile
+        self.msg_type = msg_type
+        self.callback = callback
+        self.raw = raw
+        self._participant = participant
+        self._lock = threading.Lock()
+        reader = participant.reader(TOPIC_PREFIX + topic, msg_type.TYPE, profile)
+        self.guid = reader.guid.bytes
+        self._reader: DataReader[Any] | None = reader
+        self._condition = ReadCondition(reader, ANY_UNREAD)
+        participant.waitset.attach(self._condition)
+
+    def take(self) -> list[bytes]:
+        """CDR of the samples that wait, oldest first: at most as many as the profile's depth."""
+        with self._lock:
+            if self._reader is None:
+                return []
+            taken = self._reader.take(N=self.qos_profile.depth, condition=self._condition)
+        # Samples without data tell of publishers that went away.
+        return [item.cdr for item in taken if item.sample_info.valid_data]
+
+    def dispatch(self, cdr: bytes) -> None:
+        """Give one sample to the callback."""
+        self.callback(cdr if self.raw else self._participant.types.deserialize(cdr, self.msg_type))
+
+    def get_publisher_count(self) -> int:
+        """Number of matched publishers."""
+        with self._lock:
+            return len(self._reader.get_matched_publications()) if self._reader is not None else 0
+
+    def destroy(self) -> None:
+        """Leave the topic. Safe to call twice."""
+        with self._lock:
+            if self._reader is not None:
+                self._participant.waitset.detach(self._condition)
+                delete(self._condition)
+                delete(self._reader)
+                self._reader = None
+
+
+class DdsTimer:
+    """Calls back at a fixed rate on the thread that spins; calls that were missed are not made up for."""
+
+    def __init__(self, period: float, callback: Callable[[], Any]) -> None:
+        if not period >= 0.0:
+            raise VlaRosError(f"a timer's period is {period} s; expected 0 or more")
+        self.period = period
+        self.callback = callback
+        self.due = time.monotonic() + period
+        self.canceled = False
+
+    def cancel(self) -> None:
+        """Stop it. Safe to call twice."""
+        self.canceled = True
+
+    def is_canceled(self) -> bool:
+        """Whether it was stopped."""
+        return self.canceled
+
+    def reset(self) -> None:
+        """Start it again, from now."""
+        self.due = time.monotonic() + self.period
+        self.canceled = False
+
+    def expire(self, now: float) -> bool:
+        """Whether it is due at ``now`` (monotonic seconds); when it is, the next call is set."""
+        if self.canceled or now < self.due:
+            return False
+        self.due += self.period
+        if self.due <= now:
+            self.due = now + self.period
+        return True

@@ -1,0 +1,195 @@
+"""A node of the embedded participant: the subset of ``rclpy.node.Node`` that this package uses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.clock import Clock
+from vla_ros.graph.dds.discovery import NodeEntities, TopicEndpointInfo
+from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer
+from vla_ros.graph.dds.service import DdsService
+from vla_ros.graph.logger import NodeLogger
+from vla_ros.graph.names import check_absolute, check_node_name
+from vla_ros.graph.qos import PROFILES, QoSProfile
+
+if TYPE_CHECKING:
+    from vla_ros.graph.dds.graph import DdsGraph
+
+
+class DdsNode:
+    """See :class:`vla_ros.graph.node.Node` for the methods' meaning. Made by ``DdsGraph.create_node``."""
+
+    def __init__(self, graph: DdsGraph, name: str, namespace: str) -> None:
+        self._graph = graph
+        self._name = check_node_name(name)
+        self._namespace = check_absolute(namespace, "namespace")
+        self._logger = NodeLogger(self.get_fully_qualified_name(), graph.log_level)
+        self._lock = threading.RLock()
+        self._destroyed = False
+        self.subscriptions: tuple[DdsSubscription, ...] = ()
+        self.publishers: tuple[DdsPublisher, ...] = ()
+        self.timers: tuple[DdsTimer, ...] = ()
+        self.services: tuple[DdsService, ...] = ()
+        simulated = graph.arguments.flag("use_sim_time")
+        self._clock = Clock(graph.participant.types, simulated=simulated)
+        self._announce()
+        if simulated:
+            clock = graph.message("rosgraph_msgs/msg/Clock")
+            self.create_subscription(clock, "/clock", self._clock.on_clock, PROFILES["clock"])
+
+    def get_name(self) -> str:
+        """Name without namespace."""
+        return self._name
+
+    def get_namespace(self) -> str:
+        """Namespace, starting with ``/``."""
+        return self._namespace
+
+    def get_fully_qualified_name(self) -> str:
+        """Namespace and name."""
+        return f"{'' if self._namespace == '/' else self._namespace}/{self._name}"
+
+    def get_logger(self) -> NodeLogger:
+        """The node's logger."""
+        return self._logger
+
+    def get_clock(self) -> Clock:
+        """The node's clock."""
+        return self._clock
+
+    def resolve_topic_name(self, topic: str) -> str:
+        """Fully qualified name of a topic, after remaps."""
+        return self._graph.arguments.resolve(topic, self._name, self._namespace)
+
+    def resolve_service_name(self, service: str) -> str:
+        """Fully qualified name of a service, after remaps."""
+        return self._graph.arguments.resolve(service, self._name, self._namespace, "service")
+
+    def create_publisher(self, msg_type: Any, topic: str, qos_profile: QoSProfile | int) -> DdsPublisher:
+        """A publisher of ``msg_type`` on ``topic``."""
+        name = self.resolve_topic_name(topic)
+        with self._alive():
+            publisher = DdsPublisher(self._graph.participant, msg_type, name, _profile(qos_profile))
+            self.publishers += (publisher,)
+            self._announce()
+        return publisher
+
+    def create_subscription(
+        self,
+        msg_type: Any,
+        topic: str,
+        callback: Callable[[Any], Any],
+        qos_profile: QoSProfile | int,
+        *,
+        raw: bool = False,
+    ) -> DdsSubscription:
+        """Call ``callback`` with each message of ``topic``, or with its CDR when ``raw``."""
+        name = self.resolve_topic_name(topic)
+        with self._alive():
+            profile = _profile(qos_profile)
+            subscription = DdsSubscription(self._graph.participant, msg_type, name, callback, profile, raw=raw)
+            self.subscriptions += (subscription,)
+            self._announce()
+        return subscription
+
+    def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> DdsTimer:
+        """A timer; it runs on the thread that spins."""
+        with self._alive():
+            timer = DdsTimer(timer_period_sec, callback)
+            self.timers += (timer,)
+        self._graph.participant.wake()
+        return timer
+
+    def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
+        """Answer requests of rmw_cyclonedds (rmw_fastrtps' services need headers that this library cannot write)."""
+        name = self.resolve_service_name(srv_name)
+        with self._alive():
+            service = DdsService(self._graph.participant, srv_type, name, callback)
+            self.services += (service,)
+            self._announce()
+        return service
+
+    def destroy_timer(self, timer: DdsTimer) -> bool:
+        """Stop a timer and forget it."""
+        timer.cancel()
+        with self._lock:
+            known = timer in self.timers
+            self.timers = tuple(item for item in self.timers if item is not timer)
+        return known
+
+    def destroy_subscription(self, subscription: DdsSubscription) -> bool:
+        """Leave a topic."""
+        with self._lock:
+            known = subscription in self.subscriptions
+            self.subscriptions = tuple(item for item in self.subscriptions if item is not subscription)
+            subscription.destroy()
+            if known:
+                self._announce()
+        return known
+
+    def destroy_publisher(self, publisher: DdsPublisher) -> bool:
+        """Leave a topic."""
+        with self._lock:
+            known = publisher in self.publishers
+            self.publishers = tuple(item for item in self.publishers if item is not publisher)
+            publisher.destroy()
+            if known:
+                self._announce()
+        return known
+
+    def count_publishers(self, topic_name: str) -> int:
+        """Number of publishers of a topic."""
+        return len(self.get_publishers_info_by_topic(topic_name))
+
+    def count_subscribers(self, topic_name: str) -> int:
+        """Number of subscriptions of a topic."""
+        return len(self.get_subscriptions_info_by_topic(topic_name))
+
+    def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
+        """Each publisher of a topic."""
+        return self._graph.discovery.publishers(self.resolve_topic_name(topic_name))
+
+    def get_subscriptions_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
+        """Each subscription of a topic."""
+        return self._graph.discovery.subscriptions(self.resolve_topic_name(topic_name))
+
+    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        """Name and namespace of every node on the graph."""
+        return self._graph.discovery.nodes()
+
+    def get_node_names(self) -> list[str]:
+        """Name of every node on the graph."""
+        return [name for name, _ in self.get_node_names_and_namespaces()]
+
+    def destroy_node(self) -> None:
+        """Leave the graph. Safe to call twice."""
+        with self._lock:
+            if self._destroyed:
+                return
+            self._destroyed = True
+            for timer in self.timers:
+                timer.cancel()
+            for entity in (*self.subscriptions, *self.services, *self.publishers):
+                entity.destroy()
+            self.subscriptions = self.publishers = self.timers = self.services = ()
+            self._graph.forget(self)
+
+    def _alive(self) -> threading.RLock:
+        if self._destroyed:
+            raise VlaRosError(f"node {self.get_fully_qualified_name()} was destroyed; nothing can be added to it")
+        return self._lock
+
+    def _announce(self) -> None:
+        readers = [item.guid for item in self.subscriptions] + [item.reader_guid for item in self.services]
+        writers = [item.guid for item in self.publishers] + [item.writer_guid for item in self.services]
+        self._graph.discovery.announce(
+            self, NodeEntities(self._name, self._namespace, tuple(readers), tuple(writers))
+        )
+
+
+def _profile(value: QoSProfile | int) -> QoSProfile:
+    """As in rclpy, a number is the depth of a reliable, volatile profile."""
+    return QoSProfile(depth=value) if isinstance(value, int) else value

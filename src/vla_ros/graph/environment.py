@@ -1,0 +1,141 @@
+"""What the environment says about the DDS domain and how far discovery reaches, and Cyclone's settings for it.
+
+The variables mean what they mean to rcl ("Improved Dynamic Discovery", REP-2003-like documentation of ROS 2
+Iron and later); only the default range differs: here it is this host, because a robot should not be driven
+from the neighbour's laptop by accident.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from xml.sax.saxutils import quoteattr
+
+from vla_ros.errors import ConfigError
+from vla_ros.graph.messages import ros_distro
+
+RANGES = ("LOCALHOST", "SUBNET", "OFF", "SYSTEM_DEFAULT")
+DEFAULT_RANGE = "LOCALHOST"
+
+# rmw_cyclonedds probes this many participants of a host; more would not be found.
+_MAX_PARTICIPANT_INDEX = 32
+
+
+@dataclass(frozen=True)
+class DdsEnvironment:
+    """Domain and reach of the embedded participant."""
+
+    domain_id: int = 0
+    range: str = DEFAULT_RANGE
+    range_source: str = "default"
+    static_peers: tuple[str, ...] = ()
+    distro: str = "jazzy"
+    user_configuration: str = ""
+    """``CYCLONEDDS_URI``; it wins over everything that is set here."""
+
+    @property
+    def gid_size(self) -> int:
+        """Bytes of a GID in ``ros_discovery_info``: 24 up to Humble, 16 from Iron on."""
+        return 24 if self.distro == "humble" else 16
+
+    def describe(self) -> str:
+        """One line for the log: what is in force and why."""
+        if self.range_source == "default":
+            hint = "; set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to meet other hosts"
+        else:
+            hint = ""
+        peers = f", static peers {', '.join(self.static_peers)}" if self.static_peers else ""
+        own = ", CYCLONEDDS_URI applied on top" if self.user_configuration else ""
+        return (
+            f"DDS domain {self.domain_id}, discovery range {self.range} ({self.range_source}){peers}{own}, "
+            f"messages of ROS 2 {self.distro}{hint}"
+        )
+
+    def configuration(self) -> str:
+        """Cyclone DDS configuration: fragments separated by commas, later ones win."""
+        return f"{self._own_configuration()},{self.user_configuration}".rstrip(",")
+
+    def _own_configuration(self) -> str:
+        general = ""
+        discovery = ""
+        # "OFF" is what rmw_cyclonedds does: a domain tag that nobody else has.
+        if self.range == "OFF":
+            general += "<AllowMulticast>false</AllowMulticast>"
+            discovery += f"<ParticipantIndex>none</ParticipantIndex><Tag>ros_discovery_off_{os.getpid()}</Tag>"
+        elif self.range != "SYSTEM_DEFAULT":
+            peers = list(self.static_peers)
+            discovery += (
+                "<ParticipantIndex>auto</ParticipantIndex>"
+                f"<MaxAutoParticipantIndex>{_MAX_PARTICIPANT_INDEX}</MaxAutoParticipantIndex>"
+            )
+            if self.range == "LOCALHOST":
+                # Announce often: a ROS process that only listens to multicast hears of us by these packets alone.
+                general += "<AllowMulticast>false</AllowMulticast>"
+                discovery += "<SPDPInterval>1s</SPDPInterval>"
+                peers.insert(0, "localhost")
+                if self.range_source == "ROS_LOCALHOST_ONLY":
+                    general += '<Interfaces><NetworkInterface address="127.0.0.1"/></Interfaces>'
+                # Nothing leaves the host, and the loopback interface carries 64 KiB packets: a picture of
+                # 640x480 is 15 packets instead of 690.
+                general += "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>63000B</FragmentSize>"
+            if peers:
+                listed = "".join(f"<Peer address={quoteattr(peer)}/>" for peer in peers)
+                discovery += f"<Peers>{listed}</Peers>"
+        internal = (
+            # As much as the kernel grants (net.core.rmem_max): a whole picture must fit.
+            '<SocketReceiveBufferSize min="default" max="32MB"/>'
+            # Never make a writer wait for slow readers: KEEP_LAST bounds what is kept.
+            "<Watermarks><WhcHigh>512MB</WhcHigh><WhcHighInit>512MB</WhcHighInit>"
+            "<WhcAdaptive>false</WhcAdaptive></Watermarks>"
+        )
+        # Type names decide, as with the ROS middlewares: Lyrical's type information differs from the one made
+        # here. The numbers are the vendors Cyclone (1.16) and eProsima (1.15).
+        compatibility = "<IgnoreTypeInformation>1.16,1.15</IgnoreTypeInformation>"
+        return (
+            f"<CycloneDDS><Domain><General>{general}</General><Discovery>{discovery}</Discovery>"
+            f"<Internal>{internal}</Internal><Compatibility>{compatibility}</Compatibility></Domain></CycloneDDS>"
+        )
+
+
+def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironment:
+    """Read ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
+    ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
+
+    Raises:
+        ConfigError: A variable has a value that it cannot have.
+    """
+    variables = os.environ if environment is None else environment
+    reach, source = _range(variables)
+    return DdsEnvironment(
+        domain_id=_domain_id(variables.get("ROS_DOMAIN_ID", "")),
+        range=reach,
+        range_source=source,
+        static_peers=tuple(peer for peer in variables.get("ROS_STATIC_PEERS", "").split(";") if peer.strip()),
+        distro=ros_distro(variables),
+        user_configuration=variables.get("CYCLONEDDS_URI", "").strip(),
+    )
+
+
+def _domain_id(text: str) -> int:
+    if not text.strip():
+        return 0
+    # 232 is the highest domain whose ports stay under 65536 (DDSI-RTPS 9.6.1).
+    if not text.strip().isdigit() or int(text) > 232:
+        raise ConfigError(f"ROS_DOMAIN_ID is '{text}'; expected a number from 0 to 232")
+    return int(text)
+
+
+def _range(variables: Mapping[str, str]) -> tuple[str, str]:
+    only = variables.get("ROS_LOCALHOST_ONLY", "")
+    if only not in ("", "0", "1"):
+        raise ConfigError(f"ROS_LOCALHOST_ONLY is '{only}'; expected 0 or 1")
+    # As rcl does: where this older variable is set, it decides, and 0 means the subnet.
+    if only:
+        return ("LOCALHOST" if only == "1" else "SUBNET"), "ROS_LOCALHOST_ONLY"
+    found = variables.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper()
+    if not found:
+        return DEFAULT_RANGE, "default"
+    if found not in RANGES:
+        raise ConfigError(f"ROS_AUTOMATIC_DISCOVERY_RANGE is '{found}'; expected one of {', '.join(RANGES)}")
+    return found, "ROS_AUTOMATIC_DISCOVERY_RANGE"

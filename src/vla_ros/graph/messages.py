@@ -1,0 +1,316 @@
+"""Message classes, CDR and type hashes without a ROS installation, from the definitions that rosbags carries.
+
+The classes are used as those of ``rclpy`` are: keyword arguments, ROS defaults for fields that are not given,
+attributes with the names of the fields, constants on the class. Numeric arrays become numpy arrays when they
+are assigned; ``byte`` fields are :class:`bytes` of length one, as in rclpy.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vla_ros.errors import MissingDependencyError, VlaRosError
+
+try:
+    from rosbags.interfaces import Nodetype
+    from rosbags.serde import SerdeError
+    from rosbags.typesys import Stores, get_typestore
+    from rosbags.typesys.base import normalize_fieldname
+except ImportError as error:  # pragma: no cover - the suite runs with rosbags
+    raise MissingDependencyError(
+        "message types without ROS need the library rosbags: pip install 'vla_ros[dds]', or source ROS 2"
+    ) from error
+
+DISTROS = ("humble", "iron", "jazzy", "kilted", "lyrical")
+DEFAULT_DISTRO = "jazzy"
+
+# rosbags knows messages only; the services that this package answers are written out here. A member of an
+# empty ROS structure is what rosidl puts there, and it is on the wire.
+_SERVICES: dict[str, tuple[str, str]] = {
+    "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
+    "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
+    "std_srvs/srv/Empty": ("", ""),
+}
+
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "char")
+_FLOATS = ("float32", "float64")
+
+
+class Byte(bytes):
+    """One ``byte`` of ROS: equal to :class:`bytes` of length one, and usable as an integer index."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: bytes | int) -> Byte:
+        """From bytes of length one, or from 0..255."""
+        number = value[0] if isinstance(value, bytes) and len(value) == 1 else operator.index(value)  # type: ignore[arg-type]
+        return super().__new__(cls, (number & 0xFF,))
+
+    def __index__(self) -> int:
+        # CDR packs a byte as a signed char, which keeps the bits.
+        return self[0] - 256 if self[0] > 127 else self[0]
+
+
+class Message:
+    """Base of the generated classes. Equality is by value."""
+
+    __slots__ = ()
+    TYPE: ClassVar[str] = ""
+    """Name as ``pkg/msg/Type``."""
+    _fields: ClassVar[tuple[tuple[str, Callable[[Any], Any], Callable[[], Any]], ...]] = ()
+    _setters: ClassVar[dict[str, tuple[Callable[[Any, Any], None], Callable[[Any], Any]]]] = {}
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        if values:
+            # Positional values come from the decoder alone, in order and of the right types but for bytes.
+            if len(values) != len(self._fields) or fields:
+                raise TypeError(f"{self.TYPE} takes its fields as keyword arguments")
+            for (setter, convert), value in zip(self._setters.values(), values, strict=True):
+                setter(self, convert(value) if convert is Byte else value)
+            return
+        for name, _, default in self._fields:
+            setter, convert = self._setters[name]
+            setter(self, self._converted(name, convert, fields.pop(name)) if name in fields else default())
+        for name in fields:
+            raise AttributeError(f"{self.TYPE} has no field '{name}'; it has {', '.join(self._setters)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            setter, convert = self._setters[name]
+        except KeyError:
+            raise AttributeError(f"{self.TYPE} has no field '{name}'; it has {', '.join(self._setters)}") from None
+        setter(self, self._converted(name, convert, value))
+
+    def _converted(self, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return convert(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{self.TYPE}.{name}: {error}") from None
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_equal(getattr(self, name), getattr(other, name)) for name in self._setters)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{self.TYPE}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._setters)})"
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return np.array_equal(left, right)
+    return bool(left == right)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected str, found {type(value).__name__}")
+    return value
+
+
+def _integer(value: Any) -> int:
+    return operator.index(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError("expected a number, found str")
+    return float(value)
+
+
+def _instance(cls: type, value: Any) -> Any:
+    if not isinstance(value, cls):
+        raise TypeError(f"expected {cls.TYPE}, found {type(value).__name__}")  # type: ignore[attr-defined]
+    return value
+
+
+def _numbers(dtype: Any, length: int | None, value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)) and dtype.itemsize == 1:
+        array = np.frombuffer(value, dtype=dtype)
+    else:
+        found = np.asarray(value)
+        if found.size and not np.can_cast(found.dtype, dtype, "same_kind"):
+            # Python integers are int64; what matters is whether they fit.
+            if found.dtype.kind not in "iub" or dtype.kind not in "iu":
+                raise TypeError(f"expected {dtype.name} values, found {found.dtype.name}")
+            limits = np.iinfo(dtype)
+            if found.min() < limits.min or found.max() > limits.max:
+                raise ValueError(f"expected values that fit into {dtype.name}")
+        array = np.ascontiguousarray(found, dtype=dtype).reshape(-1)
+    if length is not None and array.size != length:
+        raise ValueError(f"expected {length} values, found {array.size}")
+    return array
+
+
+def _items(convert: Callable[[Any], Any], length: int | None, value: Any) -> list[Any]:
+    if isinstance(value, str):
+        raise TypeError("expected a list, found str")
+    found = [convert(item) for item in value]
+    if length is not None and len(found) != length:
+        raise ValueError(f"expected {length} items, found {len(found)}")
+    return found
+
+
+class MessageTypes:
+    """Message classes and CDR of one ROS distribution; get one with :func:`message_types`."""
+
+    def __init__(self, distro: str) -> None:
+        self.distro = distro
+        self._store = get_typestore(Stores[f"ROS2_{distro.upper()}"])
+        self._classes: dict[str, type[Message]] = {}
+        self._register_services()
+
+    def _register_services(self) -> None:
+        definitions: dict[str, Any] = {}
+        for name, texts in _SERVICES.items():
+            for suffix, text in zip(("_Request", "_Response"), texts, strict=True):
+                lines = [line.split() for line in text.splitlines()] or [
+                    ["uint8", "structure_needs_at_least_one_member"]
+                ]
+                fields = [(field, (Nodetype.BASE, (kind, 0))) for kind, field in lines]
+                definitions[name + suffix] = ([], fields)
+        self._store.fielddefs.update(definitions)
+
+    def message(self, name: str) -> type[Message]:
+        """Class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``).
+
+        Raises:
+            VlaRosError: The distribution's definitions have no such type.
+        """
+        found = self._classes.get(name)
+        if found is not None:
+            return found
+        if name not in self._store.fielddefs:
+            raise VlaRosError(
+                f"message type '{name}' is unknown to the definitions of ROS 2 {self.distro}; write it as "
+                "pkg/msg/Type, or source a ROS 2 installation that has it"
+            )
+        constants, raw_fields = self._store.fielddefs[name]
+        fields = [(normalize_fieldname(field), description) for field, description in raw_fields]
+        built = tuple((field, *self._field(description)) for field, description in fields)
+        namespace: dict[str, Any] = {
+            "__slots__": tuple(field for field, _ in fields),
+            "__module__": __name__,
+            "TYPE": name,
+            "_fields": built,
+        }
+        for constant, kind, value in constants:
+            namespace[constant] = Byte(value) if kind == "byte" else value
+        cls = type(name.replace("/", "__"), (Message,), namespace)
+        cls._setters = {field: (cls.__dict__[field].__set__, convert) for field, convert, _ in built}
+        self._classes[name] = cls
+        self._store.types[name] = cls  # type: ignore[assignment]
+        return cls
+
+    def service(self, name: str) -> type[Any]:
+        """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``.
+
+        Raises:
+            VlaRosError: It is none of the services that are known without ROS.
+        """
+        if name not in _SERVICES:
+            raise VlaRosError(
+                f"service type '{name}' is unknown without a ROS installation; there are {', '.join(_SERVICES)}"
+            )
+        return _service_class(self, name)
+
+    def type_hash(self, name: str) -> str:
+        """Hash of a type as REP-2011 and rosidl write it: ``RIHS01_`` and 64 hexadecimal digits."""
+        self.message(name)
+        return self._store.hash_rihs01(name)
+
+    def definition(self, name: str) -> list[tuple[str, Any]]:
+        """Fields of a type as rosbags describes them: name and (node type, argument)."""
+        self.message(name)
+        return list(self._store.fielddefs[name][1])
+
+    def serialize(self, message: Any) -> bytes:
+        """CDR of a message, little endian, with the 4-byte header.
+
+        Raises:
+            VlaRosError: A value does not fit its field.
+        """
+        name = type(message).TYPE
+        try:
+            return bytes(self._store.serialize_cdr(message, name, little_endian=True))
+        except (AttributeError, TypeError, ValueError, SerdeError, struct.error) as error:
+            raise VlaRosError(f"{name} cannot be serialised: {error}") from error
+
+    def deserialize(self, data: bytes | memoryview, cls: type[Any]) -> Any:
+        """Message from its CDR (4-byte header included). Arrays of numbers are read-only views of ``data``.
+
+        Raises:
+            VlaRosError: The bytes are not a whole message of that type.
+        """
+        name = cls.TYPE
+        if len(data) < 4 or data[0] != 0 or data[1] > 1:
+            raise VlaRosError(f"{len(data)} bytes are not a {name}: they do not begin with a CDR header")
+        definition = self._store.get_msgdef(name)
+        function = definition.deserialize_cdr_le if data[1] else definition.deserialize_cdr_be
+        try:
+            # Not Typestore.deserialize_cdr: it refuses the slack that serialize_message of rmw_fastrtps leaves
+            # behind a message whose arrays are empty.
+            return function(memoryview(data)[4:], 0, definition.cls, self._store)[0]
+        except (SerdeError, struct.error, ValueError, IndexError, UnicodeDecodeError) as error:
+            raise VlaRosError(f"{len(data)} bytes are not a {name}: {error}") from error
+
+    def _field(self, description: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+        """Converter of assigned values, and maker of the default, for one field."""
+        kind, argument = description
+        if kind == Nodetype.NAME:
+            cls = self.message(argument)
+            return functools.partial(_instance, cls), cls
+        if kind == Nodetype.BASE:
+            return _scalar(argument[0])
+        inner, length = argument
+        fixed = length if kind == Nodetype.ARRAY else None
+        if inner[0] == Nodetype.BASE and inner[1][0] != "string":
+            dtype = np.dtype({"char": "uint8", "byte": "uint8", "bool": "bool"}.get(inner[1][0], inner[1][0]))
+            return functools.partial(_numbers, dtype, fixed), functools.partial(np.zeros, fixed or 0, dtype)
+        convert, default = self._field(inner)
+        count = fixed or 0
+        return functools.partial(_items, convert, fixed), lambda: [default() for _ in range(count)]
+
+
+def _scalar(kind: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+    if kind == "string":
+        return _text, str
+    if kind == "byte":
+        return Byte, functools.partial(Byte, 0)
+    if kind == "bool":
+        return bool, bool
+    if kind in _FLOATS:
+        return _float, float
+    assert kind in _INTEGERS, kind
+    return _integer, int
+
+
+@functools.cache
+def _service_class(types: MessageTypes, name: str) -> type[Any]:
+    request, response = types.message(f"{name}_Request"), types.message(f"{name}_Response")
+    return type(name.replace("/", "__"), (), {"TYPE": name, "Request": request, "Response": response})
+
+
+def ros_distro(environment: Mapping[str, str] | None = None) -> str:
+    """Distribution whose message definitions and discovery format apply: ``ROS_DISTRO``, else jazzy."""
+    found = (os.environ if environment is None else environment).get("ROS_DISTRO", "").lower()
+    if found == "rolling":
+        return DISTROS[-1]
+    return found if found in DISTROS else DEFAULT_DISTRO
+
+
+@functools.cache
+def message_types(distro: str | None = None) -> MessageTypes:
+    """The message types of a distribution (default: :func:`ros_distro`), made once per process."""
+    if distro is None:
+        return message_types(ros_distro())
+    return MessageTypes(distro)

@@ -1,0 +1,177 @@
+"""Names on the ROS 2 graph: what is valid, how relative ones are completed, and remaps.
+
+Follows "Topic and Service name mapping to DDS" and "Static Remapping via Command Line" of design.ros2.org.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from vla_ros.errors import ConfigError
+
+_TOKEN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NODE_KEYS = ("__node", "__name")
+
+
+def check_node_name(name: str) -> str:
+    """``name`` as it came.
+
+    Raises:
+        ConfigError: It is not a valid node name.
+    """
+    if not _TOKEN.fullmatch(name):
+        raise ConfigError(
+            f"node name '{name}' is not valid; use letters, digits and underscores, no digit first (and no '/': "
+            "the namespace is given apart, with -r __ns:=/name)"
+        )
+    return name
+
+
+def check_absolute(name: str, kind: str = "topic") -> str:
+    """``name`` as it came, when it is a valid fully qualified name.
+
+    Raises:
+        ConfigError: It is not; the text says what is wrong with it.
+    """
+    wrong = ""
+    if not name.startswith("/"):
+        wrong = "it does not start with '/'"
+    elif name == "/" and kind == "namespace":
+        return name
+    elif name.endswith("/"):
+        wrong = "it ends with '/'"
+    elif "//" in name:
+        wrong = "it has '//'"
+    else:
+        for token in name[1:].split("/"):
+            if not _TOKEN.fullmatch(token):
+                wrong = f"'{token}' is not a token of letters, digits and underscores without a digit first"
+    if wrong:
+        raise ConfigError(f"{kind} name '{name}' is not valid: {wrong}")
+    return name
+
+
+def expand(name: str, node: str, namespace: str, kind: str = "topic") -> str:
+    """Fully qualified form of ``name``: ``~`` is the node, other names are relative to ``namespace``.
+
+    Raises:
+        ConfigError: The result is not a valid name.
+    """
+    base = "" if namespace == "/" else namespace
+    full = name.replace("{node}", node).replace("{ns}", base).replace("{namespace}", base)
+    if full == "~" or full.startswith("~/"):
+        full = f"{base}/{node}{full[1:]}"
+    elif not full.startswith("/"):
+        if not full:
+            raise ConfigError(f"a {kind} name is empty; give one such as '/camera/image_raw'")
+        full = f"{base}/{full}"
+    return check_absolute(full, kind)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One remap ``[node:][rostopic://|rosservice://]source:=target``."""
+
+    source: str
+    target: str
+    node: str | None = None
+    kind: str | None = None
+
+    def meets(self, node: str, kind: str) -> bool:
+        """Whether the rule is for this node and this kind of name (``topic`` or ``service``)."""
+        return self.node in (None, node) and self.kind in (None, kind)
+
+
+@dataclass(frozen=True)
+class RosArguments:
+    """What ``--ros-args`` said."""
+
+    rules: tuple[Rule, ...] = ()
+    parameters: dict[str, str] = field(default_factory=dict)
+    """``-p name:=value`` as texts; only ``use_sim_time`` is used by the embedded participant."""
+
+    def node_name(self, name: str) -> str:
+        """Name of a node after ``-r __node:=``."""
+        for rule in self.rules:
+            if rule.source in _NODE_KEYS and rule.node in (None, name):
+                return rule.target
+        return name
+
+    def namespace(self, namespace: str, name: str) -> str:
+        """Namespace of the node that was created as ``name``, after ``-r __ns:=``."""
+        for rule in self.rules:
+            if rule.source == "__ns" and rule.node in (None, name):
+                return rule.target
+        return namespace
+
+    def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
+        """Fully qualified name of a topic or service of a node: expanded, then remapped by the first rule that fits.
+
+        Raises:
+            ConfigError: The name, or what a rule makes of it, is not valid.
+        """
+        full = expand(name, node, namespace, kind)
+        for rule in self.rules:
+            if rule.source.startswith("__") or not rule.meets(node, kind):
+                continue
+            if expand(rule.source, node, namespace, kind) == full:
+                return expand(rule.target, node, namespace, kind)
+        return full
+
+    def flag(self, name: str) -> bool:
+        """Whether ``-p name:=true`` was given."""
+        return self.parameters.get(name, "false").strip().lower() == "true"
+
+
+def _rule(text: str) -> Rule:
+    source, separator, target = text.partition(":=")
+    if not separator or not source or not target:
+        raise ConfigError(f"remap '{text}' is not of the form from:=to")
+    kind = None
+    node = None
+    scheme = re.match(r"(?:(?P<node>[A-Za-z_]\w*):(?!//))?(?:ros(?P<kind>topic|service)://)?(?P<name>.+)", source)
+    assert scheme is not None
+    node, kind, source = scheme["node"], scheme["kind"], scheme["name"]
+    target = re.sub(r"^ros(topic|service)://", "", target)
+    if source in _NODE_KEYS:
+        check_node_name(target)
+    if source == "__ns":
+        check_absolute(target, "namespace")
+    return Rule(source, target, node, kind)
+
+
+def _ros_sections(args: Sequence[str]) -> Iterator[str]:
+    inside = False
+    for argument in args:
+        if argument == "--ros-args":
+            inside = True
+        elif argument == "--":
+            inside = False
+        elif inside:
+            yield argument
+
+
+def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
+    """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and left alone.
+
+    Raises:
+        ConfigError: A remap or a parameter is not of the form ``name:=value``, or its value is missing.
+    """
+    rules = []
+    parameters = {}
+    rest = _ros_sections(args)
+    for flag in rest:
+        if flag in ("-r", "--remap", "-p", "--param"):
+            text = next(rest, None)
+            if text is None:
+                raise ConfigError(f"{flag} needs an argument of the form name:=value")
+            if flag in ("-r", "--remap"):
+                rules.append(_rule(text))
+            else:
+                name, separator, value = text.partition(":=")
+                if not separator or not name:
+                    raise ConfigError(f"parameter '{text}' is not of the form name:=value")
+                parameters[name.rpartition(":")[2]] = value
+    return RosArguments(tuple(rules), parameters)

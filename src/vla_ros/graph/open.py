@@ -1,0 +1,71 @@
+"""Join the ROS 2 graph with whatever is there: rclpy, or the embedded DDS participant."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Sequence
+
+from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.graph.node import Graph
+
+BACKENDS = ("auto", "rclpy", "dds")
+
+
+def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str = "info") -> Graph:
+    """Join the graph of ``ROS_DOMAIN_ID``.
+
+    Args:
+        backend: ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy where it
+            imports, else DDS.
+        args: Command line; remaps and parameters after ``--ros-args`` apply, the rest is left alone.
+        log_level: Least severe messages that nodes show: debug, info, warn or error.
+
+    Raises:
+        ConfigError: An unknown backend, a malformed remap, or an environment variable with an impossible value.
+        MissingDependencyError: The backend is not installed; the text says what to install or source.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend '{backend}' is unknown; expected one of {', '.join(BACKENDS)}")
+    if backend == "dds":
+        return _dds(args, log_level)
+    try:
+        return _rclpy(args, log_level)
+    except MissingDependencyError as error:
+        if backend == "rclpy":
+            raise
+        try:
+            return _dds(args, log_level)
+        except MissingDependencyError as other:
+            raise MissingDependencyError(f"no way to join the ROS 2 graph: {error}; or else: {other}") from other
+
+
+def _rclpy(args: Sequence[str], log_level: str) -> Graph:
+    try:
+        import rclpy  # noqa: F401
+    except ImportError as error:
+        found = importlib.util.find_spec("rclpy")
+        reason = f"rclpy is there but does not import ({error})" if found else "rclpy is not on the Python path"
+        raise MissingDependencyError(
+            f"{reason}; source a ROS 2 installation, such as: source /opt/ros/jazzy/setup.bash "
+            f"(its Python version must be this one, {sys.version_info.major}.{sys.version_info.minor})"
+        ) from error
+    from vla_ros.graph.rclpy_backend import RclpyGraph
+
+    return RclpyGraph(args, log_level)
+
+
+def _dds(args: Sequence[str], log_level: str) -> Graph:
+    try:
+        import cyclonedds.core
+        import rosbags.typesys  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the embedded DDS participant cannot be loaded ({error}); install it with: pip install 'vla_ros[dds]' "
+            "(wheels of cyclonedds exist for Linux on x86-64 with Python 3.10 to 3.13; this is "
+            f"{platform.system()} on {platform.machine()} with Python {platform.python_version()})"
+        ) from error
+    from vla_ros.graph.dds import DdsGraph
+
+    return DdsGraph(args, log_level=log_level)

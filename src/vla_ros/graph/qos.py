@@ -1,0 +1,91 @@
+"""QoS profiles by name, and when two of them do not fit together.
+
+The attributes carry ``rclpy.qos.QoSProfile``'s names, and the members of the enumerations carry rclpy's, so
+that the same code reads a profile of either backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class ReliabilityPolicy(Enum):
+    """Whether lost samples are sent again."""
+
+    RELIABLE = "reliable"
+    BEST_EFFORT = "best_effort"
+
+
+class DurabilityPolicy(Enum):
+    """Whether a late subscriber gets what was sent before it came."""
+
+    VOLATILE = "volatile"
+    TRANSIENT_LOCAL = "transient_local"
+
+
+class HistoryPolicy(Enum):
+    """Which samples wait to be taken. Only KEEP_LAST is offered: KEEP_ALL can block the publisher."""
+
+    KEEP_LAST = "keep_last"
+    KEEP_ALL = "keep_all"
+
+
+@dataclass(frozen=True)
+class QoSProfile:
+    """How one endpoint sends or receives; ``depth`` is the number of samples that KEEP_LAST keeps."""
+
+    reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
+    durability: DurabilityPolicy = DurabilityPolicy.VOLATILE
+    depth: int = 10
+    history: HistoryPolicy = HistoryPolicy.KEEP_LAST
+
+
+_RELIABLE = ReliabilityPolicy.RELIABLE
+_BEST_EFFORT = ReliabilityPolicy.BEST_EFFORT
+
+PROFILES: dict[str, QoSProfile] = {
+    # Only the newest picture is worth anything, and sending a lost one again would delay it.
+    "camera": QoSProfile(_BEST_EFFORT, depth=1),
+    # A command must arrive, and a newer one replaces it.
+    "command": QoSProfile(_RELIABLE, depth=1),
+    # A latched text: who comes late still gets it.
+    "instruction": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=1),
+    # For subscriptions: best effort matches every driver, reliable or not. For publishers take state_publisher.
+    "state": QoSProfile(_BEST_EFFORT, depth=1),
+    # For publishers: reliable matches every subscription.
+    "state_publisher": QoSProfile(_RELIABLE, depth=1),
+    "diagnostics": QoSProfile(_RELIABLE, depth=10),
+    # rclpy's default for an integer depth of 10, and what services use.
+    "default": QoSProfile(_RELIABLE, depth=10),
+    # /clock, as rclcpp and rclpy subscribe to it.
+    "clock": QoSProfile(_BEST_EFFORT, depth=1),
+}
+"""Profiles of this package. ``Graph.qos`` gives each as the type that its backend takes."""
+
+
+def profile(name: str) -> QoSProfile:
+    """The profile called ``name``.
+
+    Raises:
+        ValueError: No profile has that name; the text lists those there are.
+    """
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise ValueError(f"unknown QoS profile '{name}'; there are {', '.join(sorted(PROFILES))}") from None
+
+
+def incompatibilities(requested: Any, offered: Any) -> list[str]:
+    """What keeps a subscription (``requested``) from matching a publisher (``offered``); empty when they match.
+
+    Takes profiles of either backend. The rules are those of DDS (request against offer): a reliable
+    subscription needs a reliable publisher, a transient-local subscription a transient-local publisher.
+    """
+    found = []
+    if requested.reliability.name == "RELIABLE" and offered.reliability.name == "BEST_EFFORT":
+        found.append("the subscription asks for RELIABLE, the publisher offers BEST_EFFORT")
+    if requested.durability.name == "TRANSIENT_LOCAL" and offered.durability.name == "VOLATILE":
+        found.append("the subscription asks for TRANSIENT_LOCAL, the publisher offers VOLATILE")
+    return found
