@@ -1,0 +1,169 @@
+"""Action tokens to actions and back: bins, statistics, masks. Conventions of the published OpenVLA code."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.types import FloatArray, IntArray
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActionBins:
+    """The uniform bins of one action dimension and the tokens that stand for them.
+
+    The last tokens of the unpadded vocabulary are bins in reverse order: token ``vocab_size - 1`` is bin 0, the
+    lowest. ``count`` edges make ``count - 1`` bins; a value decodes to the centre of its bin.
+
+    Attributes:
+        vocab_size: Vocabulary *without* padding rows (32000, not 32064).
+        count: Number of bin edges over [-1, 1] (256).
+    """
+
+    vocab_size: int
+    count: int = 256
+
+    @property
+    def edges(self) -> FloatArray:
+        """Float64 [count], -1 to 1."""
+        return np.linspace(-1.0, 1.0, self.count)
+
+    @property
+    def centers(self) -> FloatArray:
+        """Float64 [count - 1]."""
+        edges = self.edges
+        return (edges[:-1] + edges[1:]) / 2.0
+
+    def indices(self, tokens: ArrayLike) -> IntArray:
+        """Bin of each token, int64; tokens that stand for no bin are clipped to the nearest one."""
+        raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
+        return np.clip(raw, 0, self.count - 2)
+
+    def decode(self, tokens: ArrayLike) -> FloatArray:
+        """Normalised values of ``tokens``, float64 of the same shape, in (-1, 1)."""
+        return self.centers[self.indices(tokens)]
+
+    def encode(self, normalized: ArrayLike) -> IntArray:
+        """Tokens of normalised values (clipped to [-1, 1]), int64; what a checkpoint is trained on."""
+        clipped = np.clip(np.asarray(normalized, dtype=np.float64), -1.0, 1.0)
+        return self.vocab_size - np.digitize(clipped, self.edges).astype(np.int64)
+
+    def outside(self, tokens: ArrayLike) -> int:
+        """How many of ``tokens`` stand for no bin: anything but 0 hints at a damaged or wrong checkpoint."""
+        raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
+        return int(np.count_nonzero((raw < 0) | (raw >= self.count)))
+
+
+@dataclass(frozen=True)
+class ActionStatistics:
+    """How one dataset's actions were normalised.
+
+    Attributes:
+        key: Name of the dataset (``unnorm_key``).
+        low: Float64 [D], the 1st percentile, in the action's units.
+        high: Float64 [D], the 99th percentile.
+        mask: Bool [D]; False entries are not normalised (the gripper of most datasets).
+    """
+
+    key: str
+    low: FloatArray
+    high: FloatArray
+    mask: NDArray[np.bool_]
+
+    @property
+    def dimension(self) -> int:
+        """D, numbers in one action and thus tokens to decode."""
+        return int(self.low.shape[0])
+
+    def unnormalize(self, normalized: FloatArray) -> FloatArray:
+        """Actions in the dataset's units, float64 [..., D]; masked-out entries are passed on as they are."""
+        scaled = 0.5 * (normalized + 1.0) * (self.high - self.low) + self.low
+        return np.where(self.mask, scaled, normalized)
+
+    def normalize(self, actions: FloatArray) -> FloatArray:
+        """Inverse of :meth:`unnormalize`, clipped to [-1, 1] where normalised; for training data."""
+        span = np.where(self.high > self.low, self.high - self.low, 1.0)
+        return np.where(self.mask, np.clip(2.0 * (actions - self.low) / span - 1.0, -1.0, 1.0), actions)
+
+
+def read_statistics(folder: Path) -> dict[str, ActionStatistics]:
+    """Statistics by dataset: ``dataset_statistics.json`` where it exists, else ``norm_stats`` of config.json.
+
+    A fine-tuned checkpoint keeps its base model's ``norm_stats`` in config.json and its own statistics in
+    ``dataset_statistics.json``, so the latter wins.
+
+    Raises:
+        CheckpointError: Neither is there, or an entry is damaged.
+    """
+    path = folder / "dataset_statistics.json"
+    if path.exists():
+        raw = read_json(path)
+    else:
+        path = folder / "config.json"
+        raw = read_json(path).get("norm_stats") or {}
+    if not raw:
+        raise CheckpointError(
+            f"{folder}: no action statistics; expected dataset_statistics.json or norm_stats in config.json"
+        )
+    return {key: _parse(key, entry, path) for key, entry in raw.items()}
+
+
+def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
+    """The statistics to un-normalise with.
+
+    Args:
+        statistics: All that the checkpoint has.
+        key: ``policy.unnorm_key``; empty is enough when there is only one. A LIBERO suite's plain name also
+            finds ``{suite}_no_noops``, the name under which its filtered data was trained.
+
+    Raises:
+        ConfigError: ``key`` is empty though there are several, or is not among them.
+    """
+    names = sorted(statistics)
+    if not key:
+        if len(names) == 1:
+            return statistics[names[0]]
+        raise ConfigError(
+            f"policy.unnorm_key: not set, but the checkpoint was trained on {len(names)} datasets; "
+            f"name the one that matches the robot: {names}"
+        )
+    if key in statistics:
+        return statistics[key]
+    fallback = f"{key}_no_noops"
+    if fallback in statistics:
+        logger.info("policy.unnorm_key: %s is not in the checkpoint, taking %s", key, fallback)
+        return statistics[fallback]
+    near = difflib.get_close_matches(key, names, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    raise ConfigError(f"policy.unnorm_key: the checkpoint has no dataset '{key}'{hint}; it has {names}")
+
+
+def _parse(key: str, entry: Any, path: Path) -> ActionStatistics:
+    action = entry.get("action") if isinstance(entry, dict) else None
+    if not isinstance(action, dict) or "q01" not in action or "q99" not in action:
+        raise CheckpointError(f"{path}: statistics of '{key}' lack action.q01 or action.q99")
+    try:
+        low = np.asarray(action["q01"], dtype=np.float64)
+        high = np.asarray(action["q99"], dtype=np.float64)
+        mask = np.asarray(action.get("mask", [True] * low.size), dtype=np.bool_)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: statistics of '{key}' are not lists of numbers ({error})") from error
+    if low.ndim != 1 or not low.size or low.shape != high.shape or low.shape != mask.shape:
+        raise CheckpointError(
+            f"{path}: statistics of '{key}': q01 {low.shape}, q99 {high.shape} and mask {mask.shape} "
+            "must be lists of the same length"
+        )
+    if not (np.isfinite(low).all() and np.isfinite(high).all()) or (high < low).any():
+        raise CheckpointError(f"{path}: statistics of '{key}': q01 <= q99 and finite expected, found {action}")
+    return ActionStatistics(key=key, low=low, high=high, mask=mask)

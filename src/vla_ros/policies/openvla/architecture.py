@@ -1,0 +1,340 @@
+"""What a checkpoint's ``config.json`` says about the network, as frozen dataclasses. No torch here.
+
+The published files name their vision towers by timm identifiers; the two that OpenVLA uses are known here by
+shape. A checkpoint with other towers describes them itself, in two entries of ours that published files lack:
+
+``vision_towers``
+    A list with one object per tower (first ``featurizer``, then ``fused_featurizer``) whose keys are the fields
+    of :class:`TowerShape`. It takes the place of ``timm_model_ids``.
+``empty_token_id``
+    The token that closes every prompt, 29871 in Llama-2's vocabulary; a smaller vocabulary has it elsewhere.
+``prompt_version``
+    ``v0.1`` or ``v0.2``, for checkpoints whose prompt does not follow from their language model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from vla_ros.errors import CheckpointError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+
+LLAMA2_EMPTY_TOKEN = 29871
+"""Llama-2's token for a lone space mark. OpenVLA was trained with it between the prompt and the action."""
+
+PROMPT_VERSIONS = ("v0.1", "v0.2")
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """One vision transformer.
+
+    Attributes:
+        width: Features per token.
+        blocks: Transformer blocks that the checkpoint stores.
+        heads: Attention heads.
+        mlp_width: Hidden features of each block's MLP.
+        used_blocks: Blocks that run; features are the output of the last of them, without a final norm. OpenVLA
+            takes the second to last block, so ``blocks - 1`` run.
+        patch_size: Side of a patch in pixels.
+        image_size: Side of the square input in pixels.
+        class_token: True where a class token precedes the patches.
+        register_tokens: Number of register tokens between class token and patches.
+        layer_scale: True where each residual branch is multiplied by a learned vector.
+        mean: Subtracted from each RGB channel in [0, 1].
+        std: Divides each channel afterwards.
+    """
+
+    width: int
+    blocks: int
+    heads: int
+    mlp_width: int
+    used_blocks: int
+    patch_size: int = 14
+    image_size: int = 224
+    class_token: bool = False
+    register_tokens: int = 0
+    layer_scale: bool = False
+    mean: tuple[float, float, float] = HALF
+    std: tuple[float, float, float] = HALF
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches, dropped from the features."""
+        return int(self.class_token) + self.register_tokens
+
+    @property
+    def patches(self) -> int:
+        """Tokens that come out."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+TIMM_TOWERS: Mapping[str, TowerShape] = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": TowerShape(
+        width=1024,
+        blocks=24,
+        heads=16,
+        mlp_width=4096,
+        used_blocks=23,
+        class_token=True,
+        register_tokens=4,
+        layer_scale=True,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+    "vit_so400m_patch14_siglip_224": TowerShape(width=1152, blocks=27, heads=16, mlp_width=4304, used_blocks=26),
+}
+"""The towers of the published checkpoints, by their timm identifier."""
+
+
+@dataclass(frozen=True)
+class LlmShape:
+    """The Llama decoder.
+
+    Attributes:
+        vocab_size: Rows of embedding and head, with padding (32064).
+        hidden_size: Features per token.
+        intermediate_size: Hidden features of the gated MLP.
+        layers: Decoder layers.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Features per head.
+        rms_norm_eps: Epsilon of every RMSNorm; it comes from the checkpoint (1e-6 when not stored, which is
+            transformers' default for Llama; Llama-2's own 1e-5 would be wrong for the published files).
+        rope_theta: Base of the rotary embedding.
+        max_positions: Longest sequence in tokens.
+        bos_token: First token of every sequence.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_positions: int
+    bos_token: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything about the network that follows from ``config.json``.
+
+    Attributes:
+        towers: One vision tower, or two whose features are concatenated (DINOv2 first, then SigLIP).
+        llm: The language model.
+        action_vocab_size: Vocabulary without padding (32000): action tokens count down from its end.
+        action_bins: Bin edges of one action dimension (256, thus 255 centres).
+        empty_token: Token that closes the prompt.
+        prompt_version: ``v0.1`` or ``v0.2``.
+    """
+
+    towers: tuple[TowerShape, ...]
+    llm: LlmShape
+    action_vocab_size: int
+    action_bins: int
+    empty_token: int
+    prompt_version: str
+
+    @property
+    def vision_width(self) -> int:
+        """Features per patch after concatenation (2176)."""
+        return sum(tower.width for tower in self.towers)
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens in the language model's sequence (256)."""
+        return self.towers[0].patches
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square input picture in pixels (224)."""
+        return self.towers[0].image_size
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Raises:
+        CheckpointError: The file is missing, is not JSON or holds something else than an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: no such file; policy.checkpoint must name a folder in the Hugging Face layout "
+            "(config.json, *.safetensors, tokenizer.json)"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}); download the file again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: found {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Read and check ``folder/config.json``.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or describes a network that this package does not run.
+    """
+    path = folder / "config.json"
+    return parse_architecture(read_json(path), path, folder.name)
+
+
+def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:
+    """Turn the content of a ``config.json`` into an :class:`Architecture`.
+
+    Args:
+        config: The file's content.
+        path: Where it came from, for messages.
+        folder_name: Name of the checkpoint's folder; a hint at the prompt version and nothing else.
+
+    Raises:
+        CheckpointError: As :func:`read_architecture`.
+    """
+    if config.get("model_type") != "openvla":
+        raise CheckpointError(f"{path}: model_type is {config.get('model_type')!r}, expected 'openvla'")
+    strategy = config.get("image_resize_strategy", "resize-naive")
+    if strategy != "resize-naive":
+        raise CheckpointError(f"{path}: image_resize_strategy is {strategy!r}; only 'resize-naive' is supported")
+    towers = _towers(config, path)
+    llm = _llm(config, path)
+    action_vocab = llm.vocab_size - _integer(config, "pad_to_multiple_of", path, 64)
+    bins = _integer(config, "n_action_bins", path, 256)
+    empty = _integer(config, "empty_token_id", path, LLAMA2_EMPTY_TOKEN)
+    if not 2 <= bins < action_vocab:
+        raise CheckpointError(f"{path}: n_action_bins is {bins}; expected 2 to {action_vocab - 1} (the vocabulary)")
+    if not 0 <= empty < action_vocab:
+        raise CheckpointError(
+            f"{path}: the token {empty} that closes a prompt is outside the vocabulary of {action_vocab}; "
+            "a checkpoint with its own vocabulary names it as empty_token_id"
+        )
+    return Architecture(
+        towers=towers,
+        llm=llm,
+        action_vocab_size=action_vocab,
+        action_bins=bins,
+        empty_token=empty,
+        prompt_version=_prompt_version(config, path, folder_name),
+    )
+
+
+def tower_entry(tower: TowerShape) -> dict[str, Any]:
+    """The object that describes ``tower`` in the ``vision_towers`` list of a ``config.json``."""
+    return asdict(tower)
+
+
+def _towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:
+    if "vision_towers" in config:
+        towers = tuple(_own_tower(entry, path) for entry in config["vision_towers"])
+    else:
+        towers = _timm_towers(config, path)
+    expected = 2 if config.get("use_fused_vision_backbone") else 1
+    if len(towers) != expected:
+        raise CheckpointError(
+            f"{path}: {len(towers)} vision towers, but use_fused_vision_backbone="
+            f"{config.get('use_fused_vision_backbone')!r} means {expected}"
+        )
+    for tower in towers:
+        if tower.image_size % tower.patch_size or tower.width % tower.heads:
+            raise CheckpointError(f"{path}: vision tower {tower}: image/patch and width/heads must divide evenly")
+        if not 1 <= tower.used_blocks <= tower.blocks:
+            raise CheckpointError(f"{path}: vision tower: used_blocks must be 1 to {tower.blocks}")
+    if len({(tower.patches, tower.image_size) for tower in towers}) != 1:
+        raise CheckpointError(f"{path}: the vision towers differ in image size or number of patches")
+    return towers
+
+
+def _timm_towers(config: Mapping[str, Any], path: Path) -> tuple[TowerShape, ...]:
+    ids = config.get("timm_model_ids") or []
+    unknown = [name for name in ids if name not in TIMM_TOWERS]
+    if unknown or not ids:
+        raise CheckpointError(
+            f"{path}: timm_model_ids is {ids}; known are {list(TIMM_TOWERS)}. Other towers must be described by "
+            "an entry vision_towers (see vla_ros.policies.openvla.architecture)"
+        )
+    if any(layer is not None for layer in config.get("timm_override_act_layers") or []):
+        raise CheckpointError(f"{path}: timm_override_act_layers is set; only the towers' own GELU is supported")
+    sizes = config.get("image_sizes") or [TIMM_TOWERS[name].image_size for name in ids]
+    if len(sizes) != len(ids):
+        raise CheckpointError(f"{path}: image_sizes has {len(sizes)} entries for {len(ids)} towers")
+    return tuple(replace(TIMM_TOWERS[name], image_size=int(size)) for name, size in zip(ids, sizes, strict=True))
+
+
+def _own_tower(entry: Any, path: Path) -> TowerShape:
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{path}: an entry of vision_towers is {entry!r}, expected an object")
+    known = {field.name: field for field in fields(TowerShape)}
+    required = {name for name, field in known.items() if field.default is MISSING}
+    wrong = sorted(set(entry) - set(known)) + sorted(required - set(entry))
+    if wrong:
+        raise CheckpointError(f"{path}: vision_towers: unknown or missing {wrong}; the keys are {list(known)}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return TowerShape(**values)
+
+
+def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError(f"{path}: text_config is {text!r}, expected an object")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    unsupported = {
+        "model_type": text.get("model_type", "llama") != "llama",
+        "hidden_act": text.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(text.get("attention_bias")),
+        "mlp_bias": bool(text.get("mlp_bias")),
+        "tie_word_embeddings": bool(text.get("tie_word_embeddings")),
+        "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default",
+    }
+    for name, bad in unsupported.items():
+        if bad:
+            raise CheckpointError(f"{path}: text_config.{name} is {text.get(name, rope)!r}, which is not supported")
+    # Absent entries mean transformers' defaults for Llama: published files store little more than the vocabulary.
+    hidden = _integer(text, "hidden_size", path, 4096)
+    heads = _integer(text, "num_attention_heads", path, 32)
+    if hidden % heads:
+        raise CheckpointError(f"{path}: text_config: hidden_size {hidden} is no multiple of {heads} heads")
+    return LlmShape(
+        vocab_size=_integer(text, "vocab_size", path, 32000),
+        hidden_size=hidden,
+        intermediate_size=_integer(text, "intermediate_size", path, 11008),
+        layers=_integer(text, "num_hidden_layers", path, 32),
+        heads=heads,
+        kv_heads=_integer(text, "num_key_value_heads", path, heads),
+        head_dim=_integer(text, "head_dim", path, hidden // heads),
+        rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(text.get("rope_theta", rope.get("rope_theta", 10000.0))),
+        max_positions=_integer(text, "max_position_embeddings", path, 2048),
+        bos_token=_integer(text, "bos_token_id", path, 1),
+    )
+
+
+def _prompt_version(config: Mapping[str, Any], path: Path, folder_name: str) -> str:
+    stated = config.get("prompt_version")
+    if stated is not None:
+        if stated not in PROMPT_VERSIONS:
+            raise CheckpointError(f"{path}: prompt_version is {stated!r}, expected one of {PROMPT_VERSIONS}")
+        return str(stated)
+    # v0.1 was trained on Vicuna, whose chat prompt it uses; every later checkpoint starts from Llama-2.
+    backbone = f"{config.get('llm_backbone_id', '')} {config.get('hf_llm_id', '')}".lower()
+    return "v0.1" if "vicuna" in backbone or "v01" in folder_name.lower() else "v0.2"
+
+
+def _integer(values: Mapping[str, Any], name: str, path: Path, default: int) -> int:
+    value = values.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number")
+    return value

@@ -1,0 +1,166 @@
+"""The words of an instruction as the tokens that the checkpoint was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
+from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.types import IntArray
+
+Encode = Callable[[str], list[int]]
+"""Text to token ids, without BOS."""
+
+_VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+TEMPLATES = {
+    "v0.1": _VICUNA_SYSTEM + " USER: What action should the robot take to {}? ASSISTANT:",
+    "v0.2": "In: What action should the robot take to {}?\nOut:",
+}
+"""Prompt by version; ``{}`` is the instruction in lower case. Spaces and line breaks are part of the training."""
+
+
+def format_prompt(instruction: str, version: str) -> str:
+    """The prompt for ``instruction``, lower case, surrounding white space removed.
+
+    Args:
+        instruction: The command in natural language.
+        version: ``v0.1`` or ``v0.2``.
+    """
+    before, after = TEMPLATES[version].split("{}")
+    return before + instruction.strip().lower() + after
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """Turns an instruction into the token sequence of a checkpoint.
+
+    Attributes:
+        encode_text: The checkpoint's tokenizer.
+        version: Prompt template, ``v0.1`` or ``v0.2``.
+        bos_token: First token.
+        empty_token: Last token, appended unless the prompt ends in it already (29871 in Llama-2's vocabulary).
+        max_tokens: Longest prompt that leaves room for patches and actions.
+    """
+
+    encode_text: Encode
+    version: str
+    bos_token: int
+    empty_token: int
+    max_tokens: int
+
+    def encode(self, instruction: str) -> IntArray:
+        """Int64 [L]: BOS, the prompt, the empty token.
+
+        Raises:
+            ConfigError: The instruction is empty or too long for the model.
+        """
+        if not instruction.strip():
+            raise ConfigError("policy.instruction: empty; say what the robot should do")
+        ids = close_prompt(
+            [self.bos_token, *self.encode_text(format_prompt(instruction, self.version))], self.empty_token
+        )
+        if len(ids) > self.max_tokens:
+            raise ConfigError(
+                f"policy.instruction: {len(ids)} tokens with its prompt, the model has room for {self.max_tokens}; "
+                "shorten it"
+            )
+        return np.asarray(ids, dtype=np.int64)
+
+
+def close_prompt(ids: list[int], empty_token: int) -> list[int]:
+    """``ids`` ending in ``empty_token``, which is appended unless it is last already.
+
+    In training the action follows a lone space mark, which the tokenizer leaves out at the end of a prompt.
+    """
+    return ids if ids and ids[-1] == empty_token else [*ids, empty_token]
+
+
+def load_prompt_encoder(
+    folder: Path, architecture: Architecture, version: str = "auto", reserved_tokens: int = 7
+) -> PromptEncoder:
+    """The prompt encoder of a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        architecture: Its ``config.json``.
+        version: ``v0.1``, ``v0.2``, or ``auto`` for what the checkpoint says.
+        reserved_tokens: Positions kept free for the action.
+
+    Raises:
+        CheckpointError: The tokenizer is missing, damaged or does not fit the vocabulary.
+    """
+    return PromptEncoder(
+        encode_text=load_tokenizer(folder, architecture),
+        version=architecture.prompt_version if version == "auto" else version,
+        bos_token=architecture.llm.bos_token,
+        empty_token=architecture.empty_token,
+        max_tokens=architecture.llm.max_positions - architecture.patches - reserved_tokens,
+    )
+
+
+def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
+    """The tokenizer of ``folder``: ``tokenizer.json``, else ``tokenizer.model`` (sentencepiece).
+
+    Both are read as data by the libraries that define these formats, so that neither a version of transformers
+    nor code beside the checkpoint has a say in the tokens.
+
+    Raises:
+        CheckpointError: Neither file is there, or it is damaged, or has tokens outside the vocabulary.
+    """
+    if (folder / "tokenizer.json").exists():
+        encode = _tokenizers(folder / "tokenizer.json", architecture.llm.bos_token)
+    elif (folder / "tokenizer.model").exists():
+        encode = _sentencepiece(folder / "tokenizer.model")
+    else:
+        raise CheckpointError(f"{folder}: no tokenizer.json and no tokenizer.model; download the tokenizer's files")
+    probe = encode(format_prompt("pick up the cube", architecture.prompt_version))
+    if not probe or max(probe) >= architecture.llm.vocab_size or min(probe) < 0:
+        raise CheckpointError(
+            f"{folder}: the tokenizer gives tokens up to {max(probe, default=-1)}, but the model has "
+            f"{architecture.llm.vocab_size}; the tokenizer's files belong to another checkpoint"
+        )
+    return encode
+
+
+def _tokenizers(path: Path, bos_token: int) -> Encode:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingDependencyError("tokenizers is not installed: pip install 'vla_ros[openvla]'") from error
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path}: not a tokenizer ({error}); download the file again") from error
+    # Files saved after training may truncate or pad; an instruction must not be able to write control tokens.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+
+    def encode(text: str) -> list[int]:
+        ids = [int(token) for token in tokenizer.encode(text).ids]
+        return ids[1:] if ids[:1] == [bos_token] else ids
+
+    return encode
+
+
+def _sentencepiece(path: Path) -> Encode:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise MissingDependencyError("sentencepiece is not installed: pip install 'vla_ros[openvla]'") from error
+    try:
+        processor = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: not a sentencepiece model ({error}); download the file again") from error
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in processor.encode(text)]
+
+    return encode

@@ -1,0 +1,169 @@
+"""The vision transformers of OpenVLA, their parameters named as in the published checkpoints.
+
+DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, reduced to what OpenVLA runs: patches of
+an intermediate block, no final norm, no pooling. GELU is exact (erf), LayerNorm's epsilon is 1e-6.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_ros.policies.openvla.architecture import TowerShape
+
+LAYER_NORM_EPS = 1e-6
+
+
+class PatchEmbedding(nn.Module):
+    """Patches as one matrix product: a convolution whose stride is its kernel, without its copies."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.patch_size = shape.patch_size
+        self.proj = nn.Conv2d(3, shape.width, shape.patch_size, shape.patch_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, H, W] to [B, patches, width], rows first."""
+        batch, channels, height, width = pixels.shape
+        size = self.patch_size
+        grid = pixels.reshape(batch, channels, height // size, size, width // size, size)
+        flat = grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)  # [B, patches, 588]
+        return functional.linear(flat, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over all tokens."""
+
+    def __init__(self, shape: TowerShape, eager: bool) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.eager = eager
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.proj = nn.Linear(shape.width, shape.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, N, width] to the same."""
+        batch, count, width = tokens.shape
+        qkv = self.qkv(tokens).view(batch, count, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, heads, N, head_dim]
+        if self.eager:
+            scores = (query * (width // self.heads) ** -0.5) @ key.transpose(-2, -1)
+            mixed = scores.softmax(dim=-1) @ value
+        else:
+            mixed = functional.scaled_dot_product_attention(query, key, value)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, count, width))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        return self.fc2(functional.gelu(self.fc1(tokens)))
+
+
+class LayerScale(nn.Module):
+    """A learned factor per feature. The published files call it ``scale_factor`` (timm: ``gamma``)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.ones(width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        return tokens * self.scale_factor
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, shape: TowerShape, eager: bool) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
+        self.attn = Attention(shape, eager)
+        self.ls1 = LayerScale(shape.width) if shape.layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(shape.width, shape.mlp_width)
+        self.ls2 = LayerScale(shape.width) if shape.layer_scale else nn.Identity()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, N, width] to the same."""
+        tokens = tokens + self.ls1(self.attn(self.norm1(tokens)))
+        return tokens + self.ls2(self.mlp(self.norm2(tokens)))
+
+
+class VisionTower(nn.Module):
+    """One vision transformer up to the block whose output OpenVLA uses.
+
+    Args:
+        shape: Sizes; only ``shape.used_blocks`` blocks exist here.
+        eager: True computes attention step by step, False by ``scaled_dot_product_attention``.
+    """
+
+    def __init__(self, shape: TowerShape, eager: bool = False) -> None:
+        super().__init__()
+        self.shape = shape
+        if shape.class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
+        if shape.register_tokens:
+            self.reg_token = nn.Parameter(torch.zeros(1, shape.register_tokens, shape.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, shape.patches, shape.width))
+        self.patch_embed = PatchEmbedding(shape)
+        self.blocks = nn.ModuleList(Block(shape, eager) for _ in range(shape.used_blocks))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels [B, 3, image_size, image_size] to patch features [B, patches, width]."""
+        tokens = self.patch_embed(pixels) + self.pos_embed  # positions belong to patches only
+        prefix = []
+        if self.shape.class_token:
+            prefix.append(self.cls_token.expand(tokens.shape[0], -1, -1))
+        if self.shape.register_tokens:
+            prefix.append(self.reg_token.expand(tokens.shape[0], -1, -1))
+        if prefix:
+            tokens = torch.cat([*prefix, tokens], dim=1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return tokens[:, self.shape.prefix_tokens :]
+
+
+class VisionBackbone(nn.Module):
+    """One tower, or two over the same picture whose features are concatenated."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, towers: tuple[TowerShape, ...], eager: bool = False) -> None:
+        super().__init__()
+        self.featurizer = VisionTower(towers[0], eager)
+        self.fused_featurizer = VisionTower(towers[1], eager) if len(towers) > 1 else None
+        # Constants of the architecture, not weights: real even while the parameters are still on "meta".
+        mean = [value for tower in towers for value in tower.mean]
+        std = [value for tower in towers for value in tower.std]
+        self.register_buffer("mean", torch.tensor(mean, device="cpu").view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std, device="cpu").view(1, -1, 1, 1), persistent=False)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Pictures as each tower expects them.
+
+        Args:
+            images: Uint8 [B, H, W, 3], RGB.
+
+        Returns:
+            Float32 [B, 3 * towers, H, W]; the first tower's channels come first.
+        """
+        pixels = images.permute(0, 3, 1, 2).to(torch.float32) / 255.0
+        return (pixels.repeat(1, self.mean.shape[1] // 3, 1, 1) - self.mean) / self.std
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths]."""
+        if self.fused_featurizer is None:
+            features: Tensor = self.featurizer(pixels)
+            return features
+        first, second = pixels.split(3, dim=1)
+        return torch.cat([self.featurizer(first), self.fused_featurizer(second)], dim=-1)
