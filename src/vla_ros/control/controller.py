@@ -1,0 +1,350 @@
+"""From one action to one command: gripper, pose, kinematics, limits. Nothing unchecked leaves it.
+
+Two rules decide what a number means:
+
+- A delta counts from the *measured* position (``control.delta_from: measured``): of the joint state that belongs
+  to the frame where the caller has it, else of the newest. An arm that lags behind its commands then cannot run
+  up a debt; ``commanded`` counts from the last command, for arms that sag or stick.
+- Limits count from the newest measured position, always.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.control.command import Command
+from vla_ros.control.end_effector import draw_into_box, read_delta, shorten_for_tip, twist_between
+from vla_ros.control.gripper import Gripper
+from vla_ros.control.kinematics import Kinematics
+from vla_ros.control.limits import JointLimits, Violation, limit_joints
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.transforms import rotation_vector
+from vla_ros.errors import ConfigError
+from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState
+
+_BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed
+_REACHED = 0.005  # m
+
+
+class Controller:
+    """Makes commands, and refuses those that must not be sent. Used from one thread.
+
+    Args:
+        config: The whole tree; sections robot, control, gripper and limits are read.
+        spec: What the policy's numbers mean.
+        kinematics: The arm; may be None for joint modes (then ``robot.joint_names`` is needed, and only
+            ``limits.max_joint_step`` limits them) and for ``twist_stamped``.
+
+    Attributes:
+        arm_names: Joints of the arm in command order; empty for a twist without kinematics.
+        names: Joints of a command: the arm's and then the fingers.
+        counters: How often each limit changed a target, by the reason's value. Besides: ``gripper_speed``,
+            ``not_reached`` (kinematics stayed more than 5 mm away from the target) and ``tip_shortened`` (joint
+            limits bent the tip's path, and the step was shortened for it). These three never stop the arm.
+
+    Raises:
+        ConfigError: The options, the URDF and the policy do not fit together.
+    """
+
+    def __init__(self, config: Config, spec: ActionSpec, kinematics: Kinematics | None = None) -> None:
+        self._spec = spec
+        self._kinematics = kinematics
+        self._gripper = Gripper(config.gripper)
+        self.counters: Counter[str] = Counter()
+        self.arm_names = kinematics.joint_names if kinematics else tuple(config.robot.joint_names)
+        self.configure(config)
+        self.names = self.arm_names + self._finger_names
+        self._fit()
+        self.reset()
+
+    def configure(self, config: Config) -> None:
+        """Take new options that may change while running; where the arm is stays known.
+
+        Raises:
+            ConfigError: The limits leave a joint no room.
+        """
+        n, arm = len(self.arm_names), self._kinematics
+        wide = np.full(n, math.inf)
+        self._limits = JointLimits.from_config(
+            config.limits,
+            self.arm_names,
+            arm.position_low if arm else -wide,
+            arm.position_high if arm else wide,
+            arm.velocity_limits if arm else wide,
+        )
+        self._gripper.configure(config.gripper)
+        self._config = config
+        has_gripper = self._gripper.is_used and self._spec.gripper_index is not None
+        self._finger_names = tuple(config.robot.gripper_joint_names) if has_gripper else ()
+
+    def reset(self) -> None:
+        """Forget what was commanded (new episode, after a hold of the driver); the counters stay."""
+        self._gripper.reset()
+        self._last: FloatArray | None = None
+        self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
+        self._held: FloatArray | None = None
+
+    def check(self, chunk: ActionChunk) -> None:
+        """Refuse a chunk that has a wrong shape or holds NaN or infinity, before its first step is executed.
+
+        Raises:
+            Refused: ``action_invalid``.
+        """
+        shape = chunk.actions.shape
+        if len(shape) != 2 or shape[1] != self._spec.dimension or not 1 <= shape[0] <= self._spec.horizon:
+            raise Refused(
+                Reason.ACTION_INVALID,
+                f"actions have shape {list(shape)}, expected [1 to {self._spec.horizon}, {self._spec.dimension}]",
+            )
+        if not np.isfinite(chunk.actions).all():
+            step, number = np.argwhere(~np.isfinite(chunk.actions))[0]
+            raise Refused(Reason.ACTION_INVALID, f"number {number} of step {step} is {chunk.actions[step, number]}")
+
+    def command(
+        self,
+        action: FloatArray,
+        joints: JointState | None,
+        stamp: int,
+        dt: float,
+        reference: JointState | None = None,
+    ) -> Command:
+        """The command for one action.
+
+        Args:
+            action: Float64 [D], un-normalised.
+            joints: Newest joint state; None only for a twist without kinematics.
+            stamp: Stamp of the frame from which the action came, nanoseconds.
+            dt: Seconds until the next command.
+            reference: Joint state at the frame's stamp, from which deltas count; None takes ``joints``.
+
+        Raises:
+            Refused: With the reason; nothing of the command may be sent, and nothing of it is remembered but
+                the counters.
+        """
+        if not (math.isfinite(dt) and dt > 0):
+            raise Refused(Reason.CLOCK_JUMP, f"{dt} s until the next command, expected more than 0")
+        if action.shape != (self._spec.dimension,) or not np.isfinite(action).all():
+            raise Refused(
+                Reason.ACTION_INVALID,
+                f"found {np.array2string(action, precision=4)}, expected {self._spec.dimension} finite numbers",
+            )
+        motion = np.asarray(action, dtype=np.float64)
+        if self._spec.gripper_index is not None:
+            motion = np.delete(motion, self._spec.gripper_index)
+        if self._spec.control_mode is ControlMode.END_EFFECTOR_DELTA and self._kinematics is None:
+            return self._twist_only(motion, stamp, dt)
+        measured = self._measured(joints)
+        self._believable(measured)
+        reach = self._limits.step
+        origin = measured
+        if self._last is not None and self._config.control.delta_from == "commanded":
+            origin = np.clip(self._last, measured - reach, measured + reach)
+        start = origin if origin is not measured or reference is None else self._measured(reference)
+        positions = self._limited(self._target(start, motion), measured, origin, dt)
+        twist, frame = None, ""
+        if self._kinematics is not None:
+            frame = self._kinematics.base_frame
+            if self._config.control.output == "twist_stamped":
+                ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
+                twist = twist_between(*ends, dt)
+        fingers = self._fingers(action, joints, dt)
+        self._last, self._last_velocity, self._held = positions, (positions - origin) / dt, None
+        return Command(
+            names=self.names,
+            positions=np.concatenate((positions, fingers)),
+            stamp=stamp,
+            duration=dt,
+            frame_id=frame,
+            twist=twist,
+        )
+
+    def hold(self, joints: JointState | None) -> Command:
+        """Keep the last measured position (never zeros); a twist stands still.
+
+        The position is the one measured when the hold began: an arm that sags does not creep down with its own
+        measurements. It is measured anew once the arm is further than ``limits.max_joint_step`` from it
+        (somebody moved it). Fingers keep what they were told, so that nothing is dropped, and their measured
+        position where they were told nothing yet. The next command starts from rest.
+
+        Raises:
+            Refused: ``joint_state_stale`` or ``joint_state_invalid``: nothing usable was measured, so nothing
+                can be sent.
+        """
+        self._last, self._last_velocity = None, np.zeros(len(self.arm_names))
+        still, frame = None, ""
+        if self._config.control.output == "twist_stamped":
+            still = (np.zeros(3), np.zeros(3))
+            frame = self._kinematics.base_frame if self._kinematics else self._twist_frame
+            if self._kinematics is None:
+                stamp = joints.stamp if joints else 0
+                return Command((), np.zeros(0), stamp, hold=True, frame_id=frame, twist=still)
+        measured = self._measured(joints)
+        assert joints is not None
+        if self._held is None or np.any(np.abs(measured - self._held) > self._limits.step):
+            self._held = measured
+        names, positions = list(self.arm_names), self._held.tolist()
+        for name in self._finger_names:
+            position = self._gripper.target if self._gripper.target is not None else _position_of(joints, name)
+            if position is not None:
+                names.append(name)
+                positions.append(position)
+            elif self._config.control.output == "float64_multi_array":  # its length must not change
+                raise Refused(Reason.JOINT_STATE_INVALID, f"finger joint '{name}' is not measured")
+        return Command(tuple(names), np.array(positions), joints.stamp, hold=True, frame_id=frame, twist=still)
+
+    @property
+    def _twist_frame(self) -> str:
+        """Frame of a twist that no kinematics of ours turns into the base frame."""
+        robot = self._config.robot
+        return robot.tip_frame if self._config.control.delta_frame == "tip" else robot.base_frame
+
+    def _fit(self) -> None:
+        """Refuse a policy, options and an arm that do not belong together."""
+        spec, config = self._spec, self._config
+        motion = spec.dimension - (spec.gripper_index is not None)
+        is_twist = config.control.output == "twist_stamped"
+        if spec.control_mode is ControlMode.END_EFFECTOR_DELTA:
+            if motion != 6:
+                raise ConfigError(f"the policy gives {motion} numbers besides the gripper, expected 6 for a pose")
+            if self._kinematics is None and not is_twist:
+                raise ConfigError(
+                    "robot.urdf: found no value, and the policy gives end-effector deltas; name the arm's URDF, or "
+                    "set control.output to twist_stamped"
+                )
+        elif motion != len(self.arm_names):
+            raise ConfigError(
+                f"robot.joint_names: found {len(self.arm_names)} joints {list(self.arm_names)}, and the policy "
+                f"gives {motion} numbers besides the gripper"
+            )
+        if self._kinematics is None:
+            if config.limits.workspace_low:
+                raise ConfigError("robot.urdf: found no value, and limits.workspace_low needs it")
+            if is_twist and spec.control_mode is not ControlMode.END_EFFECTOR_DELTA:
+                raise ConfigError("robot.urdf: found no value, and a twist from joint positions needs it")
+        if config.robot.home and len(config.robot.home) != len(self.arm_names):
+            raise ConfigError(
+                f"robot.home: found {len(config.robot.home)} numbers, expected one for each of "
+                f"{list(self.arm_names)}"
+            )
+
+    def _measured(self, joints: JointState | None) -> FloatArray:
+        """Positions of the arm [N].
+
+        Raises:
+            Refused: There are none, a joint is missing, or a number is not finite.
+        """
+        if joints is None:
+            raise Refused(Reason.JOINT_STATE_STALE, "there is no joint state yet")
+        try:
+            positions = joints.select(self.arm_names)
+        except (KeyError, IndexError) as error:
+            raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
+        if not np.isfinite(positions).all():
+            worst = int(np.argmax(~np.isfinite(positions)))
+            raise Refused(Reason.JOINT_STATE_INVALID, f"joint '{self.arm_names[worst]}' is {positions[worst]}")
+        return positions
+
+    def _believable(self, measured: FloatArray) -> None:
+        """Refuse to move an arm that is measured where its URDF says it cannot be.
+
+        Raises:
+            Refused: ``joint_state_invalid``: URDF and robot do not belong together, or an encoder is wrong.
+        """
+        if self._kinematics is None:
+            return
+        low, high = self._kinematics.position_low, self._kinematics.position_high
+        outside = np.maximum(low - measured, measured - high)
+        worst = int(np.argmax(outside))
+        if outside[worst] > _BELIEVABLE:
+            raise Refused(
+                Reason.JOINT_STATE_INVALID,
+                f"joint '{self.arm_names[worst]}' is at {measured[worst]:.4g}, its URDF allows {low[worst]:.4g} to "
+                f"{high[worst]:.4g}",
+            )
+
+    def _target(self, start: FloatArray, motion: FloatArray) -> FloatArray:
+        """Joint positions [N] that an action's motion [D without gripper] wants from ``start`` [N]."""
+        if self._spec.control_mode is ControlMode.JOINT_POSITION:
+            return motion
+        if self._spec.control_mode is ControlMode.JOINT_DELTA:
+            return start + motion
+        assert self._kinematics is not None
+        config = self._config
+        delta, violations = read_delta(motion, config.control, config.limits)
+        pose = self._kinematics.forward(start)
+        wanted, outside = draw_into_box(delta.apply(pose, config.control.delta_frame), pose, config.limits)
+        self._apply(violations + outside)
+        solved = self._kinematics.solve(
+            start,
+            wanted,
+            low=self._limits.low,
+            high=self._limits.high,
+            posture=np.array(config.robot.home) if config.robot.home else None,
+        )
+        if np.linalg.norm(self._kinematics.forward(solved).position - wanted.position) > _REACHED:
+            self.counters["not_reached"] += 1
+        return solved
+
+    def _limited(self, target: FloatArray, measured: FloatArray, origin: FloatArray, dt: float) -> FloatArray:
+        """Positions [N] that may be sent, on the way from ``origin`` to ``target``."""
+        positions, violations = limit_joints(target, measured, origin, self._last_velocity, dt, self._limits)
+        self._apply(violations)
+        if self._kinematics is None:
+            return positions
+        is_pose = self._spec.control_mode is ControlMode.END_EFFECTOR_DELTA
+        limits = self._config.limits
+        positions, wrong = shorten_for_tip(self._kinematics, origin, positions, limits, steps=is_pose)
+        if wrong and is_pose:  # the target was right: what bent its path is no fault of the policy's
+            self.counters["tip_shortened"] += 1
+        elif wrong:
+            self._apply([Violation(Reason.LIMIT_WORKSPACE, wrong)])
+        return positions
+
+    def _twist_only(self, motion: FloatArray, stamp: int, dt: float) -> Command:
+        """A twist for a servo that does the kinematics itself; only the step limits apply."""
+        config = self._config
+        delta, violations = read_delta(motion, config.control, config.limits)
+        self._apply(violations)
+        return Command(
+            names=(),
+            positions=np.zeros(0),
+            stamp=stamp,
+            duration=dt,
+            frame_id=self._twist_frame,
+            twist=(delta.translation / dt, rotation_vector(delta.rotation) / dt),
+        )
+
+    def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
+        """Positions of the finger joints, all the same."""
+        if not self._finger_names or self._spec.gripper_index is None:
+            return []
+        measured = _position_of(joints, self._finger_names[0])
+        position, slowed = self._gripper.command(float(action[self._spec.gripper_index]), measured, dt)
+        if slowed:
+            self.counters["gripper_speed"] += 1
+        return [position] * len(self._finger_names)
+
+    def _apply(self, violations: Iterable[Violation]) -> None:
+        """Count violations; refuse where the options say that they stop the arm.
+
+        Raises:
+            Refused: With ``limits.on_violation: stop``.
+        """
+        for violation in violations:
+            self.counters[violation.reason.value] += 1
+            if self._config.limits.on_violation == "stop":
+                raise Refused(violation.reason, violation.detail)
+
+
+def _position_of(joints: JointState | None, name: str) -> float | None:
+    """A joint's measured position, or None where it is not measured (or is no number)."""
+    if joints is None or name not in joints.names:
+        return None
+    index = joints.names.index(name)
+    position = float(joints.positions[index]) if index < len(joints.positions) else math.nan
+    return position if math.isfinite(position) else None

@@ -1,0 +1,94 @@
+"""From the gripper number of an action to a finger position.
+
+Conventions differ between datasets: OpenVLA's Bridge checkpoints say 1 for open and 0 for closed, LIBERO's
+environment wants -1 for open and 1 for closed and takes the sign (threshold 0.5 on that range), some are
+continuous. All of them are two numbers here: the value that means open and the value that means closed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vla_ros.config import GripperConfig
+
+
+class Gripper:
+    """Reads gripper values; remembers whether it is open (binary mode) and where the fingers were sent."""
+
+    def __init__(self, config: GripperConfig) -> None:
+        self.configure(config)
+        self.reset()
+
+    def configure(self, config: GripperConfig) -> None:
+        """Take new options; what is remembered stays."""
+        self._config = config
+
+    @property
+    def is_used(self) -> bool:
+        """False in mode none: no finger is commanded."""
+        return self._config.mode != "none"
+
+    @property
+    def target(self) -> float | None:
+        """Finger position that was last commanded, or None before the first one."""
+        return self._target
+
+    def reset(self) -> None:
+        """Forget the binary state and the last commanded position."""
+        self._open: bool | None = None
+        self._target: float | None = None
+
+    def opening(self, value: float) -> float:
+        """How far open ``value`` means, in [0, 1] (1 is open).
+
+        In binary mode 0 or 1: open above ``threshold + hysteresis``, closed at or below
+        ``threshold - hysteresis``, and between them as before (by the threshold alone at first).
+
+        Args:
+            value: The action's gripper number, between ``closed_value`` and ``open_value``; clipped beyond.
+
+        Raises:
+            ValueError: Not a finite number.
+        """
+        if not math.isfinite(value):
+            raise ValueError(f"gripper value {value} is not finite")
+        config = self._config
+        share = (value - config.closed_value) / (config.open_value - config.closed_value)
+        share = min(max(share, 0.0), 1.0)
+        if config.mode != "binary":
+            return share
+        band = config.hysteresis if self._open is not None else 0.0
+        if share > config.threshold + band:
+            self._open = True
+        elif share <= config.threshold - band:
+            self._open = False
+        return 1.0 if self._open else 0.0
+
+    def position(self, opening: float) -> float:
+        """Finger joint position in metres or radians for an opening in [0, 1]."""
+        config = self._config
+        return config.closed_position + opening * (config.open_position - config.closed_position)
+
+    def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
+        """Finger position to send now, no further than ``max_speed * dt`` from the last one.
+
+        The last *commanded* position counts, not the measured one: fingers that grip something never reach
+        their target, and the distance is what presses them together.
+
+        Args:
+            value: The action's gripper number.
+            measured: Where a finger is, for the first command; None where it is not measured.
+            dt: Seconds until the next command.
+
+        Returns:
+            The position, and True where the speed limit shortened the way.
+        """
+        wanted = self.position(self.opening(value))
+        before = self._target if self._target is not None else measured
+        limited = False
+        if self._config.max_speed > 0 and before is not None:
+            reach = self._config.max_speed * dt
+            limited = abs(wanted - before) > reach * (1 + 1e-9)
+            wanted = min(max(wanted, before - reach), before + reach)
+        self._target = wanted
+        return wanted, limited

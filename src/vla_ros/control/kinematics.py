@@ -1,0 +1,251 @@
+"""Forward and inverse kinematics of a serial arm, by Pinocchio.
+
+The inverse is a damped least squares (Nakamura and Hanafusa 1986; Wampler 1986) whose damping grows as the
+Jacobian's smallest singular value falls under a threshold (Maciejewski and Klein 1988): exact where the arm can
+follow, bounded where it cannot. Joints at a limit are left out and the others take over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_ros.control import urdf as description_of
+from vla_ros.control.transforms import Pose
+from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.types import FloatArray
+
+_SINGULAR = 0.05  # smallest singular value (m per rad, or 1) below which damping sets in
+_MAX_DAMPING = 0.05
+_TOLERANCE = 1e-5  # m and rad
+_MAX_ITERATION_STEP = 0.3  # rad or m of any joint in one iteration: the linearisation holds about so far
+_POSTURE_STEP = 0.02  # rad or m that spare degrees of freedom may drift per call
+_REMEMBERED_POSES = 8
+
+
+class Kinematics:
+    """The arm between a base and a tip link. Positions are in radians and metres, poses in the base frame.
+
+    Safe to use from several threads. Make one with :meth:`from_urdf`.
+
+    Attributes:
+        joint_names: The arm's N joints in command order.
+        position_low: Float64 [N], lower limits of the URDF (very low for continuous joints).
+        position_high: Float64 [N].
+        velocity_limits: Float64 [N], rad/s or m/s; infinite where the URDF says 0 (as MoveIt reads it).
+        base_frame: Link in which poses are given.
+        tip_frame: Link whose pose it is.
+    """
+
+    def __init__(self, model: Any, joint_names: tuple[str, ...], base_frame: str, tip_frame: str) -> None:
+        import pinocchio
+
+        self._pinocchio = pinocchio
+        self._model = model
+        self._data = model.createData()
+        self._base = model.getFrameId(base_frame)
+        self._tip = model.getFrameId(tip_frame)
+        # Place of each of our joints in Pinocchio's vectors, which are in the URDF's order.
+        self._order = np.array([model.joints[model.getJointId(name)].idx_q for name in joint_names])
+        self._lock = threading.Lock()
+        self._poses: OrderedDict[bytes, Pose] = OrderedDict()
+        pinocchio.framesForwardKinematics(model, self._data, pinocchio.neutral(model))
+        turn = self._data.oMf[self._base].rotation.T
+        self._turn = np.kron(np.eye(2), turn)  # [6, 6]: world axes to base axes, linear and angular
+        # A hand that cannot be turned freely (fewer than six joints) had better be in the right place.
+        self._weights = np.array([1.0] * 3 + [1.0 if len(joint_names) >= 6 else 0.1] * 3)
+        self.joint_names = joint_names
+        self.base_frame = base_frame
+        self.tip_frame = tip_frame
+        self.position_low: FloatArray = model.lowerPositionLimit[self._order].copy()
+        self.position_high: FloatArray = model.upperPositionLimit[self._order].copy()
+        speeds = model.velocityLimit[self._order]
+        self.velocity_limits: FloatArray = np.where(speeds > 0, speeds, np.inf)
+
+    @classmethod
+    def from_urdf(
+        cls, urdf: str, joint_names: Sequence[str] = (), base_frame: str = "", tip_frame: str = ""
+    ) -> Kinematics:
+        """Read a URDF.
+
+        Args:
+            urdf: Path, or ``demo`` for the simulation's arm.
+            joint_names: The arm's joints in command order; empty takes the movable joints from base to tip.
+            base_frame: Link in which poses are given; empty takes the root.
+            tip_frame: Link that is moved; empty takes the end of the chain (before fingers branch off).
+
+        Raises:
+            ConfigError: Missing or damaged file; joints or links that it does not have (nearest names given).
+            MissingDependencyError: Pinocchio is not installed.
+        """
+        description = description_of.read(description_of.resolve(urdf))
+        for option, link in (("robot.base_frame", base_frame), ("robot.tip_frame", tip_frame)):
+            if link and link not in description.links:
+                raise description_of.unknown(option, link, description.links, description.path)
+        movable = {joint.name: joint for joint in description.joints if joint.is_movable}
+        for name in joint_names:
+            if name not in movable:
+                raise description_of.unknown("robot.joint_names", name, movable, description.path)
+        base = base_frame or description.root
+        if not tip_frame:
+            last = movable[joint_names[-1]].child if joint_names else description.serial_end(base)
+            tip_frame = description.tip_of(last)
+        chain = tuple(joint.name for joint in description.chain(base, tip_frame) if joint.is_movable)
+        names = tuple(joint_names) or chain
+        if not chain or set(names) != set(chain) or len(names) != len(chain):
+            raise ConfigError(
+                f"robot.joint_names: found {list(names)}, expected the movable joints from '{base}' to "
+                f"'{tip_frame}', {list(chain)}, in any order"
+            )
+        return cls(_model(description, names), names, base, tip_frame)
+
+    def forward(self, q: FloatArray) -> Pose:
+        """Pose of the tip in the base frame at joint positions ``q`` [N]."""
+        key = np.ascontiguousarray(q, dtype=np.float64).tobytes()
+        with self._lock:
+            pose = self._poses.get(key)
+            if pose is None:
+                pose = self._pose(q)
+                self._poses[key] = pose
+                if len(self._poses) > _REMEMBERED_POSES:
+                    self._poses.popitem(last=False)
+            return pose
+
+    def jacobian(self, q: FloatArray) -> FloatArray:
+        """Velocity of the tip, linear over angular in the base frame's axes, per joint velocity, [6, N]."""
+        with self._lock:
+            return self._jacobian(q)
+
+    def solve(
+        self,
+        q: FloatArray,
+        target: Pose,
+        *,
+        low: FloatArray | None = None,
+        high: FloatArray | None = None,
+        posture: FloatArray | None = None,
+        posture_gain: float = 0.1,
+        iterations: int = 10,
+    ) -> FloatArray:
+        """Joint positions [N] near ``q`` that bring the tip to ``target``, or as near as it gets.
+
+        The result is within ``low`` and ``high`` always (the start is moved there first), finite, and at most
+        ``iterations * 0.3`` away. A target that is already met gives ``q`` back unchanged.
+
+        Args:
+            q: Where to start, [N].
+            target: Wanted pose in the base frame.
+            low: Lower limits [N]; None takes the URDF's.
+            high: Upper limits [N]; None takes the URDF's.
+            posture: Joint positions towards which spare degrees of freedom drift, [N]; None: none do.
+            posture_gain: Share of the way to ``posture`` per call (at most 0.02 rad in any joint).
+            iterations: Steps at most.
+        """
+        low = self.position_low if low is None else low
+        high = self.position_high if high is None else high
+        now: FloatArray = np.clip(q, low, high)
+        best, best_error, stalled = now, np.inf, 0
+        with self._lock:
+            for iteration in range(iterations + 1):
+                error = self._error(now, target)
+                size = float(np.linalg.norm(error))
+                stalled = stalled + 1 if size > 0.9 * best_error else 0
+                if size < best_error:
+                    best, best_error = now, size
+                if size < _TOLERANCE or stalled == 2 or iteration == iterations:
+                    break
+                drift = None
+                if iteration == 0 and posture is not None:
+                    drift = np.clip(posture_gain * (posture - now), -_POSTURE_STEP, _POSTURE_STEP)
+                step = self._step(now, error, low, high, drift)
+                if float(np.abs(step).max()) < 1e-9:
+                    break
+                now = np.clip(now + step, low, high)
+        return best
+
+    def _step(
+        self, q: FloatArray, error: FloatArray, low: FloatArray, high: FloatArray, drift: FloatArray | None
+    ) -> FloatArray:
+        """One damped step that stays within the limits: joints that would pass theirs go there and are fixed."""
+        jacobian = self._weights[:, None] * self._jacobian(q)  # [6, N]
+        error = self._weights * error
+        down, up = low - q, high - q
+        step = _bounded(damped_least_squares(jacobian, error, drift))
+        fixed = (step < down) | (step > up)
+        while fixed.any() and not fixed.all():
+            step = np.where(fixed, np.clip(step, down, up), 0.0)
+            rest = None if drift is None else drift[~fixed]
+            step[~fixed] = _bounded(damped_least_squares(jacobian[:, ~fixed], error - jacobian @ step, rest))
+            beyond = (step < down) | (step > up)
+            if not beyond.any():
+                return step
+            fixed |= beyond
+        return np.clip(step, down, up)
+
+    def _error(self, q: FloatArray, target: Pose) -> FloatArray:
+        """From the pose at ``q`` to the target: translation over rotation vector, [6], base axes."""
+        pose = self._pose(q)
+        error: FloatArray = np.empty(6)
+        error[:3] = target.position - pose.position
+        error[3:] = self._pinocchio.log3(target.rotation @ pose.rotation.T)
+        return error
+
+    def _pose(self, q: FloatArray) -> Pose:
+        pinocchio = self._pinocchio
+        pinocchio.forwardKinematics(self._model, self._data, self._full(q))
+        pinocchio.updateFramePlacement(self._model, self._data, self._base)
+        pinocchio.updateFramePlacement(self._model, self._data, self._tip)
+        pose = self._data.oMf[self._base].actInv(self._data.oMf[self._tip])
+        return Pose(pose.translation.copy(), pose.rotation.copy())
+
+    def _jacobian(self, q: FloatArray) -> FloatArray:
+        pinocchio = self._pinocchio
+        aligned = pinocchio.ReferenceFrame.LOCAL_WORLD_ALIGNED
+        full = pinocchio.computeFrameJacobian(self._model, self._data, self._full(q), self._tip, aligned)
+        # The base hangs on no joint of the arm, so where it stands does not depend on q.
+        result: FloatArray = (self._turn @ full)[:, self._order]
+        return result
+
+    def _full(self, q: FloatArray) -> FloatArray:
+        """Our joint order into Pinocchio's."""
+        full: FloatArray = np.empty(len(self._order))
+        full[self._order] = q
+        return full
+
+
+def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatArray | None = None) -> FloatArray:
+    """The joint step [N] for a tip error [6], damped near singularities, with ``drift`` [N] in the null space.
+
+    No direction's error is amplified by more than 1 / 0.05, however singular it is.
+    """
+    # By the eigenvalues of J J^T [6, 6], the squares of the singular values: half the time of an SVD of J.
+    squares, directions = np.linalg.eigh(jacobian @ jacobian.T)
+    damping = _MAX_DAMPING**2 * np.maximum(0.0, 1.0 - squares / _SINGULAR**2)
+    if drift is not None:
+        error = error - jacobian @ drift
+    step: FloatArray = jacobian.T @ (directions @ ((directions.T @ error) / (squares + damping)))
+    return step if drift is None else step + drift
+
+
+def _bounded(step: FloatArray) -> FloatArray:
+    """``step`` shortened until no joint moves by more than one iteration may."""
+    largest = float(np.abs(step).max())
+    return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
+
+
+def _model(description: description_of.Description, joint_names: tuple[str, ...]) -> Any:
+    """Pinocchio's model with every other joint locked at zero."""
+    try:
+        import pinocchio
+    except ImportError as error:
+        raise MissingDependencyError(f"kinematics needs Pinocchio ({error}); run `pip install pin`") from None
+    try:
+        model = pinocchio.buildModelFromXML(description.text)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"robot.urdf: Pinocchio cannot read {description.path} ({error})") from None
+    others = [index for index, name in enumerate(model.names) if index > 0 and name not in joint_names]
+    return pinocchio.buildReducedModel(model, others, pinocchio.neutral(model))

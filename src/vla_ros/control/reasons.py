@@ -1,0 +1,84 @@
+"""Why the arm does not move: every reason by a stable name, with what it does to the arm.
+
+The values are what ``/diagnostics``, reports and counters show; they do not change between releases.
+``docs/safety.md`` has the table with triggers, timeouts and tests.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from vla_ros.errors import VlaRosError
+
+
+class Level(str, Enum):
+    """What a reason does.
+
+    ``DROP``: the message is not used and counted; nothing else happens. ``HOLD``: the arm keeps its last
+    measured position until the reason has ended. ``STOP``: the same, until a person resets.
+    """
+
+    DROP = "drop"
+    HOLD = "hold"
+    STOP = "stop"
+
+
+class Reason(str, Enum):
+    """A named reason with its level and a sentence for people."""
+
+    level: Level
+    description: str
+
+    def __new__(cls, value: str, level: Level, description: str) -> Reason:
+        """A text with two attributes."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.level = level
+        member.description = description
+        return member
+
+    IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message is no picture"
+    FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
+    FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
+
+    NOT_READY = "not_ready", Level.HOLD, "the policy is not loaded yet"
+    NO_INSTRUCTION = "no_instruction", Level.HOLD, "there is no instruction to follow"
+    CAMERA_STALE = "camera_stale", Level.HOLD, "no new frame for timeouts.camera"
+    CAMERA_FROZEN = "camera_frozen", Level.HOLD, "the same pixels timeouts.frozen_frames times in a row"
+    FRAME_OLD = "frame_old", Level.HOLD, "a frame is older than timeouts.frame_age"
+    FRAME_FROM_FUTURE = "frame_from_future", Level.HOLD, "a frame's stamp is ahead of the ROS clock"
+    JOINT_STATE_STALE = "joint_state_stale", Level.HOLD, "no new joint state for timeouts.joint_state"
+    JOINT_STATE_INVALID = "joint_state_invalid", Level.HOLD, "a joint state lacks joints or is no number"
+    INFERENCE_LATE = "inference_late", Level.HOLD, "an answer takes longer than timeouts.inference"
+    INFERENCE_ERROR = "inference_error", Level.HOLD, "the policy failed on a frame"
+    ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's answer has a wrong shape or is no number"
+    CLOCK_JUMP = "clock_jump", Level.HOLD, "the ROS clock jumped by more than timeouts.clock_jump"
+    DRIVER_MISSING = "driver_missing", Level.HOLD, "nobody has subscribed to the command topic yet"
+    HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has come yet"
+
+    OPERATOR_STOP = "operator_stop", Level.STOP, "a person said stop"
+    HEARTBEAT_LOST = "heartbeat_lost", Level.STOP, "no heartbeat for timeouts.heartbeat"
+    DRIVER_GONE = "driver_gone", Level.STOP, "nobody subscribes to the command topic any more"
+    THREAD_DIED = "thread_died", Level.STOP, "a thread of the node ended with an error"
+    DEVICE_ERROR = "device_error", Level.STOP, "the GPU reported an error"
+    LIMIT_TRANSLATION = "limit_translation", Level.STOP, "a step beyond limits.max_translation_step"
+    LIMIT_ROTATION = "limit_rotation", Level.STOP, "a step beyond limits.max_rotation_step"
+    LIMIT_WORKSPACE = "limit_workspace", Level.STOP, "a target outside the workspace box"
+    LIMIT_POSITION = "limit_position", Level.STOP, "a target beyond a joint's limits"
+    LIMIT_JUMP = "limit_jump", Level.STOP, "a target further than limits.max_joint_step from the measured position"
+    LIMIT_VELOCITY = "limit_velocity", Level.STOP, "a target beyond a joint's velocity limit"
+    LIMIT_ACCELERATION = "limit_acceleration", Level.STOP, "a target beyond limits.max_joint_acceleration"
+
+
+class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
+    """A command was not made; nothing of it may be sent.
+
+    Attributes:
+        reason: Why; its level says whether the arm holds or stops.
+        detail: What was found and what was expected.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail

@@ -1,0 +1,212 @@
+"""Which step of which chunk comes next, and how one chunk goes over into another.
+
+Steps count as consumed when they were executed, not by wall clock: an arm that held for a second does not skip
+a second of the plan. A chunk's first action belongs to the moment of its observation; what was executed while
+the policy was thinking is skipped (:meth:`ChunkSchedule.observed`).
+
+Blending: ``none`` takes the newest chunk as it is. ``linear`` goes over from the old chunk's remaining steps (or
+from the last executed action) to the new chunk's within ``blend_steps``. ``ensemble`` is ACT's temporal
+ensembling: the mean of every chunk's prediction for this step, weighted exp(-m i) with i = 0 for the oldest
+(Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware", 2023).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_ros.config import ControlConfig
+from vla_ros.types import ActionChunk, ActionSpec, FloatArray
+
+_REMEMBERED_OBSERVATIONS = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action to execute.
+
+    Attributes:
+        action: Float64 [D], after blending.
+        index: Position in its chunk.
+        stamp: Stamp of the newest chunk's observation, nanoseconds.
+    """
+
+    action: FloatArray
+    index: int
+    stamp: int
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A chunk and the step of the episode to which its first action belongs."""
+
+    chunk: ActionChunk
+    start: int
+
+    def at(self, step: int) -> FloatArray | None:
+        """Its action for a step of the episode, or None where it has none."""
+        index = step - self.start
+        return self.chunk.actions[index] if 0 <= index < len(self.chunk.actions) else None
+
+
+class ChunkSchedule:
+    """Hands out the steps of chunks one by one.
+
+    Args:
+        horizon: Actions of one chunk (``ActionSpec.horizon``).
+        execute_steps: Steps of a chunk to execute before :attr:`wants_chunk`; 0 all.
+        blending: ``none``, ``linear`` or ``ensemble``.
+        blend_steps: Steps of a linear blend.
+        decay: ACT's m.
+        unblended: Entry of the action that is never blended (a binary gripper), or None.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        execute_steps: int = 0,
+        *,
+        blending: str = "none",
+        blend_steps: int = 4,
+        decay: float = 0.01,
+        unblended: int | None = None,
+    ) -> None:
+        self.horizon = horizon
+        self.execute_steps = execute_steps
+        self._blending = blending
+        self._blend_steps = blend_steps
+        self._decay = decay
+        self._unblended = unblended
+        self.reset()
+
+    @classmethod
+    def from_config(cls, config: ControlConfig, spec: ActionSpec, binary_gripper: bool = True) -> ChunkSchedule:
+        """As the options say; ``ensemble`` asks after every step, as ACT does, unless execute_steps says more."""
+        steps = config.execute_steps
+        if config.chunk_blending == "ensemble" and steps == 0:
+            steps = 1
+        return cls(
+            spec.horizon,
+            steps,
+            blending=config.chunk_blending,
+            blend_steps=config.blend_steps,
+            decay=config.ensemble_decay,
+            unblended=spec.gripper_index if binary_gripper else None,
+        )
+
+    def reset(self) -> None:
+        """Forget all chunks, the last action and what was observed."""
+        self._placed: deque[_Placed] = deque()
+        self._executed = 0
+        self._since_load = 0
+        self._last: FloatArray | None = None
+        self._before_load: FloatArray | None = None
+        self._observations: dict[int, int] = {}
+
+    @property
+    def executed_steps(self) -> int:
+        """Steps executed since the last reset."""
+        return self._executed
+
+    @property
+    def remaining(self) -> int:
+        """Steps that :meth:`next` still gives before it needs another chunk."""
+        if not self._placed:
+            return 0
+        newest = self._placed[-1]
+        left = newest.start + len(newest.chunk.actions) - self._executed
+        if self.execute_steps:
+            left = min(left, self.execute_steps - self._since_load)
+        return max(0, left)
+
+    @property
+    def wants_chunk(self) -> bool:
+        """True when the policy should be asked: nothing remains to be executed."""
+        return self.remaining == 0
+
+    def observed(self, stamp: int) -> None:
+        """Remember that the observation with this stamp was taken now, before the steps that follow.
+
+        Needed only where steps are executed while the policy thinks: the chunk that answers it then begins
+        with its action for the present step.
+        """
+        self._observations[stamp] = self._executed
+        while len(self._observations) > _REMEMBERED_OBSERVATIONS:
+            del self._observations[next(iter(self._observations))]
+
+    def load(self, chunk: ActionChunk) -> None:
+        """Go over to ``chunk``; older chunks only serve for blending.
+
+        Raises:
+            ValueError: Its actions are not [K, D] with 1 <= K.
+        """
+        if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
+            raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
+        start = self._observations.pop(chunk.stamp, self._executed)
+        self._before_load = self._last
+        self._placed.append(_Placed(chunk, start))
+        self._since_load = 0
+        keep = 1 if self._blending == "none" else 2 if self._blending == "linear" else None
+        while keep is not None and len(self._placed) > keep:
+            self._placed.popleft()
+
+    def next(self, *, overrun: bool = False) -> Step | None:
+        """The step to execute now; the same one until :meth:`executed` is called.
+
+        Args:
+            overrun: Go on to the chunk's end where ``execute_steps`` are used up (the next chunk is on its way).
+
+        Returns:
+            None when there is no chunk, or all its steps were executed.
+        """
+        if not self._placed or (self.remaining == 0 and not overrun):
+            return None
+        newest = self._placed[-1]
+        own = newest.at(self._executed)
+        if own is None:
+            return None
+        if self._blending == "linear":
+            action = self._linear(own)
+        elif self._blending == "ensemble":
+            action = self._ensemble()
+        else:
+            action = own
+        if self._unblended is not None and action is not own:
+            action[self._unblended] = own[self._unblended]
+        return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
+
+    def executed(self) -> None:
+        """The step that :meth:`next` gave was sent to the arm.
+
+        Raises:
+            RuntimeError: There was none.
+        """
+        step = self.next(overrun=True)
+        if step is None:
+            raise RuntimeError("executed() without a step: load a chunk first")
+        self._last = step.action
+        old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
+        if old is not None:  # where the old chunk ends, the blend goes on from its last action
+            self._before_load = old
+        self._executed += 1
+        self._since_load += 1
+        while len(self._placed) > 1 and self._placed[0].at(self._executed) is None:
+            self._placed.popleft()
+
+    def _linear(self, own: FloatArray) -> FloatArray:
+        """From what was before to ``own``: shares 1/(n+1), 2/(n+1), ... of the new chunk."""
+        share = (self._since_load + 1) / (self._blend_steps + 1)
+        if share >= 1 or self._before_load is None:
+            return own
+        old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
+        before = self._before_load if old is None else old
+        return (1 - share) * before + share * own
+
+    def _ensemble(self) -> FloatArray:
+        """Mean of all predictions for the present step, oldest first [n, D], weighted exp(-m i)."""
+        predictions = [action for placed in self._placed if (action := placed.at(self._executed)) is not None]
+        weights = np.exp(-self._decay * np.arange(len(predictions)))
+        mean: FloatArray = np.average(predictions, axis=0, weights=weights)
+        return mean

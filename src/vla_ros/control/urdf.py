@@ -1,0 +1,173 @@
+"""What kinematics needs to know of a URDF before Pinocchio reads it: the chain from base to tip."""
+
+from __future__ import annotations
+
+import difflib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_ros.errors import ConfigError
+
+DEMO = "demo"
+_MOVABLE = ("revolute", "prismatic", "continuous")
+_UNBOUNDED = 1e6  # rad; a continuous joint turns as often as it likes
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One joint of a URDF."""
+
+    name: str
+    kind: str
+    parent: str
+    child: str
+
+    @property
+    def is_movable(self) -> bool:
+        """True for one degree of freedom: revolute, continuous or prismatic."""
+        return self.kind in _MOVABLE
+
+
+@dataclass(frozen=True)
+class Description:
+    """A URDF with every continuous joint written as a revolute one with very wide limits.
+
+    Attributes:
+        path: Where it was read.
+        text: The XML, for Pinocchio.
+        links: Names of the links.
+        joints: All joints.
+    """
+
+    path: Path
+    text: str
+    links: tuple[str, ...]
+    joints: tuple[Joint, ...]
+
+    @property
+    def root(self) -> str:
+        """The link that is no joint's child."""
+        children = {joint.child for joint in self.joints}
+        return next(link for link in self.links if link not in children)
+
+    def chain(self, base: str, tip: str) -> tuple[Joint, ...]:
+        """Joints from ``base`` to ``tip`` in this order.
+
+        Raises:
+            ConfigError: ``tip`` does not hang on ``base``.
+        """
+        above = {joint.child: joint for joint in self.joints}
+        found: list[Joint] = []
+        link = tip
+        while link != base:
+            if link not in above:
+                raise ConfigError(
+                    f"robot.tip_frame: link '{tip}' does not hang on robot.base_frame '{base}' in {self.path}"
+                )
+            found.append(above[link])
+            link = above[link].parent
+        return tuple(reversed(found))
+
+    def tip_of(self, link: str) -> str:
+        """The end of what is fixed to ``link``: itself, or the only link at the end of fixed joints.
+
+        Raises:
+            ConfigError: There are several; ``robot.tip_frame`` must say which.
+        """
+        fixed: dict[str, list[str]] = {}
+        for joint in self.joints:
+            if joint.kind == "fixed":
+                fixed.setdefault(joint.parent, []).append(joint.child)
+        ends, open_links = [], [link]
+        while open_links:
+            current = open_links.pop()
+            below = fixed.get(current, [])
+            open_links.extend(below)
+            if not below:
+                ends.append(current)
+        if len(ends) > 1:
+            raise ConfigError(
+                f"robot.tip_frame: found no value, and {self.path} has several links at the end of the arm: "
+                f"{sorted(ends)}; say which one the policy moves"
+            )
+        return ends[0]
+
+    def serial_end(self, base: str) -> str:
+        """The last link of the movable joints that follow ``base`` one after the other, before any branch."""
+        link = base
+        while True:
+            below = self._movable_below(link)
+            if len(below) != 1:
+                return link
+            link = below[0].child
+
+    def _movable_below(self, link: str) -> list[Joint]:
+        """The next movable joints down from ``link``, through fixed ones."""
+        found, open_links = [], [link]
+        while open_links:
+            current = open_links.pop()
+            for joint in self.joints:
+                if joint.parent == current:
+                    if joint.is_movable:
+                        found.append(joint)
+                    else:
+                        open_links.append(joint.child)
+        return found
+
+
+def resolve(urdf: str) -> Path:
+    """The file that ``robot.urdf`` names; ``demo`` is the simulation's arm."""
+    if urdf == DEMO:
+        return Path(__file__).resolve().parent.parent / "sim" / "assets" / "arm.urdf"
+    return Path(urdf).expanduser()
+
+
+def read(path: Path) -> Description:
+    """Read a URDF.
+
+    Raises:
+        ConfigError: The file is missing, is not XML, is a xacro file, or has no joints.
+    """
+    try:
+        root = ElementTree.fromstring(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"robot.urdf: {path} cannot be read ({error.strerror})") from None
+    except ElementTree.ParseError as error:
+        raise ConfigError(f"robot.urdf: {path} is not XML ({error})") from None
+    if any(str(element.tag).startswith("{http://www.ros.org/wiki/xacro}") for element in root.iter()):
+        raise ConfigError(
+            f"robot.urdf: {path} is a xacro file, expected a URDF; run `xacro {path.name} > arm.urdf` and name that"
+        )
+    joints = []
+    for element in root.findall("joint"):
+        parent, child = element.find("parent"), element.find("child")
+        if parent is None or child is None:
+            raise ConfigError(f"robot.urdf: joint '{element.get('name')}' in {path} lacks a parent or a child")
+        kind = element.get("type", "")
+        joints.append(Joint(element.get("name", ""), kind, parent.get("link", ""), child.get("link", "")))
+        if kind == "continuous":
+            _bound(element)
+    links = tuple(element.get("name", "") for element in root.findall("link"))
+    if root.tag != "robot" or not joints:
+        raise ConfigError(f"robot.urdf: {path} holds <{root.tag}> with {len(joints)} joints, expected a robot")
+    return Description(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints))
+
+
+def _bound(joint: ElementTree.Element) -> None:
+    """Write a continuous joint as a revolute one, whose position is one number for Pinocchio too."""
+    joint.set("type", "revolute")
+    limit = joint.find("limit")
+    if limit is None:
+        limit = ElementTree.SubElement(joint, "limit", effort="0", velocity="0")
+    limit.set("lower", str(-_UNBOUNDED))
+    limit.set("upper", str(_UNBOUNDED))
+
+
+def unknown(option: str, name: str, known: Iterable[str], where: Path) -> ConfigError:
+    """The error for a name that the URDF does not have, with the nearest ones."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else f"it has {names}"
+    return ConfigError(f"{option}: found '{name}', which {where} does not have; {hint}")
