@@ -1,0 +1,274 @@
+"""MCAP files, also those that were never finished: every whole record is found, whatever the index says.
+
+The layout is that of the MCAP specification, version 0. The file is walked record by record from its start, so
+that a recorder that lost power costs its last records and nothing else, and an intact file takes the same way.
+Uncompressed messages are views of the mapped file: a camera frame is not copied before somebody looks at it. Pages
+that were read are given back at once, so memory does not grow with the bag.
+
+rosbags reads intact files too (the tests compare the two); it needs the index at the end and copies each message
+three times.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import struct
+import zlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+
+from vla_ros.replay.compression import decompress
+from vla_ros.replay.records import BagError, Loss, Record
+
+MAGIC = b"\x89MCAP0\r\n"
+
+_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _MESSAGE_INDEX, _CHUNK_INDEX, _DATA_END = 3, 4, 5, 6, 7, 8, 15
+_FOOTER = 2
+_KNOWN = frozenset(range(1, 16))
+_HEAD = struct.Struct("<BQ")
+_MESSAGE_HEAD = struct.Struct("<HIQQ")
+_CHUNK_HEAD = struct.Struct("<QQQI")
+_LOOSE_BYTES = 4 << 20  # messages outside of chunks are gathered into pieces of about this size
+
+
+@dataclass
+class _Chunk:
+    """Where a run of records lies. ``stored`` may be cut off by the end of the file (``whole`` is False)."""
+
+    offset: int
+    stored: int
+    size: int
+    crc: int
+    compression: str
+    start: int
+    end: int
+    whole: bool = True
+    channels: set[int] = field(default_factory=set)
+
+
+class McapFile:
+    """One open MCAP file.
+
+    Raises:
+        BagError: It is no MCAP file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self.losses: list[Loss] = []
+        self._schemas: dict[int, str] = {}
+        self._channels: dict[int, tuple[str, str]] = {}
+        self._chunks: list[_Chunk] = []
+        self._bad: set[int] = set()
+        with path.open("rb") as file:
+            try:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise BagError(f"{path}: is empty") from None
+        self._bytes = memoryview(self._map)
+        if bytes(self._bytes[:8]) != MAGIC:
+            raise BagError(f"{path}: does not begin as an MCAP file; found {bytes(self._bytes[:8])!r}")
+        self._walk()
+        for chunk in self._chunks:  # topics that no summary names (an unfinished file)
+            if not chunk.channels or chunk.channels - self._channels.keys():
+                self._learn(chunk)
+        self._chunks.sort(key=lambda chunk: chunk.start)
+
+    @property
+    def topics(self) -> dict[str, str]:
+        """Topic name to type."""
+        return dict(self._channels.values())
+
+    def close(self) -> None:
+        """Forget the file; the map goes when the last view of it goes."""
+        self._chunks = []
+
+    def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
+        """See :class:`~vla_ros.replay.records.Storage`."""
+        wanted = {key: topic for key, (topic, _) in self._channels.items() if topic in topics}
+        pending: list[Record] = []
+        for chunk in self._chunks:
+            if chunk.end < start or (chunk.channels and not chunk.channels & wanted.keys()):
+                continue
+            ready = bisect.bisect_left(pending, chunk.start, key=itemgetter(0))
+            yield from pending[:ready]
+            del pending[:ready]
+            fresh = [record for record in self._decode(chunk, wanted, verify) if record.time >= start]
+            pending.extend(fresh)
+            pending.sort(key=itemgetter(0))
+            self._release(chunk)
+        yield from pending
+
+    def _walk(self) -> None:
+        """Find chunks, schemas and channels at the top level."""
+        at, size = len(MAGIC), len(self._bytes)
+        loose: _Chunk | None = None
+        while at + _HEAD.size <= size:
+            kind, length = _HEAD.unpack_from(self._bytes, at)
+            body, end = at + _HEAD.size, at + _HEAD.size + length
+            if kind == _FOOTER:
+                return
+            if (kind not in _KNOWN and kind < 0x80) or (end > size and kind != _CHUNK):
+                at = self._after_damage(at, kind)
+                continue
+            if kind == _MESSAGE and length >= _MESSAGE_HEAD.size:
+                loose = self._loose(loose, at, end)
+            elif kind == _CHUNK and not self._chunk(body, min(end, size), end <= size):
+                at = self._after_damage(at, kind)
+                continue
+            elif kind == _MESSAGE_INDEX and self._chunks and length >= 2:
+                self._chunks[-1].channels.add(struct.unpack_from("<H", self._bytes, body)[0])
+            elif kind in (_SCHEMA, _CHANNEL):
+                self._define(kind, self._bytes[body:end])
+            at = end
+        self.losses.append(
+            Loss(
+                self._name,
+                f"byte {min(at, size)}",
+                "the file was not finished (no footer): it ends with the last whole record",
+            )
+        )
+
+    def _after_damage(self, at: int, kind: int) -> int:
+        """Say what is wrong at ``at``; where the walk can go on (the end of the file if nowhere)."""
+        further = [offset for offset in self._indexed() if offset > at]
+        onward = min(further, default=len(self._bytes))
+        found = (
+            f"a record of unknown kind {kind}" if kind not in _KNOWN else f"a record (kind {kind}) that is cut off"
+        )
+        self.losses.append(Loss(self._name, f"byte {at}", f"{found}; {onward - at} bytes are lost"))
+        return onward
+
+    def _indexed(self) -> list[int]:
+        """Offsets of the chunks that the summary at the end names; empty where there is no sound summary."""
+        size = len(self._bytes)
+        foot = size - len(MAGIC) - 20 - _HEAD.size
+        if foot < len(MAGIC) or bytes(self._bytes[-8:]) != MAGIC:
+            return []
+        kind, length = _HEAD.unpack_from(self._bytes, foot)
+        at = struct.unpack_from("<Q", self._bytes, foot + _HEAD.size)[0]
+        offsets: list[int] = []
+        if kind != _FOOTER or length != 20 or at == 0:
+            return offsets
+        while at + _HEAD.size <= foot:
+            kind, length = _HEAD.unpack_from(self._bytes, at)
+            body = at + _HEAD.size
+            if kind == _CHUNK_INDEX and length >= 24:
+                offsets.append(struct.unpack_from("<QQQ", self._bytes, body)[2])
+            at = body + length
+        return offsets
+
+    def _loose(self, open_run: _Chunk | None, at: int, end: int) -> _Chunk:
+        """Add a message outside of chunks to the open run of such messages, or begin a new one."""
+        channel, _, time, _ = _MESSAGE_HEAD.unpack_from(self._bytes, at + _HEAD.size)
+        run = open_run
+        if run is None or run.offset + run.size != at or run.size > _LOOSE_BYTES:
+            run = _Chunk(at, 0, 0, 0, "", time, time)
+            self._chunks.append(run)
+        run.stored = run.size = end - run.offset
+        run.start, run.end = min(run.start, time), max(run.end, time)
+        run.channels.add(channel)
+        return run
+
+    def _chunk(self, body: int, end: int, whole: bool) -> bool:
+        """Remember a chunk; False where its head makes no sense."""
+        try:
+            start, last, size, crc = _CHUNK_HEAD.unpack_from(self._bytes, body)
+            compression, at = _text(self._bytes, body + _CHUNK_HEAD.size)
+            stored = struct.unpack_from("<Q", self._bytes, at)[0]
+        except (struct.error, BagError):
+            return False
+        offset = at + 8
+        if offset + stored > end:
+            if whole:
+                return False
+            left = end - offset
+            self.losses.append(
+                Loss(
+                    self._name,
+                    f"byte {body - _HEAD.size}",
+                    f"the last chunk is cut off: {stored - left} of its {stored} bytes are missing",
+                )
+            )
+            stored = left
+        self._chunks.append(_Chunk(offset, stored, size, crc, compression, start, last, whole))
+        return True
+
+    def _define(self, kind: int, body: memoryview) -> None:
+        """Take in a schema or a channel; what makes no sense is left out, and its messages with it."""
+        try:
+            if kind == _SCHEMA:
+                self._schemas[struct.unpack_from("<H", body)[0]] = _text(body, 2)[0]
+                return
+            channel, schema = struct.unpack_from("<HH", body)
+            topic, at = _text(body, 4)
+            encoding, _ = _text(body, at)
+        except (struct.error, BagError):
+            return
+        if encoding == "cdr":
+            self._channels[channel] = (topic, self._schemas.get(schema, ""))
+        else:
+            loss = Loss(
+                self._name, f"topic {topic}", f"messages are in {encoding!r}, expected cdr; they are left out"
+            )
+            if loss not in self.losses:
+                self.losses.append(loss)
+
+    def _learn(self, chunk: _Chunk) -> None:
+        for kind, body in self._contents(chunk, verify=False):
+            if kind in (_SCHEMA, _CHANNEL):
+                self._define(kind, body)
+
+    def _decode(self, chunk: _Chunk, wanted: dict[int, str], verify: bool) -> Iterator[Record]:
+        for kind, body in self._contents(chunk, verify):
+            if kind == _MESSAGE and len(body) >= 22:
+                channel, _, time, _ = _MESSAGE_HEAD.unpack_from(body)
+                topic = wanted.get(channel)
+                if topic is not None:
+                    yield Record(time, topic, body[22:])
+
+    def _contents(self, chunk: _Chunk, verify: bool) -> Iterator[tuple[int, memoryview]]:
+        """Kind and body of each record in a chunk; a damaged chunk is told once and gives nothing."""
+        if chunk.offset in self._bad:
+            return
+        stored = self._bytes[chunk.offset : chunk.offset + chunk.stored]
+        try:
+            if chunk.compression:
+                data = memoryview(decompress(stored, chunk.compression, chunk.size, partial=not chunk.whole))
+            else:
+                data = stored
+            if verify and chunk.whole and chunk.crc and zlib.crc32(data) != chunk.crc:
+                raise BagError("fails its checksum")
+        except BagError as error:
+            self._bad.add(chunk.offset)
+            span = f"from {chunk.start / 1e9:.3f} to {chunk.end / 1e9:.3f} s"
+            self.losses.append(
+                Loss(self._name, f"byte {chunk.offset}", f"chunk {error}; its messages {span} are lost")
+            )
+            return
+        at, size = 0, len(data)
+        while at + _HEAD.size <= size:
+            kind, length = _HEAD.unpack_from(data, at)
+            end = at + _HEAD.size + length
+            if end > size:
+                return
+            yield kind, data[at + _HEAD.size : end]
+            at = end
+
+    def _release(self, chunk: _Chunk) -> None:
+        """Give the pages of a chunk back to the system; a view that is still used reads them again."""
+        if hasattr(self._map, "madvise"):
+            first = chunk.offset - chunk.offset % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, first, chunk.offset + chunk.stored - first)
+
+
+def _text(data: memoryview, at: int) -> tuple[str, int]:
+    """A length-prefixed string and where it ends."""
+    length = struct.unpack_from("<I", data, at)[0]
+    end = at + 4 + length
+    if end > len(data):
+        raise BagError("a text that is longer than its record")
+    return bytes(data[at + 4 : end]).decode("utf-8", errors="replace"), end
