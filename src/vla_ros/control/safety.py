@@ -1,0 +1,306 @@
+"""Whether the arm may move: disarmed, armed, holding or stopped, and why.
+
+Nothing moves until armed. A reason of level hold keeps the arm where it is until that reason has ended; a
+reason of level stop keeps it there until a person resets. The first stop wins: what follows is counted, and the
+arm stays stopped for the first. After a reset the arm is disarmed; arming is a second, separate act.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from vla_ros.control.reasons import Level, Reason
+
+
+class State(str, Enum):
+    """What the arm may do.
+
+    ``DISARMED``: no command is sent. ``ARMED``: it moves. ``HOLDING``: armed, but kept at its last measured
+    position while a reason lasts. ``STOPPED``: kept there until a person resets.
+    """
+
+    DISARMED = "disarmed"
+    ARMED = "armed"
+    HOLDING = "holding"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Status:
+    """One consistent look at the state.
+
+    Attributes:
+        state: What the arm may do.
+        stopped_by: The first reason to stop, or None.
+        detail: What was found then.
+        holds: Reasons that hold (or would hold, were it armed), with what was found.
+    """
+
+    state: State
+    stopped_by: Reason | None
+    detail: str
+    holds: Mapping[Reason, str]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of state or of a reason.
+
+    Attributes:
+        kind: ``arm``, ``disarm``, ``hold``, ``clear``, ``stop`` or ``reset``.
+        before: State before it.
+        after: State after it.
+        reason: Why, for hold, clear and stop.
+        detail: What was found.
+        stamp: Nanoseconds of the clock that was given.
+    """
+
+    kind: str
+    before: State
+    after: State
+    reason: Reason | None
+    detail: str
+    stamp: int
+
+
+_LOG = logging.getLogger(__name__)
+
+Listener = Callable[[Event], None]
+
+
+class Safety:
+    """The state machine. Safe to use from any thread; no method waits for anything but :meth:`motion`.
+
+    Args:
+        clock: Nanoseconds for events; the steady clock by default.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._armed = False
+        self._stop: Reason | None = None
+        self._stop_detail = ""
+        self._holds: dict[Reason, str] = {}
+        self._blocked: dict[Reason, str] = {}
+        self._counters: Counter[str] = Counter()
+        self._state = State.DISARMED
+        self._listeners: tuple[Listener, ...] = ()
+        self._events: deque[Event] = deque()
+        self._delivering = threading.Lock()
+
+    @property
+    def state(self) -> State:
+        """What the arm may do now."""
+        return self._state
+
+    @property
+    def may_move(self) -> bool:
+        """True only where a motion may be sent now; :meth:`motion` keeps it true while it is sent."""
+        return self._state is State.ARMED
+
+    @property
+    def status(self) -> Status:
+        """State and reasons at one moment."""
+        with self._lock:
+            return Status(self._state, self._stop, self._stop_detail, MappingProxyType(dict(self._holds)))
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """How often each reason began (hold, stop) or was counted (drop), by its value."""
+        with self._lock:
+            return dict(self._counters)
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` with every later :class:`Event`, in order, outside the lock; it may call back."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    @contextmanager
+    def motion(self) -> Iterator[bool]:
+        """Send a motion within this: gives :attr:`may_move`, and no stop or hold comes in between.
+
+        So once :meth:`stop` has returned, no motion is sent any more. Keep it short: a stop waits for it.
+
+            with safety.motion() as allowed:
+                if allowed:
+                    publisher.publish(message)
+        """
+        with self._lock:
+            yield self.may_move
+
+    def arm(self) -> bool:
+        """Allow motion.
+
+        Returns:
+            False where it is stopped (reset first) or a watchdog's reason to stop is active; :meth:`explain`
+            says which.
+        """
+        with self._lock:
+            if self._stop is not None or self._blocked:
+                return False
+            self._armed = True
+            self._changed("arm")
+        self._deliver()
+        return True
+
+    def disarm(self) -> None:
+        """Allow no motion. A stop remains a stop."""
+        with self._lock:
+            self._armed = False
+            self._changed("disarm")
+        self._deliver()
+
+    def hold(self, reason: Reason, detail: str = "") -> None:
+        """``reason`` is so: the arm holds until :meth:`clear`. Told again, only the detail changes.
+
+        Raises:
+            ValueError: The reason's level is not hold.
+        """
+        _expect(reason, Level.HOLD)
+        with self._lock:
+            self._hold(reason, detail)
+        self._deliver()
+
+    def clear(self, reason: Reason) -> None:
+        """``reason`` to hold is no more; where it was the last one, an armed arm moves again."""
+        with self._lock:
+            self._clear(reason)
+        self._deliver()
+
+    def stop(self, reason: Reason, detail: str = "") -> bool:
+        """Stop until a person resets, armed or not.
+
+        Returns:
+            True where this is the first reason; later ones are counted only.
+
+        Raises:
+            ValueError: The reason's level is not stop.
+        """
+        _expect(reason, Level.STOP)
+        with self._lock:
+            first = self._halt(reason, detail)
+        self._deliver()
+        return first
+
+    def report(self, reason: Reason, detail: str = "") -> None:
+        """Do what the reason's level says: count it (drop), hold or stop."""
+        with self._lock:
+            if reason.level is Level.STOP:
+                self._halt(reason, detail)
+            elif reason.level is Level.HOLD:
+                self._hold(reason, detail)
+            else:
+                self._counters[reason.value] += 1
+        self._deliver()
+
+    def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
+        """Do what a watchdog says: hold or stop for what is active, clear the ``watched`` holds that are not.
+
+        A reason to stop while disarmed has no motion to stop: it only keeps the arm from being armed.
+
+        Args:
+            active: Reasons of level hold or stop, with what was found.
+            watched: Every reason that this watchdog looks after; others are left alone.
+        """
+        with self._lock:
+            for reason in [held for held in self._holds if held in watched and held not in active]:
+                self._clear(reason)
+            self._blocked = {}
+            for reason, detail in active.items():
+                if reason.level is Level.HOLD:
+                    self._hold(reason, detail)
+                    continue
+                self._blocked[reason] = detail
+                if self._armed:
+                    self._halt(reason, detail)
+        self._deliver()
+
+    def explain(self) -> str:
+        """The state in one line, and what to do about it."""
+        with self._lock:
+            if self._stop is not None:
+                return f"stopped by {_say(self._stop, self._stop_detail)}; mend it, reset, then arm"
+            reasons = "; ".join(_say(reason, detail) for reason, detail in {**self._blocked, **self._holds}.items())
+            if self._state is State.DISARMED:
+                return f"disarmed{'; waiting for: ' + reasons if reasons else ''}"
+            return f"holding: {reasons}" if reasons else "armed"
+
+    def reset(self) -> bool:
+        """End a stop, as a person's decision; the arm is disarmed then. Reasons to hold stay until they end.
+
+        Returns:
+            False where it was not stopped (nothing changes).
+        """
+        with self._lock:
+            if self._stop is None:
+                return False
+            self._stop, self._stop_detail = None, ""
+            self._changed("reset")
+        self._deliver()
+        return True
+
+    def _hold(self, reason: Reason, detail: str) -> None:
+        began = reason not in self._holds
+        self._holds[reason] = detail
+        if began:
+            self._counters[reason.value] += 1
+            self._changed("hold", reason, detail)
+
+    def _clear(self, reason: Reason) -> None:
+        if self._holds.pop(reason, None) is not None:
+            self._changed("clear", reason)
+
+    def _halt(self, reason: Reason, detail: str) -> bool:
+        self._counters[reason.value] += 1
+        if self._stop is not None:
+            return False
+        self._stop, self._stop_detail, self._armed = reason, detail, False
+        self._changed("stop", reason, detail)
+        return True
+
+    def _changed(self, kind: str, reason: Reason | None = None, detail: str = "") -> None:
+        """Find the state anew and note the event. The lock is held."""
+        before = self._state
+        if self._stop is not None:
+            self._state = State.STOPPED
+        elif not self._armed:
+            self._state = State.DISARMED
+        else:
+            self._state = State.HOLDING if self._holds else State.ARMED
+        if self._listeners:
+            self._events.append(Event(kind, before, self._state, reason, detail, self._clock()))
+
+    def _deliver(self) -> None:
+        """Tell the listeners, in order and without the lock, whichever thread gets to it first.
+
+        Asked again after each round: an event that came while another thread was about to leave is not lost.
+        """
+        while self._events and self._delivering.acquire(blocking=False):
+            try:
+                while self._events:
+                    event = self._events.popleft()
+                    for listener in self._listeners:
+                        try:
+                            listener(event)
+                        except Exception:  # whoever looks on must not keep anybody from stopping the arm
+                            _LOG.exception("a listener failed on %s", event)
+            finally:
+                self._delivering.release()
+
+
+def _expect(reason: Reason, level: Level) -> None:
+    if reason.level is not level:
+        raise ValueError(f"{reason.value} is no reason to {level.value} but to {reason.level.value}")
+
+
+def _say(reason: Reason, detail: str) -> str:
+    return f"{reason.value} ({detail or reason.description})"
