@@ -1,8 +1,8 @@
 """What the environment says about the DDS domain and how far discovery reaches, and Cyclone's settings for it.
 
-The variables mean what they mean to rcl ("Improved Dynamic Discovery", REP-2003-like documentation of ROS 2
-Iron and later); only the default range differs: here it is this host, because a robot should not be driven
-from the neighbour's laptop by accident.
+The variables mean what they mean to rcl ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and
+later); only the default range differs: here it is this host, because a robot should not be driven from the
+neighbour's laptop by accident.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class DdsEnvironment:
 
 
 def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironment:
-    """Read ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
+    """What the variables of ROS and of Cyclone DDS say.
+
+    Read are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
     ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
 
     Raises:

@@ -26,7 +26,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> object:  # type: ignore[override]
+    def stream(self) -> object:
         """Where lines go now."""
         return sys.stderr
 

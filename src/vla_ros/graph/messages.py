@@ -12,7 +12,7 @@ import operator
 import os
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -204,11 +204,11 @@ class MessageTypes:
             "_fields": built,
         }
         for constant, kind, value in constants:
-            namespace[constant] = Byte(value) if kind == "byte" else value
-        cls = type(name.replace("/", "__"), (Message,), namespace)
+            namespace[constant] = Byte(int(value)) if kind == "byte" else value
+        cls: type[Message] = type(name.replace("/", "__"), (Message,), namespace)
         cls._setters = {field: (cls.__dict__[field].__set__, convert) for field, convert, _ in built}
         self._classes[name] = cls
-        self._store.types[name] = cls  # type: ignore[assignment]
+        self._store.types[name] = cast("Any", cls)
         return cls
 
     def service(self, name: str) -> type[Any]:

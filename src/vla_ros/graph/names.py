@@ -107,7 +107,7 @@ class RosArguments:
         return namespace
 
     def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
-        """Fully qualified name of a topic or service of a node: expanded, then remapped by the first rule that fits.
+        """Fully qualified name of a topic or service of a node, remapped by the first rule that fits.
 
         Raises:
             ConfigError: The name, or what a rule makes of it, is not valid.

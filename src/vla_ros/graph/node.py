@@ -95,7 +95,10 @@ class Node(Protocol):
     def create_subscription(
         self, msg_type: Any, topic: str, callback: Callable[[Any], Any], qos_profile: Any, *, raw: bool = False
     ) -> Any:
-        """Call ``callback`` with each message, or with its CDR bytes (4-byte header included) when ``raw``."""
+        """Call ``callback`` with each message, or with its CDR bytes (4-byte header included) when ``raw``.
+
+        Middlewares bring CDR to a multiple of four bytes: up to three zero bytes may follow the message.
+        """
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> Any:
         """A :class:`Timer` that calls ``callback`` every ``timer_period_sec`` seconds."""
@@ -104,16 +107,28 @@ class Node(Protocol):
         """Answer requests: ``callback(request, response)`` fills and returns the response."""
 
     def count_publishers(self, topic_name: str) -> int:
-        """Number of publishers on the graph for a topic (not expanded, not remapped: give the full name)."""
+        """Number of publishers of a topic; the name is expanded but not remapped, as in rclpy."""
+
+    def count_subscribers(self, topic_name: str) -> int:
+        """Number of subscriptions of a topic; the name is expanded but not remapped, as in rclpy."""
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[Any]:
-        """:class:`EndpointInfo` of each publisher of a topic."""
+        """:class:`EndpointInfo` of each publisher of a topic; the name is expanded but not remapped."""
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[Any]:
-        """:class:`EndpointInfo` of each subscription of a topic."""
+        """:class:`EndpointInfo` of each subscription of a topic; the name is expanded but not remapped."""
+
+    def get_node_names(self) -> list[str]:
+        """Name of every node on the graph."""
+
+    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        """Name and namespace of every node on the graph."""
+
+    def resolve_topic_name(self, topic: str) -> str:
+        """Fully qualified name of a topic, after remaps."""
 
     def destroy_node(self) -> Any:
-        """Leave the graph."""
+        """Leave the graph. Its publishers then refuse to publish."""
 
 
 class Graph(Protocol):
@@ -126,6 +141,9 @@ class Graph(Protocol):
     def backend(self) -> str:
         """``rclpy`` or ``dds``."""
 
+    def describe(self) -> str:
+        """One line for the log: middleware, domain, and how far discovery reaches."""
+
     def create_node(self, name: str, namespace: str | None = None) -> Node:
         """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
 
@@ -136,10 +154,21 @@ class Graph(Protocol):
         """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
 
     def qos(self, name: str) -> Any:
-        """Profile by name: ``camera``, ``command``, ``instruction``, ``state`` or ``diagnostics``."""
+        """Profile by name.
+
+        ``camera``, ``command``, ``instruction``, ``state`` (subscriptions), ``state_publisher``, ``diagnostics``
+        or ``default``; :mod:`vla_ros.graph.qos` says what each is.
+        """
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true."""
+        """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true.
+
+        SIGINT raises KeyboardInterrupt out of it, and the nodes are still there to send a last word. An exception
+        of a callback is logged, and the next callback runs.
+        """
+
+    def wake(self) -> None:
+        """Make a spin on another thread ask ``until()`` now."""
 
     def close(self) -> None:
         """Destroy all nodes and leave the graph. Safe to call twice."""

@@ -58,7 +58,7 @@ def _rclpy(args: Sequence[str], log_level: str) -> Graph:
 
 def _dds(args: Sequence[str], log_level: str) -> Graph:
     try:
-        import cyclonedds.core
+        import cyclonedds.core  # noqa: F401
         import rosbags.typesys  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(

@@ -17,7 +17,7 @@ from cyclonedds.builtin import (
     BuiltinTopicDcpsPublication,
     BuiltinTopicDcpsSubscription,
 )
-from cyclonedds.core import InstanceState
+from cyclonedds.core import InstanceState, Policy
 from cyclonedds.idl import IdlStruct
 from cyclonedds.pub import DataWriter
 
@@ -65,6 +65,7 @@ class Discovery:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._lock = threading.RLock()
+        self._closed = False
         self._own: dict[Any, NodeEntities] = {}
         self._remote: dict[bytes, tuple[NodeEntities, ...]] = {}
         self._endpoints: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
@@ -82,6 +83,8 @@ class Discovery:
     def announce(self, key: Any, node: NodeEntities | None) -> None:
         """Say what a node of ours has now; ``None`` when it is gone. ``key`` tells nodes of one name apart."""
         with self._lock:
+            if self._closed:
+                return
             if node is None:
                 self._own.pop(key, None)
             else:
@@ -91,6 +94,8 @@ class Discovery:
     def update(self) -> None:
         """Take in what others announced."""
         with self._lock:
+            if self._closed:
+                return
             while taken := self._reader.take(N=64):
                 for item in taken:
                     if item.sample_info.valid_data:
@@ -117,6 +122,7 @@ class Discovery:
     def close(self) -> None:
         """Delete the endpoints."""
         with self._lock:
+            self._closed = True
             self._participant.waitset.detach(self._reader)
             for entity in (*self._builtin, self._participants, self._reader, self._writer):
                 delete(entity)
@@ -125,6 +131,8 @@ class Discovery:
         self.update()
         name = TOPIC_PREFIX + topic
         with self._lock:
+            if self._closed:
+                return []
             known = self._endpoints[kind]
             while taken := self._builtin[kind].take(N=256):
                 for endpoint in taken:
@@ -198,8 +206,6 @@ def _guid(gid: Any) -> bytes:
 
 
 def _info(endpoint: Any, node: NodeEntities | None) -> TopicEndpointInfo:
-    from cyclonedds.core import Policy
-
     user = endpoint.qos[Policy.Userdata]
     fields = dict(
         item.split("=", 1) for item in (user.data.decode("latin-1") if user else "").split(";") if "=" in item

@@ -24,8 +24,10 @@ _NEVER = float("inf")
 
 
 class DdsGraph:
-    """See :class:`vla_ros.graph.node.Graph`. Callbacks run on the thread that calls :meth:`spin`, which itself
-    waits on the wait set: nothing lies between the arrival of a sample and its callback.
+    """See :class:`vla_ros.graph.node.Graph`.
+
+    Callbacks run on the thread that calls :meth:`spin`, which itself waits on the wait set: nothing lies between
+    the arrival of a sample and its callback.
     """
 
     def __init__(
@@ -106,27 +108,18 @@ class DdsGraph:
         """Take a node that was destroyed off the graph."""
         with self._lock:
             self._nodes = tuple(item for item in self._nodes if item is not node)
-            if not self._closed:
-                self.discovery.announce(node, None)
+        self.discovery.announce(node, None)
 
     def close(self) -> None:
         """Destroy all nodes and leave the graph. Safe to call twice, from callbacks and from other threads."""
         with self._lock:
-            if self._closed:
-                return
             if not self._closing:
                 self._closing = True
                 self.participant.wake()
         if self._spinner is threading.current_thread():
             return  # spin closes when it has come back from this callback
-        with self._spinning, self._lock:
-            if self._closed:
-                return
-            for node in self._nodes:
-                node.destroy_node()
-            self._closed = True
-            self.discovery.close()
-            self.participant.close()
+        with self._spinning:
+            self._leave()
 
     def __enter__(self) -> DdsGraph:
         return self
@@ -135,6 +128,15 @@ class DdsGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _leave(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for node in self._nodes:
+            node.destroy_node()
+        self.discovery.close()
+        self.participant.close()
 
     def _until_timer(self) -> float:
         due = min(

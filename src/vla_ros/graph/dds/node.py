@@ -12,7 +12,7 @@ from vla_ros.graph.dds.discovery import NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer
 from vla_ros.graph.dds.service import DdsService
 from vla_ros.graph.logger import NodeLogger
-from vla_ros.graph.names import check_absolute, check_node_name
+from vla_ros.graph.names import check_absolute, check_node_name, expand
 from vla_ros.graph.qos import PROFILES, QoSProfile
 
 if TYPE_CHECKING:
@@ -104,7 +104,10 @@ class DdsNode:
         return timer
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
-        """Answer requests of rmw_cyclonedds (rmw_fastrtps' services need headers that this library cannot write)."""
+        """Answer requests of clients on rmw_cyclonedds.
+
+        Clients on rmw_fastrtps are not served: theirs are matched by RTPS headers that this library cannot write.
+        """
         name = self.resolve_service_name(srv_name)
         with self._alive():
             service = DdsService(self._graph.participant, srv_type, name, callback)
@@ -150,11 +153,11 @@ class DdsNode:
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
         """Each publisher of a topic."""
-        return self._graph.discovery.publishers(self.resolve_topic_name(topic_name))
+        return self._graph.discovery.publishers(expand(topic_name, self._name, self._namespace))
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
         """Each subscription of a topic."""
-        return self._graph.discovery.subscriptions(self.resolve_topic_name(topic_name))
+        return self._graph.discovery.subscriptions(expand(topic_name, self._name, self._namespace))
 
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
         """Name and namespace of every node on the graph."""
@@ -172,8 +175,13 @@ class DdsNode:
             self._destroyed = True
             for timer in self.timers:
                 timer.cancel()
-            for entity in (*self.subscriptions, *self.services, *self.publishers):
-                entity.destroy()
+            endpoints: list[DdsSubscription | DdsService | DdsPublisher] = [
+                *self.subscriptions,
+                *self.services,
+                *self.publishers,
+            ]
+            for endpoint in endpoints:
+                endpoint.destroy()
             self.subscriptions = self.publishers = self.timers = self.services = ()
             self._graph.forget(self)
 

@@ -1,0 +1,129 @@
+"""What keeps messages from arriving, said in words: QoS that does not fit, nobody there, buffers too small.
+
+Works on the Node interface alone, so it is the same under rclpy and under the embedded participant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_ros.graph.qos import incompatibilities
+
+RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
+
+# The kernel books more than the payload for each packet; a picture needs about this much of the buffer per byte.
+_KERNEL_OVERHEAD = 1.5
+_ADVISED = 33554432
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A subscription that must get something: its topic (resolved) and the profile it asks for."""
+
+    topic: str
+    requested: Any
+    """QoS profile of either backend."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a topic, and what to do about it."""
+
+    topic: str
+    kind: str
+    """``incompatible_qos``, ``no_publisher`` or ``small_buffer``."""
+    text: str
+
+
+class TopicHealth:
+    """Looks at the publishers of the topics that a node needs. Call :meth:`check` about once a second."""
+
+    def __init__(
+        self,
+        node: Any,
+        watched: Sequence[Watched],
+        publisher_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._watched = tuple(watched)
+        self._timeout = publisher_timeout
+        self._clock = clock
+        begin = clock()
+        self._alone_since: dict[str, float | None] = dict.fromkeys((item.topic for item in self._watched), begin)
+        self._present: tuple[Finding, ...] = ()
+
+    @property
+    def present(self) -> tuple[Finding, ...]:
+        """What the last :meth:`check` found wrong."""
+        return self._present
+
+    def check(self) -> tuple[Finding, ...]:
+        """What is wrong now and was not at the last check: for the log. All of it is in :attr:`present`."""
+        before = set(self._present)
+        self._present = tuple(finding for item in self._watched for finding in self._look(item))
+        return tuple(finding for finding in self._present if finding not in before)
+
+    def _look(self, item: Watched) -> list[Finding]:
+        publishers = self._node.get_publishers_info_by_topic(item.topic)
+        if publishers:
+            self._alone_since[item.topic] = None
+            return [finding for publisher in publishers for finding in _mismatch(item, publisher)]
+        since = self._alone_since[item.topic]
+        if since is None:
+            since = self._alone_since[item.topic] = self._clock()
+        if self._clock() - since < self._timeout:
+            return []
+        return [
+            Finding(
+                item.topic,
+                "no_publisher",
+                f"{item.topic} has had no publisher for {self._timeout:g} s. Is the driver running, is the name "
+                f"right (ros2 topic list; remap with --ros-args -r {item.topic}:=/other)? Both sides need the same "
+                "ROS_DOMAIN_ID, and across hosts ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET",
+            )
+        ]
+
+
+def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
+    reasons = incompatibilities(item.requested, publisher.qos_profile)
+    if not reasons:
+        return []
+    name = f"{publisher.node_namespace.rstrip('/')}/{publisher.node_name}"
+    return [
+        Finding(
+            item.topic,
+            "incompatible_qos",
+            f"nothing will arrive on {item.topic} from {name}: {' and '.join(reasons)}. Start that publisher with "
+            "the policy that is asked for (drivers often have a parameter for it), or relay the topic",
+        )
+    ]
+
+
+def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
+    """A warning when the kernel's receive buffer is too small for one frame; ``None`` when it is large enough.
+
+    Args:
+        topic: Camera topic, for the text.
+        frame_bytes: Size of one message in bytes.
+        rmem_max: ``net.core.rmem_max`` in bytes; read from the kernel when not given (and not known: no warning).
+    """
+    if rmem_max is None:
+        try:
+            rmem_max = int(RMEM_MAX.read_text())
+        except (OSError, ValueError):
+            return None
+    if rmem_max >= frame_bytes * _KERNEL_OVERHEAD:
+        return None
+    return Finding(
+        topic,
+        "small_buffer",
+        f"{topic}: a frame of {frame_bytes / 1e6:.1f} MB does not fit into the kernel's receive buffer "
+        f"({rmem_max / 1e6:.2f} MB), so frames will be lost. Enlarge it: "
+        f"sudo sysctl -w net.core.rmem_max={_ADVISED} (and a line net.core.rmem_max={_ADVISED} in "
+        "/etc/sysctl.d/60-vla-ros.conf to keep it), or use CompressedImage or a shared-memory transport",
+    )

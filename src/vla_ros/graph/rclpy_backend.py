@@ -1,0 +1,174 @@
+"""The graph through rclpy: a real ``rclpy`` node *is* the Node; the loop, profiles and classes are added here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import rclpy
+from rclpy.context import Context
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor, TimeoutException
+from rclpy.logging import LoggingSeverity
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+from rclpy.utilities import get_rmw_implementation_identifier
+
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.graph.qos import profile
+
+_SEVERITIES = {
+    "debug": LoggingSeverity.DEBUG,
+    "info": LoggingSeverity.INFO,
+    "warn": LoggingSeverity.WARN,
+    "error": LoggingSeverity.ERROR,
+}
+
+
+class RclpyGraph:
+    """See :class:`vla_ros.graph.node.Graph`. Has a context of its own, so several may live in one process."""
+
+    def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
+        self._context = Context()
+        try:
+            # Without rclpy's signal handlers SIGINT is a KeyboardInterrupt in spin, and the context still lives:
+            # the node can send a last command before it leaves.
+            rclpy.init(args=list(args), context=self._context, signal_handler_options=SignalHandlerOptions.NO)
+        except Exception as error:
+            raise ConfigError(f"rclpy does not accept the arguments {list(args)}: {error}") from error
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._log_level = log_level
+        self._nodes: list[Any] = []
+        self._spinning = threading.Lock()
+        self._spinner: threading.Thread | None = None
+        self._lock = threading.RLock()
+        self._closing = False
+        self._closed = False
+
+    @property
+    def backend(self) -> str:
+        """``rclpy``."""
+        return "rclpy"
+
+    def describe(self) -> str:
+        """One line that says which middleware and domain were joined."""
+        reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE") or "SUBNET (default)"
+        if os.environ.get("ROS_LOCALHOST_ONLY", "") == "1":
+            reach = "LOCALHOST (ROS_LOCALHOST_ONLY)"
+        return (
+            f"rclpy of ROS 2 {os.environ.get('ROS_DISTRO', 'unknown')}, {get_rmw_implementation_identifier()}, "
+            f"domain {self._context.get_domain_id()}, discovery range {reach}"
+        )
+
+    def create_node(self, name: str, namespace: str | None = None) -> Any:
+        """An ``rclpy`` node; ``--ros-args`` remaps of name and namespace win over the arguments."""
+        if self._closing:
+            raise VlaRosError(f"node '{name}' cannot be made: this graph was closed")
+        try:
+            node = Node(name, namespace=namespace, context=self._context)
+        except rclpy.exceptions.InvalidNodeNameException as error:
+            raise ConfigError(f"node name '{name}' is not valid: {error}") from error
+        except rclpy.exceptions.InvalidNamespaceException as error:
+            raise ConfigError(f"namespace '{namespace}' is not valid: {error}") from error
+        node.get_logger().set_level(_SEVERITIES[self._log_level])
+        self._executor.add_node(node)
+        self._nodes.append(node)
+        return node
+
+    def message(self, type_name: str) -> Any:
+        """Class of ``pkg/msg/Type``."""
+        return _interface(type_name, "msg")
+
+    def service(self, type_name: str) -> Any:
+        """Class of ``pkg/srv/Type``."""
+        return _interface(type_name, "srv")
+
+    def qos(self, name: str) -> QoSProfile:
+        """Profile by name."""
+        found = profile(name)
+        return QoSProfile(
+            reliability=ReliabilityPolicy[found.reliability.name],
+            durability=DurabilityPolicy[found.durability.name],
+            history=HistoryPolicy[found.history.name],
+            depth=found.depth,
+        )
+
+    def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
+        """Run callbacks until ``until()`` is true or the graph is closed; SIGINT raises KeyboardInterrupt here.
+
+        An exception of a callback is logged with its traceback, and the next callback runs.
+        """
+        if not self._spinning.acquire(blocking=False):
+            raise VlaRosError("this graph is spinning already; its callbacks run on one thread")
+        self._spinner = threading.current_thread()
+        try:
+            while not self._closing and not until():
+                self._spin_once(period)
+        finally:
+            self._spinner = None
+            self._spinning.release()
+            if self._closing:
+                self.close()
+
+    def wake(self) -> None:
+        """Make a spin ask ``until()`` now; for any thread."""
+        if not self._closing:
+            self._executor.wake()
+
+    def close(self) -> None:
+        """Destroy all nodes and leave the graph. Safe to call twice, from callbacks and from other threads."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._executor.wake()
+        if self._spinner is threading.current_thread():
+            return  # spin closes when it has come back from this callback
+        with self._spinning:
+            self._leave()
+
+    def __enter__(self) -> RclpyGraph:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _leave(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for node in self._nodes:
+            self._executor.remove_node(node)
+            node.destroy_node()
+        self._executor.shutdown()
+        self._context.try_shutdown()
+
+    def _spin_once(self, period: float) -> None:
+        try:
+            self._executor.spin_once(timeout_sec=period)
+        except TimeoutException:
+            pass
+        except ExternalShutdownException:
+            self._closing = True
+        except Exception as error:  # one bad message must not stop the robot's node
+            logger = self._nodes[0].get_logger() if self._nodes else rclpy.logging.get_logger("vla_ros")
+            logger.error(f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def _interface(type_name: str, kind: str) -> Any:
+    parts = type_name.split("/")
+    if len(parts) != 3 or parts[1] != kind:
+        raise VlaRosError(f"type name '{type_name}' is not valid; expected pkg/{kind}/Type")
+    try:
+        return getattr(importlib.import_module(f"{parts[0]}.{kind}"), parts[2])
+    except (ImportError, AttributeError) as error:
+        raise VlaRosError(
+            f"the sourced ROS installation has no '{type_name}' ({error}); install the package {parts[0]}, "
+            f"such as: sudo apt install ros-$ROS_DISTRO-{parts[0].replace('_', '-')}"
+        ) from error
