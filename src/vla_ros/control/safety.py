@@ -289,12 +289,16 @@ class Safety:
                 while self._events:
                     event = self._events.popleft()
                     for listener in self._listeners:
-                        try:
-                            listener(event)
-                        except Exception:  # whoever looks on must not keep anybody from stopping the arm
-                            _LOG.exception("a listener failed on %s", event)
+                        _tell(listener, event)
             finally:
                 self._delivering.release()
+
+
+def _tell(listener: Listener, event: Event) -> None:
+    try:
+        listener(event)
+    except Exception:  # whoever looks on must not keep anybody from stopping the arm
+        _LOG.exception("a listener failed on %s", event)
 
 
 def _expect(reason: Reason, level: Level) -> None:

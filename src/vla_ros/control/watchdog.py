@@ -1,0 +1,287 @@
+"""Which inputs have gone silent, frozen, late or mad. Pure logic: it is told what happened and what time it is.
+
+Silence is measured on a steady clock, so that no clock change hides or feigns it; ages are measured on the ROS
+clock, to which stamps belong. Feed it from any thread; ask :meth:`Watchdog.active` some ten times a second and
+give the answer to :meth:`vla_ros.control.safety.Safety.follow`.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_ros.config import TimeoutsConfig
+from vla_ros.control.reasons import Reason
+from vla_ros.types import UInt8Array
+
+WATCHED = frozenset(
+    {
+        Reason.CAMERA_STALE,
+        Reason.CAMERA_FROZEN,
+        Reason.FRAME_OLD,
+        Reason.FRAME_FROM_FUTURE,
+        Reason.JOINT_STATE_STALE,
+        Reason.JOINT_STATE_INVALID,
+        Reason.INFERENCE_LATE,
+        Reason.CLOCK_JUMP,
+        Reason.DRIVER_MISSING,
+        Reason.DRIVER_GONE,
+        Reason.HEARTBEAT_MISSING,
+        Reason.HEARTBEAT_LOST,
+    }
+)
+"""Every reason that a :class:`Watchdog` may report."""
+
+_SECOND = 1_000_000_000
+_FASTEST_SIMULATION = 50  # times real time; a simulated clock that is faster has jumped
+
+
+@dataclass(frozen=True)
+class Now:
+    """The present on both clocks, in nanoseconds.
+
+    Attributes:
+        steady: ``time.monotonic_ns()``.
+        ros: The ROS clock: system time, or simulated time (0 before it began).
+    """
+
+    steady: int
+    ros: int
+
+
+@dataclass
+class _Camera:
+    """What is known of one camera."""
+
+    seen: int | None = None  # steady time of the last good frame
+    stamp: int | None = None
+    digest: int | None = None
+    same: int = 0  # frames in a row with this digest
+    refused: tuple[Reason, str] | None = None  # the newest frame's age, where it was wrong
+    since_jump: bool = True
+
+
+def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096) -> int:
+    """A number that differs for different pictures, from bytes spread evenly over the message's data.
+
+    A camera's noise changes nearly every pixel, so some thousands tell whether a picture is a new one (30 us).
+    The stride is odd, so that all colour channels are looked at.
+    """
+    flat = np.frombuffer(data, dtype=np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1)
+    stride = max(1, len(flat) // samples) | 1
+    return zlib.crc32(flat[::stride].tobytes(), len(flat) & 0xFFFFFFFF)
+
+
+class Watchdog:
+    """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock.
+
+    Args:
+        config: The timeouts.
+        cameras: Name of each camera.
+        joints_required: False where no joint state is needed (a twist without kinematics).
+        simulated: True where the ROS clock is simulated: it may stand still and run fast.
+    """
+
+    def __init__(
+        self,
+        config: TimeoutsConfig,
+        cameras: tuple[str, ...],
+        *,
+        joints_required: bool = True,
+        simulated: bool = False,
+    ) -> None:
+        self._config = config
+        self._joints_required = joints_required
+        self._simulated = simulated
+        self._lock = threading.Lock()
+        self._cameras = {name: _Camera() for name in cameras}
+        self._joints_seen: int | None = None
+        self._joints_stamp: int | None = None
+        self._joints_wrong = ""
+        self._joints_late = ""
+        self._joints_since_jump = True
+        self._thinking_since: int | None = None
+        self._late = ""
+        self._driver_seen: int | None = None
+        self._heartbeat_seen: int | None = None
+        self._last: Now | None = None
+        self._jump = ""
+
+    def configure(self, config: TimeoutsConfig) -> None:
+        """Take new timeouts."""
+        self._config = config
+
+    def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
+        """A frame came.
+
+        Args:
+            camera: Which one.
+            stamp: Its header's stamp, nanoseconds of the ROS clock.
+            now: When it came.
+            digest: :func:`digest` of its pixels, where frozen pictures are watched for.
+
+        Returns:
+            None where it may be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``,
+            ``frame_old`` or ``frame_from_future``. A camera whose stamps begin anew is accepted after
+            ``timeouts.camera``.
+        """
+        with self._lock:
+            self._check_clock(now)
+            known, config = self._cameras[camera], self._config
+            if known.stamp is not None and stamp <= known.stamp and not _silent(known.seen, config.camera, now):
+                return Reason.FRAME_REPEATED if stamp == known.stamp else Reason.FRAME_OUT_OF_ORDER
+            age = (now.ros - stamp) / _SECOND
+            if config.frame_age and abs(age) > config.frame_age:
+                reason = Reason.FRAME_OLD if age > 0 else Reason.FRAME_FROM_FUTURE
+                side = "old" if age > 0 else "ahead"
+                known.refused = reason, f"{camera}: {abs(age):.3g} s {side}, allowed {config.frame_age:g} s"
+                return reason
+            known.seen, known.stamp, known.refused, known.since_jump = now.steady, stamp, None, True
+            known.same = known.same + 1 if digest is not None and digest == known.digest else 1
+            known.digest = digest
+            return None
+
+    def joint_state(self, stamp: int, now: Now, wrong: str = "") -> bool:
+        """A joint state came.
+
+        Args:
+            stamp: Its header's stamp; 0 where the driver gives none (then its age is unknown).
+            now: When it came.
+            wrong: What is wrong with it (missing joints, NaN), or "".
+
+        Returns:
+            True where it may be used: right, newer than the one before, and not older than
+            ``timeouts.joint_state_age``.
+        """
+        with self._lock:
+            self._check_clock(now)
+            config = self._config
+            self._joints_wrong = wrong
+            if wrong:
+                return False
+            last, stale = self._joints_stamp, _silent(self._joints_seen, config.joint_state, now)
+            if stamp and last is not None and stamp <= last and not stale:
+                return False
+            age = (now.ros - stamp) / _SECOND
+            if stamp and config.joint_state_age and age > config.joint_state_age:
+                self._joints_late = f"; the newest was {age:.3g} s old, allowed {config.joint_state_age:g} s"
+                return False
+            self._joints_seen, self._joints_stamp, self._joints_late = now.steady, stamp or None, ""
+            self._joints_since_jump = True
+            return True
+
+    def inference_began(self, now: Now) -> None:
+        """The policy was asked."""
+        with self._lock:
+            self._thinking_since = now.steady
+
+    def inference_ended(self, now: Now) -> bool:
+        """The policy answered, or failed.
+
+        Returns:
+            True within ``timeouts.inference``; else the answer must be dropped.
+        """
+        with self._lock:
+            self._late = self._overdue(now)
+            self._thinking_since = None
+            return not self._late
+
+    def driver(self, subscribers: int, now: Now) -> None:
+        """Number of matched subscriptions of the command topic."""
+        with self._lock:
+            if subscribers > 0:
+                self._driver_seen = now.steady
+
+    def heartbeat(self, now: Now) -> None:
+        """A heartbeat came."""
+        with self._lock:
+            self._heartbeat_seen = now.steady
+
+    def active(self, now: Now) -> Mapping[Reason, str]:
+        """Every reason that is so at present, with what was found."""
+        with self._lock:
+            self._check_clock(now)
+            found: dict[Reason, str] = {}
+            for name, camera in self._cameras.items():
+                found.update(self._of_camera(name, camera, now))
+            if self._joints_required:
+                found.update(self._of_joints(now))
+            late = self._overdue(now) or self._late
+            if late:
+                found[Reason.INFERENCE_LATE] = late
+            if self._jump:
+                found[Reason.CLOCK_JUMP] = self._jump
+            found.update(self._of_others(now))
+            return found
+
+    def _of_camera(self, name: str, camera: _Camera, now: Now) -> dict[Reason, str]:
+        config, found = self._config, {}
+        if _silent(camera.seen, config.camera, now):
+            found[Reason.CAMERA_STALE] = f"{name}: {_since(camera.seen, now)}"
+        if config.frozen_frames and camera.digest is not None and camera.same >= config.frozen_frames:
+            found[Reason.CAMERA_FROZEN] = f"{name}: {camera.same} frames in a row have the same pixels"
+        if camera.refused:
+            found[camera.refused[0]] = camera.refused[1]
+        return found
+
+    def _of_joints(self, now: Now) -> dict[Reason, str]:
+        found = {}
+        if _silent(self._joints_seen, self._config.joint_state, now):
+            found[Reason.JOINT_STATE_STALE] = _since(self._joints_seen, now) + self._joints_late
+        if self._joints_wrong:
+            found[Reason.JOINT_STATE_INVALID] = self._joints_wrong
+        return found
+
+    def _of_others(self, now: Now) -> dict[Reason, str]:
+        config, found = self._config, {}
+        if self._driver_seen is None:
+            found[Reason.DRIVER_MISSING] = "no subscription has matched"
+        elif _silent(self._driver_seen, config.driver, now):
+            found[Reason.DRIVER_GONE] = _since(self._driver_seen, now)
+        if config.heartbeat and self._heartbeat_seen is None:
+            found[Reason.HEARTBEAT_MISSING] = "none yet"
+        elif config.heartbeat and _silent(self._heartbeat_seen, config.heartbeat, now):
+            found[Reason.HEARTBEAT_LOST] = _since(self._heartbeat_seen, now)
+        return found
+
+    def _overdue(self, now: Now) -> str:
+        """How late the answer is that is being waited for, or ""."""
+        if self._thinking_since is None or not _silent(self._thinking_since, self._config.inference, now):
+            return ""
+        waited = (now.steady - self._thinking_since) / _SECOND
+        return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
+
+    def _check_clock(self, now: Now) -> None:
+        """Find a jump of the ROS clock; until everything was seen anew, nothing from before it counts."""
+        last = self._last
+        if last is not None and now.steady < last.steady:  # another thread looked at its watch earlier
+            return
+        self._last = now
+        if last is not None and last.ros and now.ros:
+            passed, shown = now.steady - last.steady, now.ros - last.ros
+            allowed = self._config.clock_jump * _SECOND
+            if self._simulated:
+                jumped = shown < 0 or shown > allowed + _FASTEST_SIMULATION * passed
+            else:
+                jumped = abs(shown - passed) > allowed
+            if jumped:
+                self._jump = f"{shown / _SECOND:+.3g} s in {passed / _SECOND:.3g} s"
+                for camera in self._cameras.values():
+                    camera.stamp, camera.since_jump = None, False
+                self._joints_stamp, self._joints_since_jump = None, False
+        seen_anew = all(camera.since_jump for camera in self._cameras.values())
+        if self._jump and seen_anew and (self._joints_since_jump or not self._joints_required):
+            self._jump = ""
+
+
+def _silent(seen: int | None, timeout: float, now: Now) -> bool:
+    """True where nothing came for ``timeout`` seconds (or ever)."""
+    return seen is None or now.steady - seen > timeout * _SECOND
+
+
+def _since(seen: int | None, now: Now) -> str:
+    return "none yet" if seen is None else f"none for {(now.steady - seen) / _SECOND:.3g} s"
