@@ -1,0 +1,195 @@
+"""Chunks: consumed when executed, a seam that does not jump, ACT's temporal ensembling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.config import ControlConfig
+from vla_ros.control.schedule import ChunkSchedule
+from vla_ros.types import ActionChunk, ActionSpec
+
+
+def chunk(values: list[float] | np.ndarray, stamp: int = 0, gripper: float = 0.0) -> ActionChunk:
+    """One number a step, and a gripper."""
+    return ActionChunk(np.array([[value, gripper] for value in values]), stamp)
+
+
+def run(schedule: ChunkSchedule, steps: int) -> list[float]:
+    found = []
+    for _ in range(steps):
+        step = schedule.next(overrun=True)
+        assert step is not None
+        found.append(float(step.action[0]))
+        schedule.executed()
+    return found
+
+
+def test_a_step_stays_the_next_one_until_it_was_executed() -> None:
+    schedule = ChunkSchedule(3)
+    schedule.load(chunk([1, 2, 3], stamp=7))
+    for _ in range(5):  # however long the arm holds
+        step = schedule.next()
+        assert step is not None
+        assert (step.action[0], step.index, step.stamp) == (1, 0, 7)
+    schedule.executed()
+    step = schedule.next()
+    assert step is not None
+    assert (step.action[0], step.index) == (2, 1)
+    assert schedule.remaining == 2
+
+
+def test_after_its_last_step_there_is_none_and_a_chunk_is_wanted() -> None:
+    schedule = ChunkSchedule(2)
+    assert schedule.wants_chunk
+    assert schedule.next() is None
+    schedule.load(chunk([1, 2]))
+    assert not schedule.wants_chunk
+    run(schedule, 2)
+    assert schedule.wants_chunk
+    assert schedule.next() is None
+    with pytest.raises(RuntimeError, match="load a chunk"):
+        schedule.executed()
+
+
+def test_execute_steps_ends_a_chunk_early_and_overrun_goes_on() -> None:
+    schedule = ChunkSchedule(4, execute_steps=2)
+    schedule.load(chunk([1, 2, 3, 4]))
+    run(schedule, 2)
+    assert schedule.wants_chunk
+    assert schedule.next() is None
+    step = schedule.next(overrun=True)
+    assert step is not None
+    assert step.action[0] == 3
+
+
+def test_what_was_executed_while_the_policy_thought_is_skipped() -> None:
+    schedule = ChunkSchedule(6, execute_steps=4)
+    schedule.load(chunk([0, 1, 2, 3, 4, 5], stamp=1))
+    run(schedule, 2)
+    schedule.observed(stamp=2)
+    run(schedule, 2)
+    schedule.load(chunk([12, 13, 14, 15, 16, 17], stamp=2))
+    step = schedule.next()
+    assert step is not None
+    assert (step.action[0], step.index) == (14, 2)
+
+
+def test_a_chunk_whose_time_has_passed_gives_nothing_and_asks_again() -> None:
+    schedule = ChunkSchedule(2)
+    schedule.load(chunk([0, 1]))
+    schedule.observed(stamp=2)
+    run(schedule, 2)
+    schedule.load(chunk([2, 3], stamp=2))
+    assert schedule.next() is None
+    assert schedule.wants_chunk
+
+
+def test_reset_forgets_everything() -> None:
+    schedule = ChunkSchedule(4, blending="linear")
+    schedule.load(chunk([9, 9, 9, 9]))
+    run(schedule, 4)
+    schedule.reset()
+    assert schedule.next() is None
+    assert schedule.executed_steps == 0
+    schedule.load(chunk([1, 1, 1, 1]))
+    assert run(schedule, 4) == [1, 1, 1, 1], "blended with an action from before the reset"
+
+
+def test_a_changed_step_does_not_change_the_chunk() -> None:
+    schedule, given_chunk = ChunkSchedule(1), chunk([1.0])
+    schedule.load(given_chunk)
+    step = schedule.next()
+    assert step is not None
+    step.action[:] = 99
+    assert given_chunk.actions[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (7,), (1, 2, 3)])
+def test_a_chunk_without_steps_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        ChunkSchedule(1).load(ActionChunk(np.zeros(shape), 0))
+
+
+@pytest.mark.parametrize("overlap", [0, 2, 4, 8])
+def test_a_linear_seam_does_not_jump(overlap: int) -> None:
+    schedule = ChunkSchedule(8, execute_steps=8 - overlap, blending="linear", blend_steps=4)
+    schedule.load(chunk([0.0] * 8))
+    before = run(schedule, 8 - overlap)[-1:] or [0.0]
+    if overlap == 8:
+        run(schedule, 1)
+    schedule.load(chunk([1.0] * 8))
+    after = run(schedule, 8)
+    np.testing.assert_allclose(after, [0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1], atol=1e-12)
+    jumps = np.abs(np.diff([*before, *after]))
+    assert jumps.max() == pytest.approx(0.2), "without blending the seam jumps by 1"
+
+
+def test_without_blending_the_seam_jumps_by_all_of_it() -> None:
+    schedule = ChunkSchedule(4)
+    schedule.load(chunk([0.0] * 4))
+    run(schedule, 4)
+    schedule.load(chunk([1.0] * 4))
+    assert run(schedule, 4) == [1.0] * 4
+
+
+def test_the_ensemble_is_acts_weighted_mean_oldest_first() -> None:
+    decay = 0.3
+    schedule = ChunkSchedule(3, execute_steps=1, blending="ensemble", decay=decay)
+    schedule.load(chunk([10, 11, 12]))
+    assert run(schedule, 1) == [10]
+    schedule.load(chunk([20, 21, 22]))
+    weights = [1.0, math.exp(-decay), math.exp(-2 * decay)]
+    assert run(schedule, 1) == [pytest.approx((11 * weights[0] + 20 * weights[1]) / sum(weights[:2]))]
+    schedule.load(chunk([30, 31, 32]))
+    expected = (12 * weights[0] + 21 * weights[1] + 30 * weights[2]) / sum(weights)
+    assert run(schedule, 1) == [pytest.approx(expected)]
+    schedule.load(chunk([40, 41, 42]))  # the first chunk says nothing of this step
+    expected = (22 * weights[0] + 31 * weights[1] + 40 * weights[2]) / sum(weights)
+    assert run(schedule, 1) == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize("blending", ["linear", "ensemble"])
+def test_a_binary_gripper_is_never_blended(blending: str) -> None:
+    schedule = ChunkSchedule(4, execute_steps=1, blending=blending, unblended=1)
+    schedule.load(chunk([0] * 4, gripper=1.0))
+    run(schedule, 1)
+    schedule.load(chunk([1] * 4, gripper=0.0))
+    step = schedule.next()
+    assert step is not None
+    assert 0 < step.action[0] < 1
+    assert step.action[1] == 0.0
+
+
+def test_options_make_the_schedule_and_an_ensemble_asks_after_every_step() -> None:
+    spec = ActionSpec(horizon=8)
+    assert ChunkSchedule.from_config(ControlConfig(chunk_blending="ensemble"), spec).execute_steps == 1
+    assert ChunkSchedule.from_config(ControlConfig(execute_steps=3), spec).execute_steps == 3
+    assert ChunkSchedule.from_config(ControlConfig(), spec).execute_steps == 0
+
+
+@given(
+    blending=st.sampled_from(["none", "linear", "ensemble"]),
+    chunks=st.lists(st.lists(st.floats(-1, 1), min_size=4, max_size=4), min_size=1, max_size=6),
+    execute=st.integers(1, 4),
+    late=st.integers(0, 3),
+)
+def test_blended_actions_stay_between_the_predictions(
+    blending: str, chunks: list[list[float]], execute: int, late: int
+) -> None:
+    schedule = ChunkSchedule(4, execute, blending=blending, blend_steps=3)
+    for number, values in enumerate(chunks):
+        schedule.observed(number)
+        for _ in range(late):
+            if schedule.next(overrun=True) is not None:
+                schedule.executed()
+        schedule.load(chunk(values, stamp=number))
+        while (step := schedule.next()) is not None:
+            assert -1 - 1e-12 <= step.action[0] <= 1 + 1e-12
+            assert 0 <= step.index < 4
+            schedule.executed()
+        assert schedule.wants_chunk
