@@ -1,0 +1,317 @@
+"""Is a middleware profile really in force? One line that says so, or what to install or set.
+
+Looks at the environment, the files it points to, and the host. Starts nothing and sends nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import socket
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_ros.middleware.distributions import Distribution
+from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
+from vla_ros.middleware.selection import RMW_OF
+
+ROUDI_SOCKET = Path("/tmp/roudi")
+"""Where RouDi 2.0 listens for processes that want to join."""
+
+ZENOH_ROUTER = ("127.0.0.1", 7447)
+
+RECEIVE_MAX = Path("/proc/sys/net/core/rmem_max")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps a profile from working, and the command or setting that mends it."""
+
+    found: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`examine` found.
+
+    Attributes:
+        name: The profile that was asked for.
+        facts: What is in force, in words.
+        problems: What is wrong; empty when the profile is active.
+        fatal: True where nothing can run until the problems are mended (the RMW is not installed).
+    """
+
+    name: str
+    facts: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    fatal: bool = False
+
+    @property
+    def active(self) -> bool:
+        """True where the profile does what it is for."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        head = f"middleware {self.name}: "
+        if self.active:
+            return head + "active: " + ", ".join(self.facts)
+        listed = "; ".join(f"{problem.found} (to mend it: {problem.mend})" for problem in self.problems)
+        return head + "NOT as it should be: " + listed
+
+
+def examine(
+    name: str,
+    frames: Frames,
+    distribution: Distribution,
+    environment: Mapping[str, str] | None = None,
+) -> Report:
+    """Compare what the environment and the host have with what the profile ``name`` needs.
+
+    Args:
+        name: One of the profiles' names; ``default`` judges whatever is set.
+        frames: What the cameras send.
+        distribution: The one that is sourced.
+        environment: Variables as the node will see them; this process's where None.
+    """
+    variables = os.environ if environment is None else environment
+    rmw = variables.get("RMW_IMPLEMENTATION", "") or distribution.default_rmw
+    wanted = RMW_OF.get(name, rmw)
+    if rmw != wanted:
+        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", f"middleware:={name}"),))
+    if not _installed(rmw, variables):
+        package = f"ros-{distribution.name}-{rmw.replace('_', '-')}"
+        return Report(name, (), (Problem(f"{rmw} is not installed", f"sudo apt-get install {package}"),), True)
+    checks = {
+        "fastdds": _fast_dds,
+        "cyclonedds": _cyclone,
+        "iceoryx": _iceoryx,
+        "zenoh": _zenoh,
+        "default": _CHECK_OF_RMW.get(rmw, _unknown),
+    }
+    facts = [f"{rmw} for {frames}"]
+    problems = []
+    for finding in checks[name](frames, distribution, variables):
+        if isinstance(finding, Problem):
+            problems.append(finding)
+        else:
+            facts.append(finding)
+    return Report(name, tuple(facts), tuple(problems))
+
+
+Findings = Iterator["str | Problem"]
+
+
+def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
+    """The ament index lists an RMW once for each prefix that has it."""
+    return any(
+        (Path(prefix) / "share/ament_index/resource_index/rmw_typesupport" / rmw).exists()
+        for prefix in variables.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
+        if prefix
+    )
+
+
+def _unknown(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    yield "nothing is known about its settings"
+
+
+def _fast_dds(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    variable = distribution.fastdds_variable
+    path = variables.get(variable, "")
+    if not path:
+        yield Problem(
+            f"{variable} is not set: the stock 512 KiB segment loses frames of {frames.image_bytes:,} B",
+            "middleware:=fastdds",
+        )
+        return
+    sizes = _segment_sizes(Path(path))
+    if isinstance(sizes, Problem):
+        yield sizes
+        return
+    needed = 2 * frames.message_bytes * frames.cameras
+    if not sizes or max(sizes) < needed:
+        found = f"a segment of {max(sizes):,} B" if sizes else "no shared-memory transport with its own segment"
+        yield Problem(
+            f"{path} has {found}; two frames of each camera are {needed:,} B",
+            f"vla-ros middleware fastdds --width {frames.width} --height {frames.height} "
+            f"--cameras {frames.cameras} --write FOLDER",
+        )
+    else:
+        yield f"shared-memory segment of {max(sizes) / 1e6:.0f} MB"
+    yield from _shared_memory(segment_bytes(frames))
+
+
+def _segment_sizes(path: Path) -> list[int] | Problem:
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        return Problem(f"{path}: cannot be read ({error})", "middleware:=fastdds writes it anew")
+    texts = ((element.tag, (element.text or "").strip()) for element in root.iter())
+    return [int(text) for tag, text in texts if tag.rpartition("}")[2] == "segment_size" and text.isdigit()]
+
+
+def _shared_memory(needed: int) -> Findings:
+    if not SHARED_MEMORY.exists():
+        yield Problem("/dev/shm does not exist", "mount -t tmpfs tmpfs /dev/shm")
+        return
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if free < needed:
+        size = max(1, -(-2 * needed // 1024**3))
+        yield Problem(
+            f"/dev/shm has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed",
+            f"docker run --shm-size={size}g, or sudo mount -o remount,size={size}g /dev/shm",
+        )
+
+
+def _cyclone(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    text = _cyclone_text(variables)
+    if isinstance(text, Problem):
+        yield text
+        return
+    if "SocketReceiveBufferSize" in text:
+        yield f"receive buffers of {receive_buffer_bytes(frames) / 1e6:.0f} MB asked for"
+    else:
+        yield Problem("CYCLONEDDS_URI asks for no receive buffer: large frames are lost", "middleware:=cyclonedds")
+    yield from _receive_buffer(frames)
+
+
+def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
+    uri = variables.get("CYCLONEDDS_URI", "").strip()
+    if not uri:
+        return Problem("CYCLONEDDS_URI is not set: the stock settings lose large frames", "middleware:=cyclonedds")
+    if uri.startswith("<"):
+        return uri
+    text = ""
+    for part in uri.split(","):
+        path = Path(part.strip().removeprefix("file://"))
+        try:
+            text += path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            return Problem(f"CYCLONEDDS_URI: {path} cannot be read ({error})", "middleware:=cyclonedds")
+    return text
+
+
+def _receive_buffer(frames: Frames) -> Findings:
+    try:
+        limit = int(RECEIVE_MAX.read_text())
+    except (OSError, ValueError):  # not readable in some containers: the host's value holds
+        yield "net.core.rmem_max could not be read"
+        return
+    # The kernel doubles what it grants to allow for its own overhead, so half a frame of each camera is enough.
+    if limit < frames.message_bytes * frames.cameras // 2:
+        yield Problem(
+            f"net.core.rmem_max is {limit:,} B: frames of {frames.image_bytes:,} B are lost over UDP",
+            f"sudo sysctl -w net.core.rmem_max={receive_buffer_bytes(frames)}",
+        )
+    else:
+        yield f"net.core.rmem_max {limit:,} B"
+
+
+def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    text = _cyclone_text(variables)
+    if isinstance(text, Problem):
+        yield Problem(text.found, "middleware:=iceoryx")
+    elif not re.search(r"psmx_iox|<SharedMemory>\s*<Enable>\s*true", text):
+        yield Problem("CYCLONEDDS_URI does not switch shared memory on", "middleware:=iceoryx")
+    missing = _missing_library(distribution, variables)
+    if missing:
+        yield missing
+    if roudi_is_up():
+        yield from _pools(frames)
+    elif shutil.which("iox-roudi", path=variables.get("PATH")) is None:
+        yield Problem("iox-roudi is not installed", f"sudo apt-get install ros-{distribution.name}-iceoryx-posh")
+    else:
+        yield Problem("RouDi is not running: every process waits for it", "iox-roudi -c roudi.toml")
+
+
+def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -> Problem | None:
+    """Cyclone must have been built with iceoryx; the packages of all supported distributions were."""
+    folders = [Path(entry) for entry in variables.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
+    if distribution.cyclone != "0.10":
+        if any((folder / "libpsmx_iox.so").exists() for folder in folders):
+            return None
+        return Problem(
+            "libpsmx_iox.so is not on LD_LIBRARY_PATH", f"apt-get install ros-{distribution.name}-cyclonedds"
+        )
+    library = next((folder / "libddsc.so" for folder in folders if (folder / "libddsc.so").exists()), None)
+    if library is None or b"libiceoryx_binding_c.so" in library.read_bytes():
+        return None
+    return Problem(
+        f"{library} was built without iceoryx",
+        f"sudo apt-get install ros-{distribution.name}-cyclonedds, or build it with -DENABLE_SHM=ON",
+    )
+
+
+def roudi_is_up() -> bool:
+    """Whether a RouDi takes registrations: its socket exists and somebody listens on it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(ROUDI_SOCKET))
+        except OSError:  # no such file, or left behind by one that was killed
+            return False
+    return True
+
+
+def _pools(frames: Frames) -> Findings:
+    pools = roudi_pools()
+    if pools is None:
+        yield "RouDi is up (its pools are not known: it was started without a readable -c file)"
+    elif max(pools) < frames.message_bytes:
+        yield Problem(
+            f"RouDi's largest chunks are {max(pools):,} B and a frame needs {frames.message_bytes:,} B",
+            "stop that RouDi and let middleware:=iceoryx start one",
+        )
+    else:
+        yield f"RouDi is up with chunks up to {max(pools):,} B"
+
+
+def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:
+    """Chunk sizes of the running RouDi in bytes, from the file named on its command line; None if unknown."""
+    for command in sorted(processes.glob("[0-9]*/cmdline")):
+        try:
+            words = command.read_text(encoding="utf-8").split("\0")
+        except (OSError, UnicodeDecodeError):  # ended meanwhile
+            continue
+        if Path(words[0]).name != "iox-roudi":
+            continue
+        for flag, value in itertools.pairwise(words):
+            if flag in ("-c", "--config-file"):
+                return _toml_sizes(command.parent / "cwd" / value)
+    return None
+
+
+def _toml_sizes(path: Path) -> list[int] | None:
+    try:
+        return [int(size) for size in re.findall(r"^\s*size\s*=\s*(\d+)", path.read_text(), re.MULTILINE)] or None
+    except OSError:
+        return None
+
+
+def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    if "shared_memory/enabled=true" in variables.get("ZENOH_CONFIG_OVERRIDE", ""):
+        yield "shared memory switched on"
+    else:
+        yield Problem("ZENOH_CONFIG_OVERRIDE does not switch shared memory on", "middleware:=zenoh")
+    yield from _shared_memory(segment_bytes(frames))
+    if zenoh_router_is_up():
+        yield "a router answers on port 7447"
+    else:
+        yield Problem("no zenoh router answers on 127.0.0.1:7447", "ros2 run rmw_zenoh_cpp rmw_zenohd")
+
+
+def zenoh_router_is_up() -> bool:
+    """Whether somebody listens where rmw_zenoh looks for its router."""
+    try:
+        with socket.create_connection(ZENOH_ROUTER, timeout=0.5):
+            return True
+    except OSError:
+        return False
+
+
+_CHECK_OF_RMW = {"rmw_fastrtps_cpp": _fast_dds, "rmw_cyclonedds_cpp": _cyclone, "rmw_zenoh_cpp": _zenoh}

@@ -1,0 +1,66 @@
+"""Middleware profiles that keep large camera frames: print, write or check them.
+
+    vla-ros middleware fastdds --write ~/robot/middleware     files, and one to source
+    source <(vla-ros middleware fastdds --env)                the camera driver's shell
+    vla-ros middleware iceoryx --check                        is it in force here?
+
+Without a size, the frames are those of the configuration (--config, -p camera.width:=1920).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vla_ros.config.loading import load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.middleware.checks import examine
+from vla_ros.middleware.distributions import DISTRIBUTIONS, sourced_distribution
+from vla_ros.middleware.frames import Frames
+from vla_ros.middleware.selection import NAMES, Profile, default_folder, select, write
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros middleware``."""
+    parser.add_argument("name", choices=NAMES, help="which middleware")
+    parser.add_argument("--width", type=int, metavar="PX", help="width of the frames")
+    parser.add_argument("--height", type=int, metavar="PX", help="height of the frames")
+    parser.add_argument("--cameras", type=int, metavar="N", help="number of cameras")
+    parser.add_argument("--bytes-per-pixel", type=int, default=3, metavar="N", help="3 for rgb8 (default)")
+    parser.add_argument("--distro", choices=DISTRIBUTIONS, help="default: the one that is sourced, or jazzy")
+    parser.add_argument("--interface", default="", help="network interface for Cyclone DDS; lo stays on this host")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", type=Path, metavar="FOLDER", help="write the files there, and one to source")
+    action.add_argument("--env", action="store_true", help="write them below ~/.ros and print what to source")
+    action.add_argument("--check", action="store_true", help="say whether it is in force in this shell")
+    add_config_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print, write or check a profile; ``--check`` ends with 1 where it is not in force."""
+    profile = _profile(arguments)
+    if arguments.check:
+        report = examine(profile.name, profile.frames, profile.distribution)
+        print(report)
+        return 0 if report.active else 1
+    if arguments.write is not None:
+        print(f"source {write(profile, arguments.write)}")
+    elif arguments.env:
+        print(write(profile, default_folder(profile)).read_text(encoding="utf-8"), end="")
+    else:
+        folder = default_folder(profile)
+        for name, text in (*profile.files.items(), (f"{profile.name}.sh", profile.shell(folder))):
+            print(f"----- {name}\n{text}")
+    return 0
+
+
+def _profile(arguments: argparse.Namespace) -> Profile:
+    configured = Frames.of(load(arguments.config, arguments.param))
+    frames = Frames(
+        configured.width if arguments.width is None else arguments.width,
+        configured.height if arguments.height is None else arguments.height,
+        configured.cameras if arguments.cameras is None else arguments.cameras,
+        arguments.bytes_per_pixel,
+    )
+    distribution = DISTRIBUTIONS[arguments.distro] if arguments.distro else sourced_distribution(fallback="jazzy")
+    return select(arguments.name, frames, distribution, arguments.interface)

@@ -1,0 +1,65 @@
+"""How large the camera messages are: the number that every profile is generated from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_ros.config.tree import Config
+from vla_ros.errors import ConfigError
+
+PAGE = 4096
+IN_FLIGHT = 8
+"""Frames of one camera that may exist at once: a driver's history (5 with SensorDataQoS), the frame being
+written, and one at each of two readers."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """What the cameras send.
+
+    Attributes:
+        width: Pixels in a row.
+        height: Rows.
+        cameras: How many cameras send frames of that size.
+        bytes_per_pixel: 3 for rgb8 and bgr8, 4 with alpha, 2 for yuv422 and 16 bit depth.
+    """
+
+    width: int = 1920
+    height: int = 1080
+    cameras: int = 1
+    bytes_per_pixel: int = 3
+
+    def __post_init__(self) -> None:
+        for name, high in (("width", 16384), ("height", 16384), ("cameras", 64), ("bytes_per_pixel", 16)):
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise ConfigError(f"{name}: found {value}, expected an integer from 1 to {high}")
+
+    @classmethod
+    def of(cls, config: Config) -> Frames:
+        """The frames that a configuration promises (``camera.width``, ``.height``, ``.topics``)."""
+        return cls(config.camera.width, config.camera.height, len(config.camera.topics))
+
+    @property
+    def image_bytes(self) -> int:
+        """Pixels of one frame in bytes."""
+        return self.width * self.height * self.bytes_per_pixel
+
+    @property
+    def message_bytes(self) -> int:
+        """One serialised ``sensor_msgs/Image`` in bytes: the pixels and a page for header and row padding."""
+        return round_up(self.image_bytes + PAGE, PAGE)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """All messages of all cameras that may exist at once, in bytes."""
+        return self.message_bytes * self.cameras * IN_FLIGHT
+
+    def __str__(self) -> str:
+        cameras = "1 camera" if self.cameras == 1 else f"{self.cameras} cameras"
+        return f"{cameras} of {self.width}x{self.height} ({self.image_bytes / 1e6:.1f} MB a frame)"
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is not below ``value``."""
+    return -(-value // multiple) * multiple

@@ -1,0 +1,164 @@
+"""The text of each profile, from the frame size.
+
+Each function returns a whole file. Sizes follow from :class:`~vla_ros.middleware.frames.Frames`; what is not
+derived has its reason beside it.
+"""
+
+from __future__ import annotations
+
+from vla_ros.middleware.distributions import Distribution
+from vla_ros.middleware.frames import IN_FLIGHT, PAGE, Frames, round_up
+
+MIB = 1024**2
+
+UDP_DATAGRAM = 65500
+"""Bytes of the largest UDP datagram that Fast DDS sends. It cuts messages into pieces of the smallest limit of
+its transports, over shared memory too."""
+
+MIN_SEGMENT = 16 * MIB
+"""No Fast DDS segment is smaller: everything else that a process sends goes through it as well."""
+
+MAX_RECEIVE_BUFFER = 128 * MIB
+"""Linux accounts a socket's memory in 32 bits and doubles what is asked for; more than this is never useful."""
+
+
+def segment_bytes(frames: Frames) -> int:
+    """Size of a Fast DDS shared-memory segment that holds the frames in flight, in bytes."""
+    return max(MIN_SEGMENT, round_up(frames.in_flight_bytes, MIB))
+
+
+def receive_buffer_bytes(frames: Frames) -> int:
+    """Socket receive buffer to ask for, in bytes: two frames of every camera.
+
+    A frame arrives as one burst; the reading thread needs the time of a second one to fall behind safely.
+    """
+    return min(MAX_RECEIVE_BUFFER, max(8 * MIB, round_up(2 * frames.message_bytes * frames.cameras, MIB)))
+
+
+def fastdds_xml(frames: Frames) -> str:
+    """Fast DDS profile: a shared-memory transport large enough for the frames, and UDPv4 for other hosts.
+
+    Read by Fast DDS 2.6 (Humble) to 3.6 (Lyrical).
+    """
+    segment = segment_bytes(frames)
+    pieces = -(-frames.message_bytes // UDP_DATAGRAM)
+    queue = max(512, round_up(pieces * IN_FLIGHT * frames.cameras, 512))
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<!-- Fast DDS for {frames}. Written by `vla-ros middleware fastdds`; both ends of a topic must use it. -->
+<dds xmlns="http://www.eprosima.com">
+  <profiles>
+    <transport_descriptors>
+      <transport_descriptor>
+        <transport_id>vla_ros_shared_memory</transport_id>
+        <type>SHM</type>
+        <!-- {IN_FLIGHT} frames of each camera; the stock segment of 512 KiB holds none. -->
+        <segment_size>{segment}</segment_size>
+        <!-- A frame is {pieces} pieces of {UDP_DATAGRAM} bytes; the stock queue holds 512. -->
+        <port_queue_capacity>{queue}</port_queue_capacity>
+        <maxMessageSize>{frames.message_bytes}</maxMessageSize>
+      </transport_descriptor>
+      <transport_descriptor>
+        <transport_id>vla_ros_udp</transport_id>
+        <type>UDPv4</type>
+        <!-- Cut down to net.core.rmem_max by the kernel. -->
+        <receiveBufferSize>{receive_buffer_bytes(frames)}</receiveBufferSize>
+      </transport_descriptor>
+    </transport_descriptors>
+    <participant profile_name="vla_ros" is_default_profile="true">
+      <rtps>
+        <userTransports>
+          <transport_id>vla_ros_shared_memory</transport_id>
+          <transport_id>vla_ros_udp</transport_id>
+        </userTransports>
+        <useBuiltinTransports>false</useBuiltinTransports>
+      </rtps>
+    </participant>
+  </profiles>
+</dds>
+"""
+
+
+def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = False, interface: str = "") -> str:
+    """Cyclone DDS configuration: receive buffers for the frames and, with ``iceoryx``, shared memory.
+
+    Args:
+        frames: What the cameras send.
+        distribution: Decides between the syntax of Cyclone 0.10 and of 11.
+        iceoryx: Exchange samples on one host through iceoryx; needs RouDi.
+        interface: Network interface, "" lets Cyclone choose.
+    """
+    chosen = f'name="{interface}"' if interface else 'autodetermine="true"'
+    # Loopback does not announce multicast; Cyclone multicasts over it when it is asked to.
+    multicast = "true" if interface == "lo" else "default"
+    interfaces = [f'<NetworkInterface {chosen} priority="default" multicast="{multicast}"/>']
+    shared_memory = ""
+    if iceoryx and distribution.cyclone == "0.10":
+        shared_memory = """
+    <SharedMemory>
+      <Enable>true</Enable>
+      <LogLevel>warn</LogLevel>
+    </SharedMemory>"""
+    elif iceoryx:
+        interfaces.append('<PubSubMessageExchange type="iox" library="psmx_iox" config="LOG_LEVEL=WARN;"/>')
+    listed = "\n        ".join(interfaces)
+    name = "iceoryx" if iceoryx else "cyclonedds"
+    high = round_up(2 * frames.message_bytes, 1024) // 1024
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<!-- Cyclone DDS {distribution.cyclone} for {frames}. Written by `vla-ros middleware {name}`. -->
+<CycloneDDS xmlns="https://cdds.io/config">
+  <Domain Id="any">
+    <General>
+      <Interfaces>
+        {listed}
+      </Interfaces>
+    </General>{shared_memory}
+    <Internal>
+      <!-- Two frames of every camera; cut down to net.core.rmem_max by the kernel. -->
+      <SocketReceiveBufferSize min="default" max="{receive_buffer_bytes(frames)}B"/>
+      <!-- A RELIABLE driver may have two frames unacknowledged before it waits; the stock limit is 500 kB. -->
+      <Watermarks>
+        <WhcHigh>{high} KiB</WhcHigh>
+      </Watermarks>
+    </Internal>
+  </Domain>
+</CycloneDDS>
+"""
+
+
+SMALL_POOLS = ((256, 8192), (1024, 4096), (16 * 1024, 1024), (128 * 1024, 128), (MIB, 24))
+"""(chunk size in bytes, chunks) for everything but pictures: joint states, commands, parameters, compressed
+images. iceoryx takes the smallest pool that fits and never a larger one when that is empty."""
+
+
+def image_chunks(frames: Frames) -> int:
+    """How many image chunks RouDi must have.
+
+    Twice the frames in flight: a reader of iceoryx 2 may still hold what its queue has already dropped.
+    """
+    return 2 * IN_FLIGHT * frames.cameras
+
+
+def roudi_toml(frames: Frames) -> str:
+    """RouDi configuration (iceoryx 2.0): pools for small messages and one that holds the pictures."""
+    pools = [pool for pool in SMALL_POOLS if pool[0] < frames.message_bytes]
+    pools.append((round_up(frames.message_bytes + PAGE, PAGE), image_chunks(frames)))
+    total = sum(size * count for size, count in pools)
+    entries = "\n".join(f"[[segment.mempool]]\nsize = {size}\ncount = {count}\n" for size, count in pools)
+    return f"""# RouDi (iceoryx 2.0) for {frames}. Written by `vla-ros middleware iceoryx`.
+# It reserves {total / 1e6:.0f} MB of /dev/shm when it starts. One per host: iox-roudi -c THIS_FILE
+[general]
+version = 1
+
+[[segment]]
+
+{entries}"""
+
+
+def zenoh_override(frames: Frames, distribution: Distribution) -> dict[str, str]:
+    """Environment variables that switch zenoh's shared memory on, with room for the frames in flight."""
+    enabled = "transport/shared_memory/enabled=true"
+    size = segment_bytes(frames)
+    if distribution.zenoh_pool_in_config:
+        pool = f"transport/shared_memory/transport_optimization/pool_size={size}"
+        return {"ZENOH_CONFIG_OVERRIDE": f"{enabled};{pool}"}
+    return {"ZENOH_CONFIG_OVERRIDE": enabled, "ZENOH_SHM_ALLOC_SIZE": str(size)}

@@ -1,0 +1,156 @@
+"""The one line that says whether a profile is in force: each thing that can be missing is named with its remedy.
+
+Regressions pinned: a stale RouDi socket taken for a RouDi; a profile that was made for smaller frames; an RMW
+that is chosen but not installed.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, examine, select, write
+from vla_ros.middleware.checks import roudi_is_up, roudi_pools
+from vla_ros.middleware.selection import RMW_OF
+
+JAZZY = DISTRIBUTIONS["jazzy"]
+FULL_HD = Frames(1920, 1080)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with all RMWs installed, large buffers and no daemon."""
+    index = tmp_path / "ros/share/ament_index/resource_index/rmw_typesupport"
+    index.mkdir(parents=True)
+    for rmw in RMW_OF.values():
+        (index / rmw).touch()
+    limit = tmp_path / "rmem_max"
+    limit.write_text("33554432\n")
+    monkeypatch.setattr(checks, "RECEIVE_MAX", limit)
+    monkeypatch.setattr(checks, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(checks, "ROUDI_SOCKET", tmp_path / "roudi")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(checks, "ZENOH_ROUTER", free.getsockname())
+    return tmp_path
+
+
+def environment(host: Path, name: str, frames: Frames = FULL_HD) -> dict[str, str]:
+    profile = select(name, frames, JAZZY)
+    write(profile, host / "files")
+    return {"AMENT_PREFIX_PATH": str(host / "ros"), **profile.environment(host / "files")}
+
+
+def only_problem(report: Report) -> str:
+    assert len(report.problems) == 1, str(report)
+    return str(report)
+
+
+@pytest.mark.parametrize("name", ["fastdds", "cyclonedds"])
+def test_a_written_profile_is_active(host: Path, name: str) -> None:
+    report = examine(name, FULL_HD, JAZZY, environment(host, name))
+    assert report.active, str(report)
+    assert str(report).startswith(f"middleware {name}: active: {RMW_OF[name]} for 1 camera of 1920x1080")
+
+
+def test_an_rmw_that_is_not_installed_is_fatal_and_names_its_package(host: Path) -> None:
+    variables = environment(host, "zenoh")
+    (host / "ros/share/ament_index/resource_index/rmw_typesupport/rmw_zenoh_cpp").unlink()
+    report = examine("zenoh", FULL_HD, JAZZY, variables)
+    assert report.fatal
+    assert "sudo apt-get install ros-jazzy-rmw-zenoh-cpp" in only_problem(report)
+
+
+def test_another_rmw_in_the_environment_is_named(host: Path) -> None:
+    variables = environment(host, "fastdds") | {"RMW_IMPLEMENTATION": "rmw_cyclonedds_cpp"}
+    assert "RMW_IMPLEMENTATION is rmw_cyclonedds_cpp, not rmw_fastrtps_cpp" in only_problem(
+        examine("fastdds", FULL_HD, JAZZY, variables)
+    )
+
+
+def test_a_segment_for_smaller_frames_is_too_small(host: Path) -> None:
+    variables = environment(host, "fastdds", Frames(640, 480))
+    big = Frames(3840, 2160)
+    text = only_problem(examine("fastdds", big, JAZZY, variables))
+    assert "has a segment of 16,777,216 B; two frames of each camera are" in text
+    assert "vla-ros middleware fastdds --width 3840 --height 2160" in text
+
+
+def test_the_default_says_what_the_stock_settings_lose(host: Path) -> None:
+    variables = {"AMENT_PREFIX_PATH": str(host / "ros")}
+    assert "middleware:=fastdds" in only_problem(examine("default", FULL_HD, JAZZY, variables))
+    variables["RMW_IMPLEMENTATION"] = "rmw_cyclonedds_cpp"
+    assert "middleware:=cyclonedds" in only_problem(examine("default", FULL_HD, JAZZY, variables))
+
+
+def test_a_small_receive_buffer_names_the_sysctl(host: Path) -> None:
+    (host / "rmem_max").write_text("212992\n")
+    text = only_problem(examine("cyclonedds", FULL_HD, JAZZY, environment(host, "cyclonedds")))
+    assert "net.core.rmem_max is 212,992 B" in text
+    assert "sudo sysctl -w net.core.rmem_max=12582912" in text
+
+
+def test_a_missing_profile_file_is_named(host: Path) -> None:
+    variables = environment(host, "cyclonedds")
+    (host / "files/cyclonedds_0.10.xml").unlink()
+    assert "cyclonedds_0.10.xml cannot be read" in str(examine("cyclonedds", FULL_HD, JAZZY, variables))
+
+
+def test_without_roudi_it_is_named_as_missing_or_as_not_running(host: Path) -> None:
+    variables = environment(host, "iceoryx")
+    nothing = only_problem(examine("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
+    assert "iox-roudi is not installed" in nothing
+    (host / "iox-roudi").touch(mode=0o755)
+    stopped = only_problem(examine("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
+    assert "RouDi is not running" in stopped
+
+
+def test_a_listening_roudi_is_up_and_a_socket_left_behind_is_not(host: Path) -> None:
+    assert not roudi_is_up()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as roudi:
+        roudi.bind(str(host / "roudi"))
+        assert roudi_is_up()
+        assert examine("iceoryx", FULL_HD, JAZZY, environment(host, "iceoryx")).active
+    assert (host / "roudi").exists()
+    assert not roudi_is_up()
+
+
+def process(host: Path, words: list[str]) -> Path:
+    """A /proc with one process."""
+    entry = host / "proc/4711"
+    entry.mkdir(parents=True)
+    (entry / "cmdline").write_text("\0".join([*words, ""]))
+    (entry / "cwd").symlink_to(host)
+    return host / "proc"
+
+
+def test_the_pools_of_a_running_roudi_are_read(host: Path) -> None:
+    (host / "own.toml").write_text("[[segment.mempool]]\nsize = 128\ncount = 9\n[[segment.mempool]]\nsize = 4096\n")
+    assert roudi_pools(process(host, ["/usr/bin/iox-roudi", "-c", "own.toml"])) == [128, 4096]
+
+
+def test_a_roudi_with_small_pools_is_a_problem(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "roudi_is_up", lambda: True)
+    monkeypatch.setattr(checks, "roudi_pools", lambda: [128, 4194304])
+    text = only_problem(examine("iceoryx", FULL_HD, JAZZY, environment(host, "iceoryx")))
+    assert "RouDi's largest chunks are 4,194,304 B and a frame needs 6,225,920 B" in text
+
+
+def test_a_cyclone_without_iceoryx_is_a_problem(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "roudi_is_up", lambda: True)
+    monkeypatch.setattr(checks, "roudi_pools", lambda: None)
+    (host / "libddsc.so").write_bytes(b"\x7fELF libc.so.6")
+    variables = environment(host, "iceoryx") | {"LD_LIBRARY_PATH": str(host)}
+    assert "was built without iceoryx" in only_problem(examine("iceoryx", FULL_HD, JAZZY, variables))
+    (host / "libddsc.so").write_bytes(b"\x7fELF libiceoryx_binding_c.so.2 libc.so.6")
+    assert examine("iceoryx", FULL_HD, JAZZY, variables).active
+
+
+def test_zenoh_needs_its_router(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = environment(host, "zenoh")
+    assert "ros2 run rmw_zenoh_cpp rmw_zenohd" in only_problem(examine("zenoh", FULL_HD, JAZZY, variables))
+    with socket.create_server(("127.0.0.1", 0)) as router:
+        monkeypatch.setattr(checks, "ZENOH_ROUTER", router.getsockname())
+        assert examine("zenoh", FULL_HD, JAZZY, variables).active

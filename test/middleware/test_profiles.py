@@ -1,0 +1,172 @@
+"""The generated profiles: sizes follow the frames, the syntax is what the real libraries read.
+
+Regressions pinned: a segment or pool smaller than one frame (all frames lost); Cyclone 0.10's syntax given to
+Cyclone 11; a profile of the repository that differs from what the code generates.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.config import Config
+from vla_ros.config.loading import build
+from vla_ros.errors import ConfigError
+from vla_ros.middleware import DISTRIBUTIONS, Frames, ready_made, select
+from vla_ros.middleware.profiles import MIN_SEGMENT, fastdds_xml, receive_buffer_bytes, roudi_toml, segment_bytes
+
+FULL_HD = Frames(1920, 1080)
+CONFIG = Path(__file__).parents[2] / "config"
+CYCLONE = "{https://cdds.io/config}"
+FAST = "{http://www.eprosima.com}"
+REGENERATE = (
+    'write all anew: python -c "from pathlib import Path; from vla_ros.middleware import *; '
+    "[Path('config', name).write_text(text) for name, text in ready_made(DISTRIBUTIONS).items()]\""
+)
+
+any_frames = st.builds(
+    Frames,
+    width=st.integers(1, 7680),
+    height=st.integers(1, 4320),
+    cameras=st.integers(1, 8),
+    bytes_per_pixel=st.integers(1, 4),
+)
+
+
+def number(root: ElementTree.Element, tag: str) -> int:
+    found = root.find(f".//{tag}")
+    assert found is not None
+    return int(found.text or "")
+
+
+def pools(text: str) -> list[tuple[int, int]]:
+    return [(int(size), int(count)) for size, count in re.findall(r"size = (\d+)\ncount = (\d+)", text)]
+
+
+def test_frames_come_from_the_configuration() -> None:
+    values = {
+        "camera.width": 1920,
+        "camera.height": 1080,
+        "camera.topics": ["/a", "/b"],
+        "camera.keys": ["image", "wrist"],
+    }
+    frames = Frames.of(build(values))
+    assert frames == Frames(1920, 1080, cameras=2)
+    assert frames.image_bytes == 6_220_800
+    assert Frames.of(Config()) == Frames(640, 480)
+
+
+def test_a_frame_without_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="width: found 0, expected an integer from 1 to 16384"):
+        Frames(0, 480)
+
+
+@given(any_frames)
+def test_every_buffer_holds_the_frames(frames: Frames) -> None:
+    root = ElementTree.fromstring(fastdds_xml(frames).encode())
+    segment = number(root, f"{FAST}segment_size")
+    assert segment == segment_bytes(frames) >= max(MIN_SEGMENT, 2 * frames.message_bytes * frames.cameras)
+    assert number(root, f"{FAST}maxMessageSize") > frames.image_bytes
+    queue = number(root, f"{FAST}port_queue_capacity")
+    assert queue * 65500 >= 2 * frames.message_bytes * frames.cameras, "the queue must hold two cut-up frames"
+    assert number(root, f"{FAST}receiveBufferSize") == receive_buffer_bytes(frames) < 2**31
+    chunks = pools(roudi_toml(frames))
+    assert chunks == sorted(chunks), "RouDi refuses pools out of order"
+    assert chunks[-1][0] > frames.message_bytes
+    assert chunks[-1][0] % 32 == 0, "RouDi aligns chunks"
+    assert chunks[-1][1] >= 16 * frames.cameras
+
+
+def test_the_full_hd_segment_is_about_what_was_measured_to_work() -> None:
+    assert 40e6 < segment_bytes(FULL_HD) < 70e6
+
+
+@pytest.mark.parametrize("distro", ["humble", "jazzy", "kilted"])
+def test_cyclone_0_10_has_the_shared_memory_element(distro: str) -> None:
+    text = select("iceoryx", FULL_HD, DISTRIBUTIONS[distro]).files["iceoryx_0.10.xml"]
+    root = ElementTree.fromstring(text.encode())
+    assert root.findtext(f".//{CYCLONE}SharedMemory/{CYCLONE}Enable") == "true"
+    assert root.find(f".//{CYCLONE}PubSubMessageExchange") is None
+
+
+def test_cyclone_11_has_the_exchange_plug_in() -> None:
+    text = select("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
+    root = ElementTree.fromstring(text.encode())
+    exchange = root.find(f".//{CYCLONE}Interfaces/{CYCLONE}PubSubMessageExchange")
+    assert exchange is not None
+    assert exchange.get("library") == "psmx_iox"
+    assert root.find(f".//{CYCLONE}SharedMemory") is None
+
+
+_JOIN = """
+import sys
+from cyclonedds.domain import Domain, DomainParticipant
+domain = Domain(147, sys.stdin.read())
+DomainParticipant(147)
+print("joined")
+"""
+
+
+def join_with_cyclone_11(text: str) -> subprocess.CompletedProcess[str]:
+    """Give the text to the real library, in a process of its own: a process has one configuration."""
+    command = [sys.executable, "-c", _JOIN]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("interface", ["", "lo"])
+def test_cyclone_11_itself_takes_the_configuration(interface: str) -> None:
+    pytest.importorskip("cyclonedds", reason="no wheel for this platform")
+    text = select("cyclonedds", FULL_HD, DISTRIBUTIONS["lyrical"], interface).files["cyclonedds_11.xml"]
+    answer = join_with_cyclone_11(text)
+    assert answer.stdout == "joined\n", answer.stderr
+    assert "config" not in answer.stderr, "no unknown or deprecated element"
+
+
+def test_cyclone_11_itself_understands_the_iceoryx_configuration() -> None:
+    pytest.importorskip("cyclonedds", reason="no wheel for this platform")
+    text = select("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
+    answer = join_with_cyclone_11(text)
+    assert "config:" not in answer.stderr, "no unknown or deprecated element"
+    assert "psmx_iox" in answer.stderr, "the wheel has no such library, and got as far as loading it"
+
+
+def test_roudi_itself_takes_the_pools(tmp_path: Path) -> None:
+    roudi = shutil.which("iox-roudi")
+    if roudi is None:
+        pytest.skip("iox-roudi is not installed")
+    from vla_ros.middleware.checks import roudi_is_up
+
+    if roudi_is_up():
+        pytest.skip("another RouDi runs on this host, and there can be only one")
+    config = tmp_path / "roudi.toml"
+    config.write_text(roudi_toml(Frames(640, 480)))
+    with subprocess.Popen([roudi, "-c", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
+        assert up.stdout is not None
+        lines = []
+        for line in up.stdout:
+            lines.append(line)
+            if "ready for clients" in line:
+                break
+        up.terminate()
+        assert any("ready for clients" in line for line in lines), "".join(lines)
+
+
+def test_zenoh_takes_the_pool_size_where_its_version_reads_it() -> None:
+    jazzy = select("zenoh", FULL_HD, DISTRIBUTIONS["jazzy"]).variables
+    assert jazzy["ZENOH_CONFIG_OVERRIDE"] == "transport/shared_memory/enabled=true"
+    assert int(jazzy["ZENOH_SHM_ALLOC_SIZE"]) == segment_bytes(FULL_HD)
+    lyrical = select("zenoh", FULL_HD, DISTRIBUTIONS["lyrical"]).variables
+    assert lyrical["ZENOH_CONFIG_OVERRIDE"].endswith(f"pool_size={segment_bytes(FULL_HD)}")
+
+
+def test_the_files_in_config_are_what_the_code_generates() -> None:
+    for name, text in ready_made(DISTRIBUTIONS).items():
+        assert (CONFIG / name).read_text() == text, f"config/{name} is stale; {REGENERATE}"

@@ -1,0 +1,86 @@
+"""Profiles by name and by distribution, the files that are written and the shell that sources them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vla_ros.errors import ConfigError
+from vla_ros.middleware import DISTRIBUTIONS, NAMES, Frames, default_folder, select, sourced_distribution, write
+
+FULL_HD = Frames(1920, 1080)
+JAZZY = DISTRIBUTIONS["jazzy"]
+
+
+def test_default_changes_nothing(tmp_path: Path) -> None:
+    profile = select("default", FULL_HD, JAZZY)
+    assert profile.environment(tmp_path) == {}
+    assert profile.shell(tmp_path).startswith("#")
+    assert "unset" not in profile.shell(tmp_path)
+
+
+def test_an_unknown_name_lists_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="found 'dds', expected one of default, fastdds, cyclonedds"):
+        select("dds", FULL_HD, JAZZY)
+
+
+@pytest.mark.parametrize(
+    ("distro", "variable"),
+    [
+        ("humble", "FASTRTPS_DEFAULT_PROFILES_FILE"),
+        ("jazzy", "FASTRTPS_DEFAULT_PROFILES_FILE"),
+        ("lyrical", "FASTDDS_DEFAULT_PROFILES_FILE"),
+    ],
+)
+def test_fast_dds_reads_the_variable_of_its_version(distro: str, variable: str, tmp_path: Path) -> None:
+    environment = select("fastdds", FULL_HD, DISTRIBUTIONS[distro]).environment(tmp_path)
+    assert environment == {"RMW_IMPLEMENTATION": "rmw_fastrtps_cpp", variable: str(tmp_path / "fastdds.xml")}
+
+
+def test_only_iceoryx_and_zenoh_need_a_daemon(tmp_path: Path) -> None:
+    needed = {name: select(name, FULL_HD, JAZZY).command(tmp_path) for name in NAMES}
+    assert needed.pop("iceoryx") == ["iox-roudi", "-c", str(tmp_path / "roudi.toml")]
+    assert needed.pop("zenoh")[-1] == "rmw_zenohd"
+    assert not any(needed.values())
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_shell_that_sources_the_file_has_the_variables(shell: str, name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    profile = select(name, FULL_HD, JAZZY)
+    source = write(profile, folder)
+    script = f'. "{source}"; env'
+    stale = {"PATH": "/usr/bin:/bin", "CYCLONEDDS_URI": "stale", "FASTDDS_DEFAULT_PROFILES_FILE": "stale"}
+    answer = subprocess.run(
+        [shell, "-c", script], capture_output=True, text=True, env=stale, timeout=20, check=True
+    )
+    found = dict(line.split("=", 1) for line in answer.stdout.splitlines())
+    assert profile.environment(folder).items() <= found.items()
+    assert "stale" not in answer.stdout
+    for file in profile.files:
+        assert (folder / file).exists()
+
+
+def test_files_of_different_frames_do_not_overwrite_each_other() -> None:
+    environment = {"ROS_HOME": "/home/me/.ros"}
+    folders = {default_folder(select("fastdds", Frames(w, 480), JAZZY), environment) for w in (640, 320)}
+    assert len(folders) == 2
+    assert all(str(folder).startswith("/home/me/.ros/vla_ros/middleware/jazzy/") for folder in folders)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: cannot write the middleware profile"):
+        write(select("fastdds", FULL_HD, JAZZY), tmp_path / "file")
+
+
+def test_the_sourced_distribution_decides() -> None:
+    assert sourced_distribution({"ROS_DISTRO": "lyrical"}).cyclone == "11"
+    assert sourced_distribution({}, fallback="jazzy").name == "jazzy"
+    with pytest.raises(ConfigError, match="no ROS 2 is sourced"):
+        sourced_distribution({})
+    with pytest.raises(ConfigError, match="'foxy': middleware profiles are known for humble, jazzy"):
+        sourced_distribution({"ROS_DISTRO": "foxy"})
