@@ -274,6 +274,8 @@ class TopicsConfig:
     instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
     command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
+    stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
+    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")
     diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
 
 

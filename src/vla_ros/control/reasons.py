@@ -38,6 +38,7 @@ class Reason(str, Enum):
         return member
 
     IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message is no picture"
+    TASK_CHANGED = "task_changed", Level.DROP, "the instruction changed while the policy was thinking"
     FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
     FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
 

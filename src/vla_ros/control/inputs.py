@@ -1,0 +1,127 @@
+"""The newest of everything besides pictures: joint state, further feeds, the instruction.
+
+Receiving threads write, the working thread reads one consistent snapshot. Nothing is queued.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from vla_ros.types import JointState
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was known at one moment.
+
+    Attributes:
+        joints: Newest joint state, or None before the first.
+        state: Feed name to its newest message.
+        instruction: Newest instruction, "" before the first.
+        epoch: Grows with every change of the instruction: what was thought before belongs to another task.
+    """
+
+    joints: JointState | None = None
+    state: Mapping[str, JointState] = MappingProxyType({})
+    instruction: str = ""
+    epoch: int = 0
+
+
+_REMEMBERED = 1024  # joint states: a second at the fastest drivers' 1 kHz
+
+
+class Inputs:
+    """Thread-safe store of the newest inputs, and of the last joint states by stamp."""
+
+    def __init__(self, instruction: str = "") -> None:
+        self._changed = threading.Condition()
+        self._history: deque[JointState] = deque(maxlen=_REMEMBERED)
+        self._snapshot = Snapshot(instruction=instruction)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is known now; never waits."""
+        return self._snapshot
+
+    def set_joints(self, joints: JointState) -> None:
+        """Store a measured joint state."""
+        with self._changed:
+            old = self._snapshot
+            self._snapshot = Snapshot(joints, old.state, old.instruction, old.epoch)
+            self._history.append(joints)
+            self._changed.notify_all()
+
+    def joints_at(self, stamp: int, tolerance: float = 0.1) -> JointState | None:
+        """The joint state measured nearest to ``stamp``, or None where none is within ``tolerance`` seconds."""
+        with self._changed:
+            history = list(self._history)
+        best = min(history, key=lambda joints: abs(joints.stamp - stamp), default=None)
+        return best if best is not None and abs(best.stamp - stamp) <= tolerance * 1e9 else None
+
+    def set_state(self, key: str, state: JointState) -> None:
+        """Store a message of a further feed."""
+        with self._changed:
+            old = self._snapshot
+            feeds = MappingProxyType({**old.state, key: state})
+            self._snapshot = Snapshot(old.joints, feeds, old.instruction, old.epoch)
+            self._changed.notify_all()
+
+    def set_instruction(self, instruction: str) -> bool:
+        """Store an instruction.
+
+        Returns:
+            True where it differs from the one before (and a new epoch begins).
+        """
+        with self._changed:
+            old = self._snapshot
+            if instruction == old.instruction:
+                return False
+            self._snapshot = Snapshot(old.joints, old.state, instruction, old.epoch + 1)
+            self._changed.notify_all()
+            return True
+
+    def new_epoch(self) -> None:
+        """What was thought so far is void, though the instruction stays (a reset)."""
+        with self._changed:
+            old = self._snapshot
+            self._snapshot = Snapshot(old.joints, old.state, old.instruction, old.epoch + 1)
+
+    def forget_measurements(self) -> None:
+        """Forget joint state and feeds (after the clock jumped); the instruction stays."""
+        with self._changed:
+            self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
+            self._history.clear()
+
+    def wait_for_stamp(self, stamp: int, keys: tuple[str, ...], timeout: float) -> bool:
+        """Wait until joint state and the feeds ``keys`` are at least as new as ``stamp`` (lockstep).
+
+        Args:
+            stamp: Nanoseconds of the ROS clock.
+            keys: Feeds that are waited for besides the joint state.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            False after the timeout.
+        """
+
+        def ready() -> bool:
+            now = self._snapshot
+            feeds = [now.joints, *(now.state.get(key) for key in keys)]
+            return all(feed is not None and feed.stamp >= stamp for feed in feeds)
+
+        return self._wait(ready, timeout)
+
+    def _wait(self, ready: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not ready():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return True

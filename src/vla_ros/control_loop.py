@@ -1,0 +1,256 @@
+"""The working thread: takes the newest frame, makes the trip, and sends what may be sent.
+
+Receiving threads only leave things behind (mailboxes, inputs); this thread decides and sends. It never waits
+for anything without a bound, and a frame is used once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vla_ros.config import Config
+from vla_ros.control.inputs import Inputs, Snapshot
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.control.safety import Safety
+from vla_ros.control.watchdog import Now, Watchdog
+from vla_ros.errors import ImageError
+from vla_ros.graph.node import Logger
+from vla_ros.stats import Stats
+from vla_ros.stepper import Stepper, Trip
+from vla_ros.vision.messages import CdrBytes
+
+_PATIENCE = 0.1  # s between looks at whether the thread should end
+_LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A camera message as it came.
+
+    Attributes:
+        data: Its CDR bytes.
+        stamp: Stamp of its header, nanoseconds.
+        received: Nanoseconds of the ROS clock when it came.
+        arrived: Seconds of the steady clock when it came.
+    """
+
+    data: CdrBytes
+    stamp: int
+    received: int
+    arrived: float
+
+
+class ControlLoop:
+    """Runs a :class:`Stepper` on live inputs.
+
+    Args:
+        config: The whole tree; :meth:`configure` takes a changed one.
+        stepper: Loaded.
+        cameras: One mailbox per ``camera.topics``; the first camera sets the pace.
+        inputs: Joint state, feeds and instruction.
+        safety: Decides what may be sent.
+        watchdog: Told about inference.
+        stats: Told about everything.
+        send: Sends a trip's command; called only while motion is allowed, and quick.
+        show: Shows a trip whether or not the arm may move (``~/action``).
+        supervise: Asks the watchdog and tells ``safety``; called before each trip, so that a frame which ends a
+            hold is itself answered.
+        now: The present on both clocks.
+        logger: Says what is refused, each reason at most once a second.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stepper: Stepper,
+        cameras: Sequence[Mailbox[Frame]],
+        inputs: Inputs,
+        safety: Safety,
+        watchdog: Watchdog,
+        stats: Stats,
+        send: Callable[[Trip], None],
+        show: Callable[[Trip], None],
+        supervise: Callable[[], None],
+        now: Callable[[], Now],
+        logger: Logger,
+    ) -> None:
+        self._config = config
+        self._stepper = stepper
+        self._cameras = cameras
+        self._newest: list[Frame | None] = [None] * len(cameras)
+        self._inputs = inputs
+        self._safety = safety
+        self._watchdog = watchdog
+        self._stats = stats
+        self._send = send
+        self._show = show
+        self._supervise = supervise
+        self._now = now
+        self._logger = logger
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._epoch = -1
+        self._next = 0.0
+        self._held: set[Reason] = set()
+        self._said: dict[Reason, float] = {}
+
+    def start(self) -> None:
+        """Begin on a thread of its own."""
+        self._ending.clear()
+        self._next = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> bool:
+        """End the thread; a policy that is thinking is waited for.
+
+        Returns:
+            False where it did not end within ``timeout`` seconds.
+        """
+        self._ending.set()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def configure(self, config: Config) -> None:
+        """Take options that may change while running; from any thread."""
+        self._config = config
+        self._stepper.configure(config)
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._cycle()
+        except BaseException as error:
+            self._safety.stop(Reason.THREAD_DIED, f"{type(error).__name__}: {error}")
+            self._logger.error(f"the control thread ended: {type(error).__name__}: {error}")
+            raise
+
+    @property
+    def _period(self) -> float:
+        rate = self._config.control.rate_hz
+        return 1 / rate if rate > 0 else 0.0
+
+    def _cycle(self) -> None:
+        if not self._pace():
+            return
+        snapshot = self._inputs.snapshot
+        if snapshot.epoch != self._epoch:
+            self._epoch = snapshot.epoch
+            self._stepper.reset()
+        if not self._safety.may_move:
+            self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
+        if not self._stepper.wants_frame:
+            self._finish(self._stepper.act(snapshot.joints, self._step_time()), None)
+            return
+        frame = self._cameras[0].take(_PATIENCE)
+        if frame is not None:
+            self._answer(frame)
+
+    def _pace(self) -> bool:
+        """Wait for the next tick; False where it has not come yet (or the thread is to end)."""
+        left = self._next - time.monotonic()
+        if left <= 0:
+            return True
+        self._ending.wait(min(left, _PATIENCE))
+        return not self._ending.is_set() and self._next <= time.monotonic()
+
+    def _tick(self) -> None:
+        """A step was made: the next one begins a period after this one was due, or at once when that is past."""
+        self._next = max(self._next + self._period, time.monotonic())
+
+    def _step_time(self) -> float:
+        """Seconds that a command has until the next one: the period, or a guess where every frame is answered."""
+        return self._period or 1 / 30
+
+    def _answer(self, frame: Frame) -> None:
+        """Make the trip for one frame of the first camera."""
+        began = time.monotonic()
+        self._newest[0] = frame
+        for index, mailbox in enumerate(self._cameras[1:], start=1):
+            self._newest[index] = mailbox.take(0.0) or self._newest[index]
+        try:
+            trip = self._trip(frame)
+        except ImageError as error:
+            self._stats.dropped(Reason.IMAGE_INVALID.value)
+            self._refuse(Reason.IMAGE_INVALID, str(error))
+            return
+        except Refused as refused:
+            self._stats.dropped(refused.reason.value)
+            self._refuse(refused.reason, refused.detail)
+            return
+        self._stats.used()
+        self._stats.record({"wait": 1e3 * (began - frame.arrived), **trip.stages_ms})
+        self._finish(trip, frame)
+
+    def _trip(self, frame: Frame) -> Trip:
+        if self._config.control.lockstep:
+            keys = self._stepper.spec.state_keys
+            if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT):
+                raise Refused(
+                    Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
+                )
+        inputs: Snapshot = self._inputs.snapshot
+        if inputs.epoch != self._epoch:
+            raise Refused(Reason.TASK_CHANGED, "another instruction came")
+        self._watchdog.inference_began(self._now())
+        try:
+            trip = self._stepper.trip(
+                [newest.data if newest else None for newest in self._newest],
+                inputs,
+                self._step_time(),
+                self._inputs.joints_at(frame.stamp),
+                lambda: self._inputs.snapshot.joints,
+            )
+        finally:
+            in_time = self._watchdog.inference_ended(self._now())
+        if not in_time:
+            self._stepper.schedule.reset()
+            raise Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
+        if self._inputs.snapshot.epoch != self._epoch:
+            self._stepper.schedule.reset()
+            raise Refused(Reason.TASK_CHANGED, "another instruction came while the policy was thinking")
+        return trip
+
+    def _finish(self, trip: Trip, frame: Frame | None) -> None:
+        """Show the action, and send the command where it may be sent."""
+        self._show(trip)
+        if trip.refused is not None or trip.command is None:
+            refused = trip.refused or Refused(Reason.ACTION_INVALID, "there is no command")
+            self._stepper.schedule.reset()
+            self._refuse(refused.reason, refused.detail)
+            self._tick()
+            return
+        for reason in self._held:
+            self._safety.clear(reason)
+        self._held.clear()
+        self._supervise()
+        began = time.monotonic()
+        with self._safety.motion() as allowed:
+            if allowed:
+                self._send(trip)
+                self._stepper.schedule.executed()
+        if allowed:
+            self._stats.commanded()
+            stages = {"publish": 1e3 * (time.monotonic() - began)}
+            if frame is not None:
+                stages["frame_age"] = (self._now().ros - frame.stamp) / 1e6
+                stages["total"] = 1e3 * (time.monotonic() - frame.arrived)
+            self._stats.record(stages)
+        self._tick()
+
+    def _refuse(self, reason: Reason, detail: str) -> None:
+        """Hold, stop or count, as the reason's level says; a hold ends with the next good step."""
+        self._safety.report(reason, detail)
+        if reason.level is Level.HOLD:
+            self._held.add(reason)
+        now = time.monotonic()
+        if now - self._said.get(reason, -1.0) >= 1.0:
+            self._said[reason] = now
+            self._logger.warning(f"{reason.value}: {detail}")

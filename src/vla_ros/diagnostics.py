@@ -1,0 +1,85 @@
+"""What the node tells ``/diagnostics``: standard levels, one status per part, aggregator-friendly names.
+
+Levels are those of ``diagnostic_msgs/DiagnosticStatus``; names are ``<node>: <part>`` as ``diagnostic_updater``
+writes them, so that ``diagnostic_aggregator`` groups them by its usual prefix rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_ros.control.safety import State, Status
+
+OK, WARN, ERROR, STALE = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """One status: name of the part, level, one line, and values by key."""
+
+    name: str
+    level: int
+    message: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def state_part(status: Status, counters: Mapping[str, int], instruction: str) -> Part:
+    """Whether the arm may move and why not."""
+    level = {State.ARMED: OK, State.DISARMED: OK, State.HOLDING: WARN, State.STOPPED: ERROR}[status.state]
+    message = status.state.value
+    if status.stopped_by is not None:
+        message += f": {status.stopped_by.value} ({status.detail or status.stopped_by.description})"
+    elif status.holds and status.state is State.HOLDING:
+        message += ": " + ", ".join(f"{reason.value} ({detail})" for reason, detail in status.holds.items())
+    values = {"state": status.state.value, "instruction": instruction}
+    values |= {f"count/{name}": str(count) for name, count in sorted(counters.items())}
+    return Part("state", level, message, values)
+
+
+def frames_part(frames: Mapping[str, Any]) -> Part:
+    """What became of the frames."""
+    dropped = frames["dropped"]
+    values = {name: str(frames[name]) for name in ("received", "used", "commands")}
+    values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}
+    level = OK if frames["received"] else STALE
+    message = f"{frames['used']} of {frames['received']} frames used" if frames["received"] else "no frame yet"
+    return Part("camera", level, message, values)
+
+
+def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
+    """Stage times of the last frames, milliseconds."""
+    values = {}
+    for stage, times in latency.items():
+        values[f"{stage}/p50_ms"] = f"{times['p50']:.3f}"
+        values[f"{stage}/p99_ms"] = f"{times['p99']:.3f}"
+    age = latency.get("frame_age", latency.get("inference"))
+    message = f"frame age p50 {age['p50']:.1f} ms, p99 {age['p99']:.1f} ms" if age else "no command yet"
+    return Part("latency", OK, message, values)
+
+
+def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
+    """A ``diagnostic_msgs/DiagnosticArray``.
+
+    Args:
+        parts: One status each.
+        node: Fully qualified name of the node.
+        stamp: Nanoseconds of the ROS clock.
+        make: Gives the class of ``pkg/msg/Type``.
+    """
+    seconds, nanoseconds = divmod(stamp, 1_000_000_000)
+    time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+    header = make("std_msgs/msg/Header")(stamp=time, frame_id="")
+    status, pair = make("diagnostic_msgs/msg/DiagnosticStatus"), make("diagnostic_msgs/msg/KeyValue")
+    statuses = [
+        status(
+            level=bytes([part.level]),
+            name=f"{node.lstrip('/')}: {part.name}",
+            message=part.message,
+            hardware_id=node.lstrip("/"),
+            values=[pair(key=key, value=value) for key, value in part.values.items()],
+        )
+        for part in parts
+    ]
+    return make("diagnostic_msgs/msg/DiagnosticArray")(header=header, status=statuses)

@@ -1,0 +1,406 @@
+"""The node: wires the graph to the control loop. No torch, no model, no arithmetic on actions.
+
+Its states are those of a managed ROS 2 node (the ROS 2 design article "Managed nodes"):
+``configure`` loads, ``activate`` runs, ``deactivate`` holds, ``cleanup`` frees. `vla-ros run` and the rclpy
+lifecycle node walk through the same methods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vla_ros import diagnostics
+from vla_ros.config import Config
+from vla_ros.control.command import message_type, to_message
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.safety import Event, Safety, State
+from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
+from vla_ros.control_loop import ControlLoop, Frame
+from vla_ros.errors import ImageError
+from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+from vla_ros.graph.node import Graph, Node
+from vla_ros.policies.base import Policy, Progress, create, no_progress
+from vla_ros.stats import Stats
+from vla_ros.stepper import Stepper, Trip
+from vla_ros.types import JointState
+from vla_ros.vision.decode import image_stamp
+
+SUPERVISION_PERIOD = 0.02
+"""Seconds between looks at the watchdog: how late a silent input may be noticed beyond its timeout."""
+
+_IMAGE_TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
+
+
+class PolicyNode:
+    """A policy on the graph.
+
+    Args:
+        graph: Makes messages and QoS profiles; callbacks run on the thread that spins it.
+        node: The node to live on (``graph.create_node``, or a rclpy node).
+        config: The whole tree.
+
+    Attributes:
+        config: As it is now; options change through :meth:`reconfigure`.
+        safety: What may move and why not.
+        stats: Times and frame counts.
+        inputs: Newest joint state, feeds and instruction.
+    """
+
+    def __init__(self, graph: Graph, node: Node, config: Config) -> None:
+        self._graph = graph
+        self._node = node
+        self.config = config
+        self.safety = Safety(lambda: self._now().ros)
+        self.safety.listen(self._on_event)
+        self.stats = Stats()
+        self.inputs = Inputs(config.policy.instruction)
+        self._logger = node.get_logger()
+        self._stepper: Stepper | None = None
+        self._loop: ControlLoop | None = None
+        self._entities: list[tuple[Callable[[Any], Any], Any]] = []
+
+    # The life of a managed node
+
+    def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
+        """Load the policy and join the topics; nothing moves.
+
+        Args:
+            progress: Told how far loading has come.
+            policy: Takes the place of the one that ``policy.name`` names.
+
+        Raises:
+            VlaRosError: The policy does not load, or options, robot and policy do not belong together. What was
+                begun is undone.
+        """
+        stepper = Stepper(self.config, policy or create(self.config))
+        try:
+            stepper.load(progress)
+            self._stepper = stepper
+            self._mailboxes = [Mailbox[Frame]() for _ in self.config.camera.topics]
+            needs_joints = bool(stepper.controller.arm_names)
+            self._watchdog = Watchdog(self.config.timeouts, self.config.camera.topics, joints_required=needs_joints)
+            self._join()
+        except BaseException:
+            self.cleanup()
+            stepper.close()
+            raise
+        self._logger.info(self._summary())
+
+    def activate(self) -> None:
+        """Begin to answer frames. The arm moves where ``control.armed`` says so, else after ``~/enable``."""
+        assert self._stepper is not None, "configure() comes first"
+        self._loop = ControlLoop(
+            self.config,
+            self._stepper,
+            self._mailboxes,
+            self.inputs,
+            self.safety,
+            self._watchdog,
+            self.stats,
+            self._send,
+            self._show,
+            self._supervise,
+            self._now,
+            self._logger,
+        )
+        self._loop.start()
+        if self.config.control.armed:
+            self.enable(True)
+        else:
+            self._logger.info("disarmed: actions are shown, nothing is commanded; call ~/enable to move")
+
+    def deactivate(self) -> bool:
+        """Hold and answer no more frames; everything stays loaded.
+
+        Returns:
+            False where the policy did not end within its time (it is left behind and its answer is not sent).
+        """
+        self.safety.disarm()
+        loop, self._loop = self._loop, None
+        ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
+        if not ended:
+            self._logger.error("the policy is still thinking and was left behind; its answer will not be sent")
+        return ended
+
+    def cleanup(self) -> None:
+        """Leave the topics and free the policy. Safe to call in every state."""
+        self.deactivate()
+        entities, self._entities = self._entities, []
+        for destroy, entity in reversed(entities):
+            destroy(entity)
+        stepper, self._stepper = self._stepper, None
+        if stepper is not None:
+            stepper.close()
+
+    # What a person says
+
+    def enable(self, armed: bool) -> tuple[bool, str]:
+        """Arm or disarm.
+
+        Returns:
+            Whether it is so now, and a sentence.
+        """
+        if not armed:
+            self.safety.disarm()
+            return True, "disarmed: the arm holds"
+        if self._loop is None:
+            return False, "not active: nothing can be commanded yet"
+        self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
+        if not self.safety.arm():
+            status = self.safety.status
+            reason = status.stopped_by.value if status.stopped_by else "unknown"
+            return False, f"stopped by {reason} ({status.detail}); call ~/reset first"
+        self._supervise()
+        return True, f"{self.safety.state.value}"
+
+    def reset(self) -> tuple[bool, str]:
+        """End a stop and forget what was planned; the node is disarmed then.
+
+        Returns:
+            True, and a sentence.
+        """
+        self.inputs.new_epoch()
+        if self.safety.reset():
+            return True, "no longer stopped; disarmed: call ~/enable to move"
+        return True, "was not stopped; the plan is forgotten"
+
+    def stop(self, detail: str = "the stop topic said so") -> None:
+        """Stop until a person resets."""
+        self.safety.stop(Reason.OPERATOR_STOP, detail)
+
+    def instruct(self, instruction: str) -> tuple[bool, str]:
+        """Give an instruction.
+
+        Returns:
+            Whether it was taken, and a sentence. One that is too long or empty leaves the old one in force.
+        """
+        text = instruction.strip()
+        longest = self.config.policy.max_instruction_length
+        if not text:
+            return False, "empty instruction: the one before stays"
+        if len(text) > longest:
+            self.stats.dropped("instruction_too_long")
+            return (
+                False,
+                f"instruction of {len(text)} characters refused, policy.max_instruction_length is {longest}",
+            )
+        if self.inputs.set_instruction(text):
+            return True, f"instruction: {text}"
+        return True, ""
+
+    def reconfigure(self, config: Config) -> None:
+        """Take options that may change while running, all at once (see ``Option.live``)."""
+        changed = config.policy.instruction != self.config.policy.instruction
+        self.config = config
+        if self._stepper is not None:
+            self._watchdog.configure(config.timeouts)
+            self._stepper.configure(config)
+        if self._loop is not None:
+            self._loop.configure(config)
+        if changed:
+            self.instruct(config.policy.instruction)
+
+    # Wiring
+
+    def _join(self) -> None:
+        """Create publishers, subscriptions, services and timers."""
+        config, topics, make = self.config, self.config.topics, self._graph.message
+        image = make(_IMAGE_TYPES[config.camera.transport])
+        joints = make("sensor_msgs/msg/JointState")
+        self._command = self._publisher(message_type(config.control.output), topics.command, "command")
+        self._action = self._publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
+        self._diagnostics = self._publisher(
+            "diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics"
+        )
+        self._subscribe(joints, topics.joint_states, self._on_joints, "state")
+        for feed in config.robot.state_topics:
+            key, _, topic = feed.partition("=")
+            self._subscribe(joints, topic, partial(self._on_state, key), "state")
+        self._subscribe(make("std_msgs/msg/String"), topics.instruction, self._on_instruction, "instruction")
+        self._subscribe(make("std_msgs/msg/Bool"), topics.stop, self._on_stop, "command")
+        self._subscribe(make("std_msgs/msg/Empty"), topics.heartbeat, self._on_heartbeat, "state")
+        for index, topic in enumerate(config.camera.topics):
+            self._subscribe(image, topic, partial(self._on_image, index), "camera", raw=True)
+        self._service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
+        self._service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
+        watched = [Watched(topic, self._graph.qos("camera")) for topic in config.camera.topics]
+        if self._stepper is not None and self._stepper.controller.arm_names:
+            watched.append(Watched(topics.joint_states, self._graph.qos("state")))
+        self._health = TopicHealth(self._node, watched, config.timeouts.publisher)
+        frame_bytes = config.camera.width * config.camera.height * 3
+        if config.camera.transport == "raw":
+            finding = receive_buffer_finding(config.camera.topics[0], frame_bytes)
+            if finding is not None:
+                self._logger.warning(finding.text)
+        self._timer(SUPERVISION_PERIOD, self._supervise)
+        self._timer(1.0, self._report)
+
+    def _publisher(self, type_name: str, topic: str, qos: str) -> Any:
+        publisher = self._node.create_publisher(self._graph.message(type_name), topic, self._graph.qos(qos))
+        self._entities.append((self._destroyer("destroy_publisher"), publisher))
+        return publisher
+
+    def _subscribe(
+        self, cls: Any, topic: str, callback: Callable[[Any], None], qos: str, raw: bool = False
+    ) -> None:
+        made = self._node.create_subscription(cls, topic, callback, self._graph.qos(qos), raw=raw)
+        self._entities.append((self._destroyer("destroy_subscription"), made))
+
+    def _service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
+        service = self._node.create_service(self._graph.service(type_name), name, callback)
+        self._entities.append((self._destroyer("destroy_service"), service))
+
+    def _timer(self, period: float, callback: Callable[[], None]) -> None:
+        self._entities.append((self._destroyer("destroy_timer"), self._node.create_timer(period, callback)))
+
+    def _destroyer(self, name: str) -> Callable[[Any], Any]:
+        destroy: Callable[[Any], Any] = getattr(self._node, name)
+        return destroy
+
+    def _now(self) -> Now:
+        return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
+
+    # What arrives
+
+    def _on_image(self, index: int, data: Any) -> None:
+        arrived = time.monotonic()
+        self.stats.received()
+        topic = self.config.camera.topics[index]
+        try:
+            stamp = image_stamp(data)
+        except ImageError as error:
+            self._drop(Reason.IMAGE_INVALID, f"{topic}: {error}")
+            return
+        now = self._now()
+        seen = digest(data) if self.config.timeouts.frozen_frames else None
+        reason = self._watchdog.frame(topic, stamp, now, seen)
+        if reason is not None:
+            self._drop(reason, topic)
+            return
+        if self._mailboxes[index].put(Frame(data, stamp, now.ros, arrived)):
+            self.stats.dropped("replaced")
+        self.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": 1e3 * (time.monotonic() - arrived)})
+
+    def _drop(self, reason: Reason, detail: str) -> None:
+        self.stats.dropped(reason.value)
+        self.safety.report(reason, detail)
+        self._logger.debug(f"{reason.value}: {detail}")
+
+    def _on_joints(self, message: Any) -> None:
+        joints = _joint_state(message, self._now().ros)
+        if self._watchdog.joint_state(_stamp_of(message), self._now(), self._wrong(joints)):
+            self.inputs.set_joints(joints)
+
+    def _wrong(self, joints: JointState) -> str:
+        """What makes a joint state unusable, or ""."""
+        if len(joints.names) != len(joints.positions):
+            return f"{len(joints.names)} names and {len(joints.positions)} positions"
+        needed = self._stepper.controller.arm_names if self._stepper is not None else ()
+        missing = [name for name in needed if name not in joints.names]
+        if missing:
+            return f"no {missing}, it has {list(joints.names)} (set robot.joint_names or remap the topic)"
+        mad = [name for name, value in zip(joints.names, joints.positions, strict=True) if not np.isfinite(value)]
+        return f"{mad} are no finite numbers" if mad else ""
+
+    def _on_state(self, key: str, message: Any) -> None:
+        self.inputs.set_state(key, _joint_state(message, self._now().ros))
+
+    def _on_instruction(self, message: Any) -> None:
+        taken, text = self.instruct(message.data)
+        if text:
+            (self._logger.info if taken else self._logger.warning)(text)
+
+    def _on_stop(self, message: Any) -> None:
+        if message.data:
+            self.stop()
+
+    def _on_heartbeat(self, message: Any) -> None:
+        self._watchdog.heartbeat(self._now())
+
+    def _on_enable(self, request: Any, response: Any) -> Any:
+        response.success, response.message = self.enable(bool(request.data))
+        return response
+
+    def _on_reset(self, request: Any, response: Any) -> Any:
+        response.success, response.message = self.reset()
+        return response
+
+    # What goes out
+
+    def _send(self, trip: Trip) -> None:
+        assert trip.command is not None
+        output = self.config.control.output
+        self._command.publish(to_message(trip.command, output, self._graph.message, self._now().ros))
+
+    def _show(self, trip: Trip) -> None:
+        if trip.action is not None:
+            make = self._graph.message
+            layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
+            self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=trip.action.tolist()))
+
+    def _on_event(self, event: Event) -> None:
+        """Say each change of state; when motion ends, tell the arm to hold where it was measured last."""
+        if event.after is not event.before:
+            why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
+            say = self._logger.error if event.after is State.STOPPED else self._logger.info
+            say(f"{event.before.value} -> {event.after.value}{why}")
+        if event.before is State.ARMED and event.after is not State.ARMED:
+            self._hold()
+
+    def _hold(self) -> None:
+        if self._stepper is None:
+            return
+        try:
+            command = self._stepper.hold(self.inputs.snapshot.joints)
+        except Refused as refused:
+            self._logger.error(f"no hold could be sent: {refused.detail}")
+            return
+        output = self.config.control.output
+        self._command.publish(to_message(command, output, self._graph.message, self._now().ros))
+
+    def _supervise(self) -> None:
+        """Ask the watchdog; fifty times a second, and before each command."""
+        now = self._now()
+        self._watchdog.driver(self._command.get_subscription_count(), now)
+        self.safety.follow(self._watchdog.active(now), WATCHED)
+
+    def _report(self) -> None:
+        """Say what is wrong with the topics, and publish diagnostics."""
+        for finding in self._health.check():
+            self._logger.warning(finding.text)
+        parts = [
+            diagnostics.state_part(self.safety.status, self.safety.counters, self.inputs.snapshot.instruction),
+            diagnostics.frames_part(self.stats.frames()),
+            diagnostics.latency_part(self.stats.latency_ms()),
+        ]
+        name = self._node.get_fully_qualified_name()
+        self._diagnostics.publish(diagnostics.to_message(parts, name, self._now().ros, self._graph.message))
+
+    def _summary(self) -> str:
+        """One line: what listens to what."""
+        assert self._stepper is not None
+        spec, config = self._stepper.spec, self.config
+        return (
+            f"policy '{config.policy.name}' is ready: {len(spec.image_keys)} picture(s) of "
+            f"{spec.image_size[1]}x{spec.image_size[0]}, {spec.dimension} numbers, {spec.horizon} step(s); "
+            f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}) "
+            f"by {self._graph.backend}"
+        )
+
+
+def _stamp_of(message: Any) -> int:
+    """Nanoseconds of a message's header."""
+    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+
+
+def _joint_state(message: Any, now: int) -> JointState:
+    """A ``sensor_msgs/JointState`` as numbers; without a stamp it counts as measured now."""
+    positions = np.asarray(message.position, dtype=np.float64)
+    return JointState(tuple(message.name), positions, _stamp_of(message) or now)

@@ -1,0 +1,146 @@
+"""Run a policy as a node on the ROS 2 graph: camera frames in, joint commands out.
+
+With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it.
+Signals do what the services do where no ROS is at hand: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from vla_ros.config import Config, load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import VlaRosError
+from vla_ros.graph import open_graph
+from vla_ros.graph.node import Logger
+from vla_ros.policies.base import Policy, Progress
+from vla_ros.policy_node import PolicyNode
+
+NODE_NAME = "vla_policy"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros run``."""
+    add_config_arguments(parser)
+    parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames come (control.armed)")
+    parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
+    parser.add_argument(
+        "--ros-args",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="...",
+        help="remaps, node name and namespace as for every ROS node: -r /camera/image_raw:=/cam0/image -r __ns:=/left",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, join, answer until told to end."""
+    assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
+    config = load(arguments.config, assignments)
+    ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
+    return serve(config, ros_args, stats=arguments.stats)
+
+
+def serve(
+    config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
+) -> int:
+    """Run the node until SIGINT or SIGTERM; returns the exit status.
+
+    Args:
+        config: The whole tree.
+        ros_args: ``--ros-args ...``, or nothing.
+        stats: Where latency and frame counts are written at the end.
+        policy: Takes the place of the one that ``policy.name`` names.
+
+    Raises:
+        VlaRosError: The graph cannot be joined or the policy does not load.
+    """
+    ended = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ended
+        if ended:  # told twice: somebody is in a hurry
+            raise KeyboardInterrupt
+        ended = True
+
+    # Handlers only leave a mark: what they mean is done on the thread that spins.
+    asked: list[Callable[[PolicyNode], tuple[bool, str]]] = []
+    requests: dict[int, Callable[[PolicyNode], tuple[bool, str]]] = {
+        signal.SIGUSR1: lambda node: node.enable(True),
+        signal.SIGUSR2: lambda node: node.enable(False),
+        signal.SIGHUP: lambda node: node.reset(),
+    }
+    with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+        for number, request in requests.items():
+            signal.signal(number, lambda *_, request=request: asked.append(request))
+        ros_node = graph.create_node(NODE_NAME)
+        logger = ros_node.get_logger()
+        node = PolicyNode(graph, ros_node, config)
+
+        def until() -> bool:
+            while asked:
+                logger.info(asked.pop(0)(node)[1])
+            return ended
+
+        try:
+            node.configure(_log_progress(logger), policy)
+            node.activate()
+            graph.spin(until, 0.05)
+        finally:
+            node.cleanup()
+            if stats is not None:
+                write_stats(node, stats)
+        logger.info("ended: the arm holds")
+    return 0
+
+
+def write_stats(node: PolicyNode, path: Path) -> None:
+    """Write latency and frame counts as JSON.
+
+    Raises:
+        VlaRosError: The file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(node.stats.summary(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise VlaRosError(f"--stats {path}: cannot be written ({error.strerror})") from None
+
+
+def _log_progress(logger: Logger) -> Progress:
+    """Progress as log lines, once every two seconds; a bar where a person watches."""
+    if sys.stderr.isatty():
+        return _bar()
+    said = time.monotonic()
+
+    def progress(fraction: float, message: str) -> None:
+        nonlocal said
+        if fraction >= 1.0 or time.monotonic() - said >= 2.0:
+            said = time.monotonic()
+            logger.info(f"loading {100 * fraction:.0f} %: {message}")
+
+    return progress
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True)
+    task = bar.add_task("loading", total=1.0)
+    bar.start()
+
+    def progress(fraction: float, message: str) -> None:
+        bar.update(task, completed=fraction, description=message)
+        if fraction >= 1.0:
+            bar.stop()
+
+    return progress
