@@ -1,0 +1,66 @@
+"""Where there is no OpenGL, the error names what to install."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vla_ros.errors import MissingDependencyError
+from vla_ros.sim import render
+
+PROGRAM = """
+from vla_ros.errors import MissingDependencyError
+from vla_ros.sim.world import TableTop
+try:
+    TableTop().render()
+except MissingDependencyError as error:
+    print(error)
+"""
+
+
+def run(**variables: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_egl_without_a_driver_names_the_packages(tmp_path):
+    """GLVND looks for drivers in an empty folder: what a machine without Mesa does."""
+    said = run(__EGL_VENDOR_LIBRARY_DIRS=str(tmp_path), MUJOCO_GL="egl")
+    assert "sudo apt install libegl1 libgl1-mesa-dri" in said
+    assert "EGL" in said
+
+
+def test_without_any_library_the_packages_are_named(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(render.ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="libegl1 libgl1-mesa-dri"):
+        render.choose_backend()
+
+
+def test_osmesa_is_the_way_out_where_egl_is_not(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(render.ctypes.util, "find_library", lambda name: "x" if name == "OSMesa" else None)
+    assert render.choose_backend() == "osmesa"
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    assert render.choose_backend() == "egl"
+
+
+def test_closing_twice_is_fine():
+    from vla_ros.sim.world import TableTop
+
+    world = TableTop()
+    world.render()
+    world.close()
+    world.close()
+    assert world.render().any(), "a closed world renders again"
+    world.close()

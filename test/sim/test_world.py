@@ -1,0 +1,167 @@
+"""The table-top: the same seed gives the same world, sensors tell the truth, the camera is the right way up."""
+
+import numpy as np
+import pytest
+
+from vla_ros.sim import arm
+from vla_ros.sim.description import COLOURS
+from vla_ros.sim.expert import positions_of
+from vla_ros.sim.world import ALL_JOINTS, TableTop, WorldOptions
+
+
+def wander(world: TableTop, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A few steps of fixed commands; the end state and picture."""
+    world.reset(seed)
+    start = world.joint_positions()
+    for step in range(8):
+        world.step(start + 0.02 * step)
+    return np.concatenate([world.joint_positions(), *world.object_positions().values()]), world.render()
+
+
+def test_the_same_seed_gives_bit_equal_states_and_pictures_whatever_came_before(world):
+    state, picture = wander(world, 3)
+    wander(world, 4)
+    again, picture_again = wander(world, 3)
+    np.testing.assert_array_equal(state, again)
+    np.testing.assert_array_equal(picture, picture_again)
+    with TableTop() as fresh:
+        other, other_picture = wander(fresh, 3)
+    np.testing.assert_array_equal(state, other)
+    np.testing.assert_array_equal(picture, other_picture)
+
+
+def test_reset_puts_the_hand_at_the_start_open_and_at_rest(world):
+    for seed in range(5):
+        scene = world.reset(seed)
+        np.testing.assert_allclose(world.tool_position(), scene.start, atol=2e-3)
+        np.testing.assert_allclose(world.tool_rotation(), arm.TOOL_DOWN, atol=5e-3)
+        np.testing.assert_allclose(world.joint_positions()[7:], arm.FINGER_TRAVEL, atol=1e-3)
+        assert np.abs(world.joint_velocities()).max() < 0.01
+        for thing in scene.objects:
+            np.testing.assert_allclose(world.object_positions()[thing.name], thing.position, atol=2e-3)
+
+
+def test_a_command_is_reached_within_its_step(world):
+    """0.1 s is enough for what a policy asks at 10 Hz: the servo lags by a fraction of it."""
+    target = world.joint_positions()
+    target[:7] += 0.04
+    world.step(target)
+    assert np.abs(world.joint_positions()[:7] - target[:7]).max() < 0.02
+    world.step(target)
+    assert np.abs(world.joint_positions()[:7] - target[:7]).max() < 0.004
+
+
+def test_the_arm_holds_its_place_without_commands(world):
+    before = world.tool_position()
+    for _ in range(20):
+        world.step()
+    np.testing.assert_allclose(world.tool_position(), before, atol=1e-3)
+
+
+def test_substeps_in_pieces_are_the_same_as_one_step(world):
+    """Real time advances in small ticks; the physics must not notice."""
+    target = world.joint_positions() + 0.02
+    world.step(target)
+    whole = world.joint_positions()
+    world.reset(0)
+    world.command(target)
+    for _ in range(5):
+        world.advance(10)
+    np.testing.assert_array_equal(world.joint_positions(), whole)
+
+
+def test_joint_and_object_states_name_what_they_measure(world):
+    joints, objects = world.joint_state(7), world.object_state(7)
+    assert joints.names == ALL_JOINTS == (*arm.JOINT_NAMES, "finger_left", "finger_right")
+    assert joints.stamp == objects.stamp == 7
+    places = positions_of(objects)
+    assert list(places) == [thing.name for thing in world.scene.objects]
+    for name, place in world.object_positions().items():
+        np.testing.assert_array_equal(places[name], place)
+
+
+def test_sensors_give_copies(world):
+    joints, tool = world.joint_positions(), world.tool_position()
+    saved = joints.copy(), tool.copy()
+    world.step(joints + 0.05)
+    np.testing.assert_array_equal(joints, saved[0])
+    np.testing.assert_array_equal(tool, saved[1])
+
+
+@pytest.mark.parametrize(
+    ("names", "positions"),
+    [(("joint_1",), (float("nan"),)), (("joint_1", "joint_2"), (0.0,)), (("joint_8",), (0.0,))],
+)
+def test_a_bad_command_is_refused_and_changes_nothing(world, names, positions):
+    before = world.joint_positions()
+    with pytest.raises(ValueError, match="expected"):
+        world.command_named(names, positions)
+    world.step()
+    np.testing.assert_allclose(world.joint_positions(), before, atol=1e-3)
+
+
+def test_a_partial_command_leaves_the_other_joints(world):
+    before = world.joint_positions()
+    world.command_named(("finger_left", "finger_right"), (0.0, 0.0))
+    world.step()
+    after = world.joint_positions()
+    np.testing.assert_allclose(after[:7], before[:7], atol=2e-3)
+    assert np.abs(after[7:]).max() < 2e-3
+
+
+def where(picture: np.ndarray, colour: str) -> np.ndarray:
+    """Mean (row, column) of the pixels of an object's colour."""
+    rgb = np.array(COLOURS[colour]) / np.linalg.norm(COLOURS[colour])
+    pixels = picture.astype(float)
+    share = (pixels @ rgb) / np.maximum(np.linalg.norm(pixels, axis=-1), 1.0)
+    rows, columns = np.nonzero((share > 0.97) & (pixels.max(-1) > 60) & (np.ptp(pixels, axis=-1) > 70))
+    assert len(rows) > 20, f"no {colour} in the picture"
+    return np.array([rows.mean(), columns.mean()])
+
+
+def test_the_picture_is_upright_and_shows_the_objects_where_they_are(world):
+    """The camera faces the robot: nearer to it (larger x) is lower, the robot's left (larger y) is to the right."""
+    seen = []
+    for seed in range(12):
+        scene = world.reset(seed)
+        picture = world.render()
+        assert picture.shape == (224, 224, 3)
+        assert picture.dtype == np.uint8
+        for thing in scene.objects:
+            same = [other for other in scene.objects if other.colour == thing.colour]
+            if thing.colour in ("red", "blue", "green") and len(same) == 1:
+                seen.append((*thing.position[:2], *where(picture, thing.colour)))
+    x, y, row, column = np.array(seen).T
+    assert len(seen) > 8
+    assert np.corrcoef(x, row)[0, 1] > 0.8
+    assert np.corrcoef(y, column)[0, 1] > 0.9
+    sky, table = world.render()[:4].mean(axis=(0, 1)), world.render()[-4:].mean(axis=(0, 1))
+    assert table[0] - table[2] > sky[0] - sky[2] + 20, "the brown table is below, the grey background above"
+
+
+def test_the_wrist_camera_sees_something_else(world):
+    assert np.abs(world.render("wrist").astype(int) - world.render("front")).mean() > 10
+
+
+def test_gain_dims_the_camera(world):
+    bright = world.render()
+    with TableTop(WorldOptions(camera_gain=0.5)) as dim:
+        dim.reset(0)
+        np.testing.assert_allclose(dim.render(), bright * 0.5, atol=1.0)
+
+
+def test_bumps_move_the_tool_are_bounded_and_repeat():
+    options = WorldOptions(bump=0.05, bump_chance=1.0)
+    paths = []
+    for _ in range(2):
+        world = TableTop(options)
+        world.reset(1)
+        path = [world.tool_position()]
+        for _ in range(5):
+            world.step()
+            path.append(world.tool_position())
+        paths.append(np.array(path))
+    np.testing.assert_array_equal(paths[0], paths[1])
+    moved = np.linalg.norm(np.diff(paths[0], axis=0), axis=1)
+    assert moved.max() > 0.01
+    assert moved.max() < 0.056
