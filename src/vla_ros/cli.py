@@ -33,15 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         overview.parse_args(words or ["--help"])
         return 0
-    module = importlib.import_module(COMMANDS[words[0]][0])
-    parser = argparse.ArgumentParser(
-        prog=f"vla-ros {words[0]}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(parser)
     try:
-        return int(module.run(parser.parse_args(words[1:])))
+        return _command(words[0], words[1:])
     except VlaRosError as error:
         print(f"vla-ros {words[0]}: {error}", file=sys.stderr)
         return 1
@@ -50,6 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0
+
+
+def _command(name: str, words: Sequence[str]) -> int:
+    module = importlib.import_module(COMMANDS[name][0])
+    parser = argparse.ArgumentParser(
+        prog=f"vla-ros {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(words)))
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="...",
-        help="remaps, node name and namespace as for every ROS node: -r /camera/image_raw:=/cam0/image -r __ns:=/left",
+        help="remaps, node name and namespace as for any ROS node: -r /camera/image_raw:=/cam0/image",
     )
 
 
@@ -78,8 +78,8 @@ def serve(
         signal.SIGHUP: lambda node: node.reset(),
     }
     with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, end)
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
         for number, request in requests.items():
             signal.signal(number, lambda *_, request=request: asked.append(request))
         ros_node = graph.create_node(NODE_NAME)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from vla_ros.types import JointState
@@ -27,7 +27,7 @@ class Snapshot:
     """
 
     joints: JointState | None = None
-    state: Mapping[str, JointState] = MappingProxyType({})
+    state: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
     instruction: str = ""
     epoch: int = 0
 

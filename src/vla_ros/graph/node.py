@@ -127,6 +127,18 @@ class Node(Protocol):
     def resolve_topic_name(self, topic: str) -> str:
         """Fully qualified name of a topic, after remaps."""
 
+    def destroy_publisher(self, publisher: Any) -> Any:
+        """Leave a topic."""
+
+    def destroy_subscription(self, subscription: Any) -> Any:
+        """Leave a topic."""
+
+    def destroy_service(self, service: Any) -> Any:
+        """Answer no more requests."""
+
+    def destroy_timer(self, timer: Any) -> Any:
+        """Stop a timer."""
+
     def destroy_node(self) -> Any:
         """Leave the graph. Its publishers then refuse to publish."""
 

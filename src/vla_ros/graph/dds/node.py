@@ -143,6 +143,16 @@ class DdsNode:
                 self._announce()
         return known
 
+    def destroy_service(self, service: DdsService) -> bool:
+        """Answer no more requests."""
+        with self._lock:
+            known = service in self.services
+            self.services = tuple(item for item in self.services if item is not service)
+            service.destroy()
+            if known:
+                self._announce()
+        return known
+
     def count_publishers(self, topic_name: str) -> int:
         """Number of publishers of a topic."""
         return len(self.get_publishers_info_by_topic(topic_name))
