@@ -64,7 +64,7 @@ class PolicyNode:
         self._logger = node.get_logger()
         self._stepper: Stepper | None = None
         self._loop: ControlLoop | None = None
-        self._entities: list[tuple[Callable[[Any], Any], Any]] = []
+        self._undo: list[Callable[[], Any]] = []
 
     # The life of a managed node
 
@@ -132,9 +132,8 @@ class PolicyNode:
     def cleanup(self) -> None:
         """Leave the topics and free the policy. Safe to call in every state."""
         self.deactivate()
-        entities, self._entities = self._entities, []
-        for destroy, entity in reversed(entities):
-            destroy(entity)
+        while self._undo:
+            self._undo.pop()()
         stepper, self._stepper = self._stepper, None
         if stepper is not None:
             stepper.close()
@@ -244,25 +243,21 @@ class PolicyNode:
 
     def _publisher(self, type_name: str, topic: str, qos: str) -> Any:
         publisher = self._node.create_publisher(self._graph.message(type_name), topic, self._graph.qos(qos))
-        self._entities.append((self._destroyer("destroy_publisher"), publisher))
+        self._undo.append(partial(self._node.destroy_publisher, publisher))
         return publisher
 
     def _subscribe(
         self, cls: Any, topic: str, callback: Callable[[Any], None], qos: str, raw: bool = False
     ) -> None:
         made = self._node.create_subscription(cls, topic, callback, self._graph.qos(qos), raw=raw)
-        self._entities.append((self._destroyer("destroy_subscription"), made))
+        self._undo.append(partial(self._node.destroy_subscription, made))
 
     def _service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
         service = self._node.create_service(self._graph.service(type_name), name, callback)
-        self._entities.append((self._destroyer("destroy_service"), service))
+        self._undo.append(partial(self._node.destroy_service, service))
 
     def _timer(self, period: float, callback: Callable[[], None]) -> None:
-        self._entities.append((self._destroyer("destroy_timer"), self._node.create_timer(period, callback)))
-
-    def _destroyer(self, name: str) -> Callable[[Any], Any]:
-        destroy: Callable[[Any], Any] = getattr(self._node, name)
-        return destroy
+        self._undo.append(partial(self._node.destroy_timer, self._node.create_timer(period, callback)))
 
     def _now(self) -> Now:
         return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
