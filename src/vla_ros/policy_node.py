@@ -25,7 +25,7 @@ from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
 from vla_ros.control_loop import ControlLoop, Frame
 from vla_ros.errors import ImageError
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
-from vla_ros.graph.node import Graph, Node
+from vla_ros.graph.node import Node, Vocabulary
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
@@ -42,8 +42,9 @@ class PolicyNode:
     """A policy on the graph.
 
     Args:
-        graph: Makes messages and QoS profiles; callbacks run on the thread that spins it.
-        node: The node to live on (``graph.create_node``, or a rclpy node).
+        graph: Makes messages and QoS profiles.
+        node: The node to live on (``graph.create_node``, or a rclpy node); callbacks run on the thread that spins
+            it.
         config: The whole tree.
 
     Attributes:
@@ -53,7 +54,7 @@ class PolicyNode:
         inputs: Newest joint state, feeds and instruction.
     """
 
-    def __init__(self, graph: Graph, node: Node, config: Config) -> None:
+    def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:
         self._graph = graph
         self._node = node
         self.config = config

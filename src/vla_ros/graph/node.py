@@ -143,21 +143,12 @@ class Node(Protocol):
         """Leave the graph. Its publishers then refuse to publish."""
 
 
-class Graph(Protocol):
-    """A joined ROS 2 graph: makes nodes, knows message classes and QoS profiles, runs callbacks.
-
-    Callbacks of all its nodes run one after the other on the thread that calls :meth:`spin`.
-    """
+class Vocabulary(Protocol):
+    """Message classes and QoS profiles of a backend."""
 
     @property
     def backend(self) -> str:
         """``rclpy`` or ``dds``."""
-
-    def describe(self) -> str:
-        """One line for the log: middleware, domain, and how far discovery reaches."""
-
-    def create_node(self, name: str, namespace: str | None = None) -> Node:
-        """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
 
     def message(self, type_name: str) -> Any:
         """Class of ``pkg/msg/Type``. Constructor: keyword arguments, missing fields have their ROS defaults."""
@@ -171,6 +162,19 @@ class Graph(Protocol):
         ``camera``, ``command``, ``instruction``, ``state`` (subscriptions), ``state_publisher``, ``diagnostics``
         or ``default``; :mod:`vla_ros.graph.qos` says what each is.
         """
+
+
+class Graph(Vocabulary, Protocol):
+    """A joined ROS 2 graph: makes nodes and runs callbacks.
+
+    Callbacks of all its nodes run one after the other on the thread that calls :meth:`spin`.
+    """
+
+    def describe(self) -> str:
+        """One line for the log: middleware, domain, and how far discovery reaches."""
+
+    def create_node(self, name: str, namespace: str | None = None) -> Node:
+        """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true.

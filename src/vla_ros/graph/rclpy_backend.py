@@ -30,7 +30,34 @@ _SEVERITIES = {
 }
 
 
-class RclpyGraph:
+class RclpyVocabulary:
+    """Message classes and QoS profiles of the sourced installation (:class:`vla_ros.graph.node.Vocabulary`)."""
+
+    @property
+    def backend(self) -> str:
+        """``rclpy``."""
+        return "rclpy"
+
+    def message(self, type_name: str) -> Any:
+        """Class of ``pkg/msg/Type``."""
+        return _interface(type_name, "msg")
+
+    def service(self, type_name: str) -> Any:
+        """Class of ``pkg/srv/Type``."""
+        return _interface(type_name, "srv")
+
+    def qos(self, name: str) -> QoSProfile:
+        """Profile by name."""
+        found = profile(name)
+        return QoSProfile(
+            reliability=ReliabilityPolicy[found.reliability.name],
+            durability=DurabilityPolicy[found.durability.name],
+            history=HistoryPolicy[found.history.name],
+            depth=found.depth,
+        )
+
+
+class RclpyGraph(RclpyVocabulary):
     """See :class:`vla_ros.graph.node.Graph`. Has a context of its own, so several may live in one process."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
@@ -49,11 +76,6 @@ class RclpyGraph:
         self._lock = threading.RLock()
         self._closing = False
         self._closed = False
-
-    @property
-    def backend(self) -> str:
-        """``rclpy``."""
-        return "rclpy"
 
     def describe(self) -> str:
         """One line that says which middleware and domain were joined."""
@@ -79,24 +101,6 @@ class RclpyGraph:
         self._executor.add_node(node)
         self._nodes.append(node)
         return node
-
-    def message(self, type_name: str) -> Any:
-        """Class of ``pkg/msg/Type``."""
-        return _interface(type_name, "msg")
-
-    def service(self, type_name: str) -> Any:
-        """Class of ``pkg/srv/Type``."""
-        return _interface(type_name, "srv")
-
-    def qos(self, name: str) -> QoSProfile:
-        """Profile by name."""
-        found = profile(name)
-        return QoSProfile(
-            reliability=ReliabilityPolicy[found.reliability.name],
-            durability=DurabilityPolicy[found.durability.name],
-            history=HistoryPolicy[found.history.name],
-            depth=found.depth,
-        )
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` is true or the graph is closed; SIGINT raises KeyboardInterrupt here.
@@ -150,15 +154,26 @@ class RclpyGraph:
         self._context.try_shutdown()
 
     def _spin_once(self, period: float) -> None:
-        try:
-            self._executor.spin_once(timeout_sec=period)
-        except TimeoutException:
-            pass
-        except ExternalShutdownException:
+        logger = self._nodes[0].get_logger() if self._nodes else rclpy.logging.get_logger("vla_ros")
+        if not spin_once(self._executor, logger, period):
             self._closing = True
-        except Exception as error:  # one bad message must not stop the robot's node
-            logger = self._nodes[0].get_logger() if self._nodes else rclpy.logging.get_logger("vla_ros")
-            logger.error(f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def spin_once(executor: Any, logger: Any, period: float) -> bool:
+    """Run one callback, waiting at most ``period`` seconds for it; an exception in it is logged, not raised.
+
+    Returns:
+        False once the context was shut down.
+    """
+    try:
+        executor.spin_once(timeout_sec=period)
+    except TimeoutException:
+        pass
+    except ExternalShutdownException:
+        return False
+    except Exception as error:  # one bad message must not stop the robot's node
+        logger.error(f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+    return True
 
 
 def _interface(type_name: str, kind: str) -> Any:
