@@ -93,6 +93,8 @@ TIMM_TOWERS: Mapping[str, TowerShape] = {
 }
 """The towers of the published checkpoints, by their timm identifier."""
 
+_EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
+
 
 @dataclass(frozen=True)
 class LlmShape:
@@ -280,8 +282,19 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
     wrong = sorted(set(entry) - set(known)) + sorted(required - set(entry))
     if wrong:
         raise CheckpointError(f"{path}: vision_towers: unknown or missing {wrong}; the keys are {list(known)}")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    values: dict[str, Any] = {}
+    for name, value in entry.items():
+        good = _triple(value) if name in ("mean", "std") else type(value) is type(getattr(_EXAMPLE, name))
+        if not good or (type(value) is int and value < 0):
+            raise CheckpointError(
+                f"{path}: vision_towers: {name} is {value!r}, expected something like {getattr(_EXAMPLE, name)!r}"
+            )
+        values[name] = tuple(float(item) for item in value) if isinstance(value, list) else value
     return TowerShape(**values)
+
+
+def _triple(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(item, (int, float)) for item in value)
 
 
 def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from vla_ros.policies.openvla.architecture import Architecture, LlmShape
+from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.openvla.decoder import KeyValueCache, LlamaDecoder
 from vla_ros.policies.openvla.vision_tower import VisionBackbone
 
 
@@ -60,11 +59,7 @@ class OpenVLAModel(nn.Module):
         self.architecture = architecture
         self.vision_backbone = VisionBackbone(architecture.towers, eager=attention == "eager")
         self.projector = Projector(architecture.vision_width, llm.hidden_size, fused=len(architecture.towers) > 1)
-        config = llama_config(llm, attention)
-        self.language_model = LlamaForCausalLM(config)
-        # Rotary frequencies are no weights: keep them real while the parameters are still on "meta".
-        with torch.device("cpu"):
-            self.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.language_model = LlamaDecoder(llm, attention)
 
     @property
     def device(self) -> torch.device:
@@ -95,33 +90,36 @@ class OpenVLAModel(nn.Module):
         words = self.language_model.model.embed_tokens(input_ids)
         return torch.cat([words[:, :1], patches, words[:, 1:]], dim=1)
 
-    def prefill(self, patches: Tensor, input_ids: Tensor) -> tuple[Tensor, Any]:
+    def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, KeyValueCache]:
         """Run the prompt.
 
         Args:
             patches: [B, patches, llm_width].
             input_ids: Int64 [B, L]; every row of the batch has the same length.
+            room: Positions to keep free in the cache for :meth:`decode_one`.
 
         Returns:
-            Logits of the first action token [B, vocab_size], and the key-value cache that
-            :meth:`decode_one` continues (and changes in place).
+            Logits of the first action token [B, vocab_size], and the cache that :meth:`decode_one` continues
+            (and changes in place).
         """
-        output = self.language_model.model(
-            inputs_embeds=self.embed_sequence(patches, input_ids), past_key_values=DynamicCache(), use_cache=True
-        )
-        return self._head(output.last_hidden_state[:, -1]), output.past_key_values
+        sequence = self.embed_sequence(patches, input_ids)
+        batch, count, _ = sequence.shape
+        cache = KeyValueCache(self.architecture.llm, batch, count + room, sequence.device, sequence.dtype)
+        hidden = self.language_model.model(sequence, cache)
+        return self._head(hidden[:, -1]), cache
 
-    def decode_one(self, tokens: Tensor, cache: Any) -> Tensor:
+    def decode_one(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Logits [B, vocab_size] after ``tokens``, int64 [B], at the next position of ``cache``."""
-        output = self.language_model.model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True)
-        return self._head(output.last_hidden_state[:, -1])
+        hidden = self.language_model.model(self.language_model.model.embed_tokens(tokens[:, None]), cache)
+        return self._head(hidden[:, -1])
 
-    def greedy(self, logits: Tensor, cache: Any, count: int) -> Answer:
+    def greedy(self, logits: Tensor, cache: KeyValueCache, count: int) -> Answer:
         """Decode ``count`` tokens greedily over the whole vocabulary, starting from :meth:`prefill`'s answer.
 
         Nothing is brought to the host in between, so that a GPU never waits for Python.
         """
-        tokens, margins = [], []
+        tokens: list[Tensor] = []
+        margins: list[Tensor] = []
         for step in range(count):
             if step:
                 logits = self.decode_one(tokens[-1], cache)
@@ -142,30 +140,9 @@ class OpenVLAModel(nn.Module):
             embeddings [B, patches, llm_width]. Position ``patches + i`` predicts ``input_ids[:, i + 1]``.
         """
         patches = self.embed_image(pixels)
-        output = self.language_model.model(inputs_embeds=self.embed_sequence(patches, input_ids), use_cache=False)
-        hidden = output.last_hidden_state
+        hidden = self.language_model.model(self.embed_sequence(patches, input_ids))
         return self._head(hidden), hidden, patches
 
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.language_model.lm_head(hidden)
         return logits.float()
-
-
-def llama_config(shape: LlmShape, attention: str) -> LlamaConfig:
-    """The transformers configuration of the language model."""
-    return LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=shape.rope_theta,
-        max_position_embeddings=shape.max_positions,
-        bos_token_id=shape.bos_token,
-        pad_token_id=None,
-        tie_word_embeddings=False,
-        attn_implementation=attention,
-    )

@@ -29,7 +29,8 @@ class PatchEmbedding(nn.Module):
         size = self.patch_size
         grid = pixels.reshape(batch, channels, height // size, size, width // size, size)
         flat = grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)  # [B, patches, 588]
-        return functional.linear(flat, self.proj.weight.flatten(1), self.proj.bias)
+        embedded: Tensor = functional.linear(flat, self.proj.weight.flatten(1), self.proj.bias)
+        return embedded
 
 
 class Attention(nn.Module):
@@ -52,7 +53,8 @@ class Attention(nn.Module):
             mixed = scores.softmax(dim=-1) @ value
         else:
             mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.proj(mixed.transpose(1, 2).reshape(batch, count, width))
+        output: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, count, width))
+        return output
 
 
 class Mlp(nn.Module):
@@ -65,7 +67,8 @@ class Mlp(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[..., width] to the same."""
-        return self.fc2(functional.gelu(self.fc1(tokens)))
+        output: Tensor = self.fc2(functional.gelu(self.fc1(tokens)))
+        return output
 
 
 class LayerScale(nn.Module):
@@ -94,8 +97,9 @@ class Block(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, N, width] to the same."""
-        tokens = tokens + self.ls1(self.attn(self.norm1(tokens)))
-        return tokens + self.ls2(self.mlp(self.norm2(tokens)))
+        attended: Tensor = tokens + self.ls1(self.attn(self.norm1(tokens)))
+        output: Tensor = attended + self.ls2(self.mlp(self.norm2(attended)))
+        return output
 
 
 class VisionTower(nn.Module):
@@ -129,7 +133,8 @@ class VisionTower(nn.Module):
             tokens = torch.cat([*prefix, tokens], dim=1)
         for block in self.blocks:
             tokens = block(tokens)
-        return tokens[:, self.shape.prefix_tokens :]
+        features: Tensor = tokens[:, self.shape.prefix_tokens :]
+        return features
 
 
 class VisionBackbone(nn.Module):
@@ -165,5 +170,4 @@ class VisionBackbone(nn.Module):
         if self.fused_featurizer is None:
             features: Tensor = self.featurizer(pixels)
             return features
-        first, second = pixels.split(3, dim=1)
-        return torch.cat([self.featurizer(first), self.fused_featurizer(second)], dim=-1)
+        return torch.cat([self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=-1)

@@ -1,0 +1,104 @@
+"""Writing a checkpoint directory in the published layout: config.json, safetensors shards with index, tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vla_ros.policies.openvla.architecture import Architecture, tower_entry
+from vla_ros.policies.openvla.loading import INDEX
+from vla_ros.policies.openvla.vocabulary import write_tokenizer
+
+Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[bool]]]]
+"""Dataset to ``{"action": {"q01": [...], "q99": [...], "mask": [...]}}``."""
+
+
+def config_json(architecture: Architecture, statistics: Statistics, dtype: str) -> dict[str, Any]:
+    """Content of the ``config.json`` that :func:`~.architecture.read_architecture` reads back unchanged.
+
+    Args:
+        architecture: Sizes.
+        statistics: Becomes ``norm_stats``.
+        dtype: Type of the stored weights, such as ``float32``.
+    """
+    llm = architecture.llm
+    return {
+        "architectures": ["OpenVLAForActionPrediction"],
+        "model_type": "openvla",
+        "use_fused_vision_backbone": len(architecture.towers) > 1,
+        "vision_towers": [tower_entry(tower) for tower in architecture.towers],
+        "image_sizes": [tower.image_size for tower in architecture.towers],
+        "image_resize_strategy": "resize-naive",
+        "prompt_version": architecture.prompt_version,
+        "empty_token_id": architecture.empty_token,
+        "n_action_bins": architecture.action_bins,
+        "pad_token_id": architecture.action_vocab_size,
+        "pad_to_multiple_of": llm.vocab_size - architecture.action_vocab_size,
+        "norm_stats": statistics,
+        "text_config": {
+            "model_type": "llama",
+            "vocab_size": llm.vocab_size,
+            "hidden_size": llm.hidden_size,
+            "intermediate_size": llm.intermediate_size,
+            "num_hidden_layers": llm.layers,
+            "num_attention_heads": llm.heads,
+            "num_key_value_heads": llm.kv_heads,
+            "head_dim": llm.head_dim,
+            "rms_norm_eps": llm.rms_norm_eps,
+            "rope_theta": llm.rope_theta,
+            "max_position_embeddings": llm.max_positions,
+            "bos_token_id": llm.bos_token,
+            "pad_token_id": architecture.action_vocab_size,
+            "hidden_act": "silu",
+        },
+        "torch_dtype": dtype,
+    }
+
+
+def write_checkpoint(
+    folder: Path,
+    architecture: Architecture,
+    weights: Mapping[str, Tensor],
+    statistics: Statistics,
+    token_ids: dict[str, int],
+    shards: int = 1,
+) -> None:
+    """Write everything that :class:`~.policy.OpenVLAPolicy` loads.
+
+    Args:
+        folder: Made if it does not exist; files in it are replaced.
+        architecture: Sizes.
+        weights: Checkpoint key (the model's parameter name) to tensor, all of one type.
+        statistics: Becomes ``norm_stats`` and ``dataset_statistics.json``.
+        token_ids: From :func:`~.vocabulary.word_ids`.
+        shards: Number of safetensors files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (*folder.glob("model*.safetensors"), folder / INDEX):
+        stale.unlink(missing_ok=True)
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    _write_json(folder / "config.json", config_json(architecture, statistics, dtype))
+    _write_json(folder / "dataset_statistics.json", statistics)
+    write_tokenizer(folder, token_ids)
+
+    names = sorted(weights)
+    count = max(1, min(shards, len(names)))
+    index: dict[str, str] = {}
+    for number in range(count):
+        part = names[number * len(names) // count : (number + 1) * len(names) // count]
+        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+        save_file(
+            {name: weights[name].contiguous() for name in part}, str(folder / file), metadata={"format": "pt"}
+        )
+        index.update(dict.fromkeys(part, file))
+    size = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

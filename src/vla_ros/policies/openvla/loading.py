@@ -1,0 +1,229 @@
+"""Weights from safetensors files into the network, every key and shape checked before the first byte is read.
+
+Only safetensors: other weight files are pickles, which can run code when they are opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.openvla import quantization
+from vla_ros.policies.openvla.architecture import Architecture, read_json
+from vla_ros.policies.openvla.model import OpenVLAModel
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+# Stored in the published files though OpenVLA never runs them: norms and pooling after the last block, and the
+# frequencies that older versions of transformers saved.
+_NEVER_RUN = re.compile(
+    r"vision_backbone\.(fused_)?featurizer\.(norm|fc_norm|attn_pool|head)\."
+    r"|language_model\.model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"
+)
+_BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is and what its file's header says about it.
+
+    Attributes:
+        file: Safetensors file.
+        shape: Its sizes.
+        dtype: Name of its type in the file, such as ``BF16``.
+    """
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_manifest(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint, from the headers of its files alone.
+
+    Args:
+        folder: Has ``model.safetensors.index.json`` and its shards, or ``model.safetensors``.
+
+    Raises:
+        CheckpointError: No such files, a shard is missing, damaged or lacks a tensor that the index promises.
+    """
+    if (folder / INDEX).exists():
+        return _read_shards(folder)
+    if (folder / SINGLE).exists():
+        return _read_header(folder / SINGLE)
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    found = f"; {others} are pickles, which are never opened: convert them to safetensors" if others else ""
+    raise CheckpointError(f"{folder}: no {INDEX} and no {SINGLE}{found}")
+
+
+def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: str = "none") -> OpenVLAModel:
+    """The network without memory for its weights (on ``meta``), ready for :func:`fill`.
+
+    Args:
+        architecture: Sizes.
+        attention: As for :class:`~vla_ros.policies.openvla.model.OpenVLAModel`.
+        quantize: ``none``, ``int8`` or ``nf4``, for the linear layers of the decoder.
+
+    Raises:
+        MissingDependencyError: bitsandbytes is needed and not installed.
+    """
+    with torch.device("meta"):
+        model = OpenVLAModel(architecture, attention)
+        quantization.install(model.language_model.model.layers, quantize)
+    return model.eval().requires_grad_(False)
+
+
+def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:
+    """Compare what the network needs with what the files have.
+
+    Raises:
+        CheckpointError: Missing or unexpected keys, wrong shapes or types; the message names them.
+    """
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    missing = sorted(expected.keys() - manifest.keys())
+    unexpected = sorted(key for key in manifest.keys() - expected.keys() if not _never_run(key, model.architecture))
+    shapes = [
+        f"{key} in {manifest[key].file.name}: {list(manifest[key].shape)}, expected {list(shape)}"
+        for key, shape in sorted(expected.items())
+        if key in manifest and manifest[key].shape != shape
+    ]
+    types = [
+        f"{key} in {manifest[key].file.name}: {manifest[key].dtype}"
+        for key in sorted(expected.keys() & manifest.keys())
+        if manifest[key].dtype not in FLOATS
+    ]
+    problems = [
+        _list("missing", missing),
+        _list("unexpected", unexpected),
+        _list("of the wrong shape", shapes),
+        _list(f"not of a type in {list(FLOATS)}", types),
+    ]
+    text = "; ".join(problem for problem in problems if problem)
+    if text:
+        raise CheckpointError(f"{folder}: weights do not fit config.json: {text}")
+
+
+def fill(
+    model: OpenVLAModel,
+    manifest: Mapping[str, StoredTensor],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress = no_progress,
+) -> None:
+    """Bring the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
+
+    Args:
+        model: From :func:`build_empty`, checked by :func:`check_weights`.
+        manifest: From :func:`read_manifest`.
+        device: Where the weights go.
+        dtype: Their type there; quantised layers have their own.
+        progress: Told the share of bytes read.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    total = sum(prod(manifest[name].shape) for name in names)
+    done = 0
+    for file in sorted({manifest[name].file for name in names}):
+        for name, tensor in _read(file, [name for name in names if manifest[name].file == file]):
+            place(model, name, tensor, device, dtype)
+            done += tensor.numel()
+            progress(done / total, f"reading {file.name}")
+    model.to(device)  # the constants that are no weights
+
+
+def place(model: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    """Set one parameter of a network that was built on ``meta``, quantising it where its layer asks for that."""
+    owner_name, _, leaf = name.rpartition(".")
+    owner: Any = model.get_submodule(owner_name)
+    if quantization.is_quantized(owner):
+        quantization.place(owner, tensor, device)
+        return
+    moved = tensor.to(device=device, dtype=dtype)
+    # What was neither moved nor converted still lies in the mapped file: a changed file would change the model.
+    value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+    setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
+
+
+def _read(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(str(file), framework="pt") as shard:
+            for name in names:
+                yield name, shard.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
+
+
+def _read_shards(folder: Path) -> dict[str, StoredTensor]:
+    index = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty; download the file again")
+    counts = Counter(index.values())
+    for name in counts:
+        if Path(name).name != name:
+            raise CheckpointError(f"{folder / INDEX}: names the file {name!r}, expected one in the same folder")
+    absent = [name for name in sorted(counts) if not (folder / name).exists()]
+    if absent:
+        lost = sum(counts[name] for name in absent)
+        raise CheckpointError(f"{folder}: missing shards {absent} with {lost} tensors; download them again")
+    manifest: dict[str, StoredTensor] = {}
+    for name in sorted(counts):
+        stored = _read_header(folder / name)
+        promised = {key for key, file in index.items() if file == name}
+        lacking = sorted(promised - stored.keys())
+        if lacking:
+            raise CheckpointError(f"{folder / name}: {_list('missing that the index promises', lacking)}")
+        manifest.update(stored)
+    return manifest
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        with safe_open(str(file), framework="pt") as shard:
+            stored = {}
+            for key in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+                entry = shard.get_slice(key)
+                stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()))
+            return stored
+    except (SafetensorError, OSError) as error:
+        with file.open("rb") as stream:
+            pointer = stream.read(64).startswith(b"version https://git-lfs")
+        advice = "a git-lfs pointer, not the file itself: run 'git lfs pull'" if pointer else "download it again"
+        raise CheckpointError(
+            f"{file}: damaged, {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
+        ) from error
+
+
+def _never_run(key: str, architecture: Architecture) -> bool:
+    if _NEVER_RUN.match(key):
+        return True
+    block = _BLOCK.match(key)
+    if block is None:
+        return False
+    tower = int(block.group(1) is not None)
+    if tower >= len(architecture.towers):
+        return False
+    shape = architecture.towers[tower]
+    return shape.used_blocks <= int(block.group(2)) < shape.blocks
+
+
+def _list(what: str, items: Iterable[str]) -> str:
+    entries = list(items)
+    if not entries:
+        return ""
+    shown = ", ".join(entries[:5]) + (", ..." if len(entries) > 5 else "")
+    return f"{len(entries)} {what}: {shown}"

@@ -1,0 +1,174 @@
+"""A small random checkpoint in the published layout, for tests and for trying the whole path without weights.
+
+``python -m vla_ros.policies.openvla.tiny DIR [--seed N]`` writes one. Its actions mean nothing, but they depend
+on the picture and on the words, as those of a real checkpoint do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vla_ros.policies.openvla.architecture import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    LLAMA2_EMPTY_TOKEN,
+    Architecture,
+    LlmShape,
+    TowerShape,
+)
+from vla_ros.policies.openvla.checkpoints import Statistics, write_checkpoint
+from vla_ros.policies.openvla.loading import build_empty
+from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
+
+STATISTICS: Statistics = {
+    "tiny": {
+        "action": {
+            "mask": [True, True, True, True, True, True, False],
+            "q01": [-0.02, -0.02, -0.02, -0.05, -0.05, -0.05, 0.0],
+            "q99": [0.02, 0.02, 0.02, 0.05, 0.05, 0.05, 1.0],
+        }
+    }
+}
+"""Steps of at most 2 cm and 0.05 rad: what a random model may do to an arm."""
+
+
+def tiny_architecture(
+    vision_width: int = 32,
+    vision_blocks: int = 3,
+    vision_heads: int = 2,
+    llm_width: int = 64,
+    llm_layers: int = 2,
+    llm_heads: int = 4,
+    vocabulary: int = 32000,
+    padding: int = 64,
+    empty_token: int = LLAMA2_EMPTY_TOKEN,
+    prompt_version: str = "v0.2",
+) -> Architecture:
+    """Sizes of a small model whose two towers have the two kinds of the published ones.
+
+    Args:
+        vision_width: Features per patch in each tower.
+        vision_blocks: Blocks that each tower stores; one fewer runs.
+        vision_heads: Attention heads of the towers.
+        llm_width: Features per token of the decoder.
+        llm_layers: Its layers.
+        llm_heads: Its attention heads.
+        vocabulary: Tokens without padding; the last 255 are actions.
+        padding: Further rows of embedding and head.
+        empty_token: Token that closes a prompt.
+        prompt_version: ``v0.1`` or ``v0.2``.
+    """
+    dino = TowerShape(
+        width=vision_width,
+        blocks=vision_blocks,
+        heads=vision_heads,
+        mlp_width=4 * vision_width,
+        used_blocks=vision_blocks - 1,
+        class_token=True,
+        register_tokens=4,
+        layer_scale=True,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+    siglip = TowerShape(
+        width=vision_width,
+        blocks=vision_blocks,
+        heads=vision_heads,
+        mlp_width=4 * vision_width,
+        used_blocks=vision_blocks - 1,
+    )
+    llm = LlmShape(
+        vocab_size=vocabulary + padding,
+        hidden_size=llm_width,
+        intermediate_size=2 * llm_width,
+        layers=llm_layers,
+        heads=llm_heads,
+        kv_heads=llm_heads,
+        head_dim=llm_width // llm_heads,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        max_positions=2048,
+        bos_token=1,
+    )
+    return Architecture(
+        towers=(dino, siglip),
+        llm=llm,
+        action_vocab_size=vocabulary,
+        action_bins=256,
+        empty_token=empty_token,
+        prompt_version=prompt_version,
+    )
+
+
+def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
+    """Float32 weights for every key that runs, scaled so that no signal dies on the way.
+
+    Args:
+        architecture: Sizes.
+        seed: Each seed gives another model.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, parameter in build_empty(architecture).named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("scale_factor"):
+            weights[name] = 0.5 + 0.1 * noise
+        elif "norm" in name and name.endswith("weight"):
+            weights[name] = 1.0 + 0.1 * noise
+        elif name.endswith(("bias", "pos_embed", "cls_token", "reg_token")):
+            weights[name] = 0.1 * noise
+        elif name.endswith("embed_tokens.weight"):
+            weights[name] = noise
+        else:
+            weights[name] = noise * (1.5 / parameter[0].numel() ** 0.5)
+    head = weights["language_model.lm_head.weight"]
+    first = architecture.action_vocab_size - architecture.action_bins + 1
+    head[:first] *= 0.2  # action tokens should win, as they do after training
+    head[architecture.action_vocab_size :] *= 0.2
+    return weights
+
+
+def write_tiny(
+    folder: Path | str,
+    seed: int = 0,
+    architecture: Architecture | None = None,
+    statistics: Statistics = STATISTICS,
+    shards: int = 2,
+) -> Architecture:
+    """Write a random checkpoint.
+
+    Args:
+        folder: Made if it does not exist.
+        seed: Of the weights.
+        architecture: Sizes; :func:`tiny_architecture` when left out.
+        statistics: Datasets and how their actions were normalised.
+        shards: Number of safetensors files.
+
+    Returns:
+        The sizes.
+    """
+    architecture = architecture or tiny_architecture()
+    ids = word_ids((*PROMPT_WORDS, *TABLE_WORDS), architecture.empty_token)
+    write_checkpoint(Path(folder), architecture, random_weights(architecture, seed), statistics, ids, shards)
+    return architecture
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line: a folder, and a seed if wanted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vla_ros.policies.openvla.tiny", description="Write a small random OpenVLA checkpoint."
+    )
+    parser.add_argument("folder", type=Path, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
+    options = parser.parse_args(arguments)
+    write_tiny(options.folder, options.seed)
+    print(f"wrote {options.folder}")
+
+
+if __name__ == "__main__":
+    main()
