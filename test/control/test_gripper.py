@@ -74,10 +74,13 @@ def test_without_hysteresis_noise_at_the_threshold_would_chatter_and_with_it_doe
 def test_max_speed_bounds_each_step_from_the_last_command_not_from_the_measurement() -> None:
     gripper = make(mode="binary", open_position=0.04, closed_position=0.0, max_speed=0.1)
     assert gripper.command(0.0, measured=0.04, dt=0.1) == (pytest.approx(0.03), True)
+    assert gripper.target is None, "made, not sent"
+    gripper.sent(0.03)
     # Fingers are stuck on an object at 0.03: the command goes on closing, or there is no grip.
     assert gripper.command(0.0, measured=0.03, dt=0.1) == (pytest.approx(0.02), True)
+    gripper.sent(0.02)
+    assert gripper.command(0.0, measured=0.03, dt=0.1) == (pytest.approx(0.01), True)
     assert gripper.command(0.0, measured=0.03, dt=1.0) == (0.0, False)
-    assert gripper.target == 0.0
 
 
 def test_without_a_speed_limit_the_command_is_the_target() -> None:
@@ -107,4 +110,5 @@ def test_fingers_never_leave_their_range(values: list[float], mode: str, ends: t
         position, _ = gripper.command(value, measured=0.02, dt=0.1)
         assert 0.01 - 1e-12 <= position <= 0.05 + 1e-12
         assert abs(position - before) <= 0.02 + 1e-12
+        gripper.sent(position)
         before = position

@@ -13,22 +13,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.command import Command
 from vla_ros.control.end_effector import draw_into_box, read_delta, shorten_for_tip, twist_between
+from vla_ros.control.fit import check_fit
 from vla_ros.control.gripper import Gripper
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.limits import JointLimits, Violation, limit_joints
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.transforms import rotation_vector
-from vla_ros.errors import ConfigError
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState
 
 _BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed
 _REACHED = 0.005  # m
+_SAG = 0.02  # rad or m; an arm that sags by less is held where it was
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A command that may be sent: positions [N], velocity [N] of the arm, and the fingers'."""
+
+    positions: FloatArray
+    velocity: FloatArray
+    fingers: list[float]
 
 
 class Controller:
@@ -59,7 +70,7 @@ class Controller:
         self.arm_names = kinematics.joint_names if kinematics else tuple(config.robot.joint_names)
         self.configure(config)
         self.names = self.arm_names + self._finger_names
-        self._fit()
+        check_fit(config, spec, kinematics)
         self.reset()
 
     def configure(self, config: Config) -> None:
@@ -88,6 +99,7 @@ class Controller:
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
         self._held: FloatArray | None = None
+        self._made: _Made | None = None
 
     def check(self, chunk: ActionChunk) -> None:
         """Refuse a chunk that has a wrong shape or holds NaN or infinity, before its first step is executed.
@@ -105,6 +117,14 @@ class Controller:
             step, number = np.argwhere(~np.isfinite(chunk.actions))[0]
             raise Refused(Reason.ACTION_INVALID, f"number {number} of step {step} is {chunk.actions[step, number]}")
 
+    def check_joints(self, joints: JointState) -> None:
+        """Refuse a measurement that no command may be built on; from any thread.
+
+        Raises:
+            Refused: ``joint_state_invalid``, with what is wrong.
+        """
+        self._believable(self._measured(joints))
+
     def command(
         self,
         action: FloatArray,
@@ -113,7 +133,7 @@ class Controller:
         dt: float,
         reference: JointState | None = None,
     ) -> Command:
-        """The command for one action.
+        """The command for one action. Call :meth:`executed` once it was sent.
 
         Args:
             action: Float64 [D], un-normalised.
@@ -123,8 +143,7 @@ class Controller:
             reference: Joint state at the frame's stamp, from which deltas count; None takes ``joints``.
 
         Raises:
-            Refused: With the reason; nothing of the command may be sent, and nothing of it is remembered but
-                the counters.
+            Refused: With the reason; nothing of the command may be sent.
         """
         if not (math.isfinite(dt) and dt > 0):
             raise Refused(Reason.CLOCK_JUMP, f"{dt} s until the next command, expected more than 0")
@@ -153,7 +172,7 @@ class Controller:
                 ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
                 twist = twist_between(*ends, dt)
         fingers = self._fingers(action, joints, dt)
-        self._last, self._last_velocity, self._held = positions, (positions - origin) / dt, None
+        self._made = _Made(positions, (positions - origin) / dt, fingers)
         return Command(
             names=self.names,
             positions=np.concatenate((positions, fingers)),
@@ -163,19 +182,30 @@ class Controller:
             twist=twist,
         )
 
+    def executed(self) -> None:
+        """The command that was made last was sent: what follows starts from it.
+
+        A command that was made and not sent (the arm holds) leaves no trace without this.
+        """
+        made, self._made = self._made, None
+        if made is not None:
+            self._last, self._last_velocity, self._held = made.positions, made.velocity, None
+            if made.fingers:
+                self._gripper.sent(made.fingers[0])
+
     def hold(self, joints: JointState | None) -> Command:
         """Keep the last measured position (never zeros); a twist stands still.
 
         The position is the one measured when the hold began: an arm that sags does not creep down with its own
-        measurements. It is measured anew once the arm is further than ``limits.max_joint_step`` from it
-        (somebody moved it). Fingers keep what they were told, so that nothing is dropped, and their measured
-        position where they were told nothing yet. The next command starts from rest.
+        measurements. It is measured anew once a joint is more than 0.02 rad or m away from it (somebody moved
+        the arm). Fingers keep what they were told, so that nothing is dropped, and their measured position where
+        they were told nothing yet. The next command starts from rest.
 
         Raises:
             Refused: ``joint_state_stale`` or ``joint_state_invalid``: nothing usable was measured, so nothing
                 can be sent.
         """
-        self._last, self._last_velocity = None, np.zeros(len(self.arm_names))
+        self._last, self._last_velocity, self._made = None, np.zeros(len(self.arm_names)), None
         still, frame = None, ""
         if self._config.control.output == "twist_stamped":
             still = (np.zeros(3), np.zeros(3))
@@ -185,7 +215,7 @@ class Controller:
                 return Command((), np.zeros(0), stamp, hold=True, frame_id=frame, twist=still)
         measured = self._measured(joints)
         assert joints is not None
-        if self._held is None or np.any(np.abs(measured - self._held) > self._limits.step):
+        if self._held is None or np.any(np.abs(measured - self._held) > _SAG):
             self._held = measured
         names, positions = list(self.arm_names), self._held.tolist()
         for name in self._finger_names:
@@ -202,35 +232,6 @@ class Controller:
         """Frame of a twist that no kinematics of ours turns into the base frame."""
         robot = self._config.robot
         return robot.tip_frame if self._config.control.delta_frame == "tip" else robot.base_frame
-
-    def _fit(self) -> None:
-        """Refuse a policy, options and an arm that do not belong together."""
-        spec, config = self._spec, self._config
-        motion = spec.dimension - (spec.gripper_index is not None)
-        is_twist = config.control.output == "twist_stamped"
-        if spec.control_mode is ControlMode.END_EFFECTOR_DELTA:
-            if motion != 6:
-                raise ConfigError(f"the policy gives {motion} numbers besides the gripper, expected 6 for a pose")
-            if self._kinematics is None and not is_twist:
-                raise ConfigError(
-                    "robot.urdf: found no value, and the policy gives end-effector deltas; name the arm's URDF, or "
-                    "set control.output to twist_stamped"
-                )
-        elif motion != len(self.arm_names):
-            raise ConfigError(
-                f"robot.joint_names: found {len(self.arm_names)} joints {list(self.arm_names)}, and the policy "
-                f"gives {motion} numbers besides the gripper"
-            )
-        if self._kinematics is None:
-            if config.limits.workspace_low:
-                raise ConfigError("robot.urdf: found no value, and limits.workspace_low needs it")
-            if is_twist and spec.control_mode is not ControlMode.END_EFFECTOR_DELTA:
-                raise ConfigError("robot.urdf: found no value, and a twist from joint positions needs it")
-        if config.robot.home and len(config.robot.home) != len(self.arm_names):
-            raise ConfigError(
-                f"robot.home: found {len(config.robot.home)} numbers, expected one for each of "
-                f"{list(self.arm_names)}"
-            )
 
     def _measured(self, joints: JointState | None) -> FloatArray:
         """Positions of the arm [N].

@@ -30,11 +30,11 @@ class Gripper:
 
     @property
     def target(self) -> float | None:
-        """Finger position that was last commanded, or None before the first one."""
+        """Finger position that was last sent, or None before the first one."""
         return self._target
 
     def reset(self) -> None:
-        """Forget the binary state and the last commanded position."""
+        """Forget the binary state and the last position sent."""
         self._open: bool | None = None
         self._target: float | None = None
 
@@ -70,10 +70,10 @@ class Gripper:
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
-        """Finger position to send now, no further than ``max_speed * dt`` from the last one.
+        """Finger position to send now, no further than ``max_speed * dt`` from the last one sent.
 
-        The last *commanded* position counts, not the measured one: fingers that grip something never reach
-        their target, and the distance is what presses them together.
+        The last *sent* position counts, not the measured one: fingers that grip something never reach their
+        target, and the distance is what presses them together.
 
         Args:
             value: The action's gripper number.
@@ -81,14 +81,15 @@ class Gripper:
             dt: Seconds until the next command.
 
         Returns:
-            The position, and True where the speed limit shortened the way.
+            The position, and True where the speed limit shortened the way. :meth:`sent` makes it the last one.
         """
         wanted = self.position(self.opening(value))
         before = self._target if self._target is not None else measured
-        limited = False
-        if self._config.max_speed > 0 and before is not None:
-            reach = self._config.max_speed * dt
-            limited = abs(wanted - before) > reach * (1 + 1e-9)
-            wanted = min(max(wanted, before - reach), before + reach)
-        self._target = wanted
-        return wanted, limited
+        if self._config.max_speed <= 0 or before is None:
+            return wanted, False
+        reach = self._config.max_speed * dt
+        return min(max(wanted, before - reach), before + reach), abs(wanted - before) > reach * (1 + 1e-9)
+
+    def sent(self, position: float) -> None:
+        """The fingers were told to go to ``position``."""
+        self._target = position

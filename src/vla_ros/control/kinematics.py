@@ -92,8 +92,9 @@ class Kinematics:
                 raise description_of.unknown("robot.joint_names", name, movable, description.path)
         base = base_frame or description.root
         if not tip_frame:
-            last = movable[joint_names[-1]].child if joint_names else description.serial_end(base)
-            tip_frame = description.tip_of(last)
+            ends = [movable[name].child for name in joint_names]
+            end = max(ends, key=lambda link: len(description.chain(base, link)), default="")
+            tip_frame = description.tip_of(end or description.serial_end(base))
         chain = tuple(joint.name for joint in description.chain(base, tip_frame) if joint.is_movable)
         names = tuple(joint_names) or chain
         if not chain or set(names) != set(chain) or len(names) != len(chain):

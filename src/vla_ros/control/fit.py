@@ -1,0 +1,41 @@
+"""Whether policy, options and arm belong together; asked once, before anything moves."""
+
+from __future__ import annotations
+
+from vla_ros.config import Config
+from vla_ros.control.kinematics import Kinematics
+from vla_ros.errors import ConfigError
+from vla_ros.types import ActionSpec, ControlMode
+
+
+def check_fit(config: Config, spec: ActionSpec, kinematics: Kinematics | None) -> None:
+    """Refuse a policy, options and an arm that do not belong together.
+
+    Raises:
+        ConfigError: Naming the option, what was found, and what the policy or the arm expects.
+    """
+    arm_names = kinematics.joint_names if kinematics else config.robot.joint_names
+    motion = spec.dimension - (spec.gripper_index is not None)
+    is_twist = config.control.output == "twist_stamped"
+    if spec.control_mode is ControlMode.END_EFFECTOR_DELTA:
+        if motion != 6:
+            raise ConfigError(f"the policy gives {motion} numbers besides the gripper, expected 6 for a pose")
+        if kinematics is None and not is_twist:
+            raise ConfigError(
+                "robot.urdf: found no value, and the policy gives end-effector deltas; name the arm's URDF, or "
+                "set control.output to twist_stamped"
+            )
+    elif motion != len(arm_names):
+        raise ConfigError(
+            f"robot.joint_names: found {len(arm_names)} joints {list(arm_names)}, and the policy "
+            f"gives {motion} numbers besides the gripper"
+        )
+    if kinematics is None:
+        if config.limits.workspace_low:
+            raise ConfigError("robot.urdf: found no value, and limits.workspace_low needs it")
+        if is_twist and spec.control_mode is not ControlMode.END_EFFECTOR_DELTA:
+            raise ConfigError("robot.urdf: found no value, and a twist from joint positions needs it")
+    if config.robot.home and len(config.robot.home) != len(arm_names):
+        raise ConfigError(
+            f"robot.home: found {len(config.robot.home)} numbers, expected one for each of {list(arm_names)}"
+        )

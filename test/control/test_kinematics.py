@@ -1,0 +1,285 @@
+"""Kinematics against an own product of transforms, hand calculation, finite differences and its own promises."""
+
+from __future__ import annotations
+
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vla_ros.control import urdf
+from vla_ros.control.kinematics import Kinematics
+from vla_ros.control.transforms import (
+    Pose,
+    euler_xyz_matrix,
+    rotation_angle,
+    rotation_vector,
+    rotation_vector_matrix,
+)
+from vla_ros.errors import ConfigError
+
+HOME = np.array([0.0, 0.5, 0.0, 1.2, 0.0, 0.8, 0.0])
+
+
+def chain_of_transforms(path: Path, tip: str, positions: dict[str, float]) -> np.ndarray:
+    """The tip's pose [4, 4] in the root's frame, multiplied out joint by joint from the XML."""
+    robot = ElementTree.parse(path).getroot()
+    above = {joint.find("child").get("link"): joint for joint in robot.findall("joint")}  # type: ignore[union-attr]
+    pose, link = np.eye(4), tip
+    while link in above:
+        joint = above[link]
+        step = np.eye(4)
+        origin = joint.find("origin")
+        if origin is not None:
+            step[:3, 3] = [float(value) for value in origin.get("xyz", "0 0 0").split()]
+            step[:3, :3] = euler_xyz_matrix(np.array([float(v) for v in origin.get("rpy", "0 0 0").split()]))
+        axis = joint.find("axis")
+        move = np.eye(4)
+        if axis is not None:
+            direction = np.array([float(value) for value in axis.get("xyz", "1 0 0").split()])
+            amount = positions.get(joint.get("name", ""), 0.0)
+            if joint.get("type") == "prismatic":
+                move[:3, 3] = direction * amount
+            else:
+                move[:3, :3] = rotation_vector_matrix(direction * amount)
+        pose = step @ move @ pose
+        link = joint.find("parent").get("link")  # type: ignore[union-attr,assignment]
+    return pose
+
+
+def unit(values: tuple[float, ...], arm: Kinematics) -> np.ndarray:
+    """[0, 1] numbers to positions within the joint limits."""
+    return arm.position_low + np.array(values) * (arm.position_high - arm.position_low)
+
+
+seven = st.tuples(*[st.floats(0.0, 1.0)] * 7)
+
+
+def test_the_demo_arm_has_its_chain_tool_and_limits(arm: Kinematics) -> None:
+    assert arm.joint_names == tuple(f"joint_{number}" for number in range(1, 8))
+    assert (arm.base_frame, arm.tip_frame) == ("base_link", "tool")
+    assert arm.position_low[3] == pytest.approx(0.05)
+    assert np.all(arm.velocity_limits > 0)
+
+
+@settings(max_examples=50)
+@given(seven)
+def test_forward_is_the_product_of_the_urdfs_transforms(arm: Kinematics, values: tuple[float, ...]) -> None:
+    q = unit(values, arm)
+    expected = chain_of_transforms(urdf.resolve("demo"), "tool", dict(zip(arm.joint_names, q, strict=True)))
+    pose = arm.forward(q)
+    np.testing.assert_allclose(pose.position, expected[:3, 3], atol=1e-12)
+    np.testing.assert_allclose(pose.rotation, expected[:3, :3], atol=1e-12)
+
+
+@settings(max_examples=30)
+@given(seven)
+def test_the_jacobian_agrees_with_finite_differences(arm: Kinematics, values: tuple[float, ...]) -> None:
+    q, step = unit(values, arm), 1e-6
+    jacobian = arm.jacobian(q)
+    for joint in range(7):
+        shift = np.zeros(7)
+        shift[joint] = step
+        ahead, behind = arm.forward(q + shift), arm.forward(q - shift)
+        linear = (ahead.position - behind.position) / (2 * step)
+        angular = rotation_vector(ahead.rotation @ behind.rotation.T) / (2 * step)
+        np.testing.assert_allclose(jacobian[:, joint], np.concatenate((linear, angular)), atol=1e-7)
+
+
+def test_a_planar_arm_with_continuous_and_prismatic_joints_is_as_by_hand(planar_urdf: Path) -> None:
+    arm = Kinematics.from_urdf(str(planar_urdf), base_frame="base")
+    assert arm.joint_names == ("shoulder", "elbow", "slide")
+    assert arm.velocity_limits.tolist() == [np.inf, 1.5, 0.5], "velocity 0 in a URDF says nothing"
+    shoulder, elbow, slide = 4.0, -0.7, 0.05  # the continuous joint is past half a turn
+    pose = arm.forward(np.array([shoulder, elbow, slide]))
+    reach = 0.2 + slide
+    expected = [
+        0.3 * np.cos(shoulder) + reach * np.cos(shoulder + elbow),
+        0.3 * np.sin(shoulder) + reach * np.sin(shoulder + elbow),
+        0.0,
+    ]
+    np.testing.assert_allclose(pose.position, expected, atol=1e-12)
+    in_world = Kinematics.from_urdf(str(planar_urdf)).forward(np.array([shoulder, elbow, slide]))
+    np.testing.assert_allclose(in_world.position, [1 - expected[1], 2 + expected[0], 3], atol=1e-12)
+
+
+def test_the_jacobian_is_in_the_base_frames_axes(planar_urdf: Path) -> None:
+    arm = Kinematics.from_urdf(str(planar_urdf), base_frame="base")
+    np.testing.assert_allclose(arm.jacobian(np.zeros(3))[:, 2], [1, 0, 0, 0, 0, 0], atol=1e-12)
+
+
+def test_joints_come_in_the_order_that_was_asked_for(planar_urdf: Path) -> None:
+    plain = Kinematics.from_urdf(str(planar_urdf))
+    turned = Kinematics.from_urdf(str(planar_urdf), joint_names=("slide", "shoulder", "elbow"))
+    q = np.array([0.4, -0.9, 0.03])
+    other = q[[2, 0, 1]]
+    np.testing.assert_allclose(turned.forward(other).position, plain.forward(q).position)
+    np.testing.assert_allclose(turned.jacobian(other), plain.jacobian(q)[:, [2, 0, 1]])
+    assert turned.position_high.tolist() == plain.position_high[[2, 0, 1]].tolist()
+
+
+def test_forward_is_remembered(arm: Kinematics) -> None:
+    assert arm.forward(HOME) is arm.forward(HOME.copy())
+    for number in range(20):
+        arm.forward(HOME + 0.01 * number)
+    assert len(arm._poses) <= 8
+
+
+@settings(max_examples=60)
+@given(
+    move=st.tuples(*[st.floats(-0.03, 0.03)] * 3),
+    turn=st.tuples(*[st.floats(-0.2, 0.2)] * 3),
+    shift=st.tuples(*[st.floats(-0.4, 0.4)] * 7),
+)
+def test_a_reachable_pose_is_met(
+    arm: Kinematics, move: tuple[float, ...], turn: tuple[float, ...], shift: tuple[float, ...]
+) -> None:
+    q = np.clip(HOME + shift, arm.position_low, arm.position_high)
+    pose = arm.forward(q)
+    target = Pose(pose.position + move, euler_xyz_matrix(np.array(turn)) @ pose.rotation)
+    found = arm.forward(arm.solve(q, target))
+    assert np.linalg.norm(found.position - target.position) < 1e-4
+    assert rotation_angle(found.rotation @ target.rotation.T) < 1e-3
+
+
+def test_a_pose_that_is_met_already_moves_nothing_not_even_towards_the_posture(arm: Kinematics) -> None:
+    q = HOME + 0.1
+    np.testing.assert_array_equal(arm.solve(q, arm.forward(q), posture=HOME), q)
+
+
+@settings(max_examples=100)
+@given(
+    values=seven,
+    position=st.tuples(*[st.floats(-50.0, 50.0)] * 3),
+    turn=st.tuples(*[st.floats(-3.1, 3.1)] * 3),
+)
+def test_whatever_the_target_no_joint_passes_its_limit(
+    arm: Kinematics, values: tuple[float, ...], position: tuple[float, ...], turn: tuple[float, ...]
+) -> None:
+    q = unit(values, arm)
+    found = arm.solve(q, Pose(np.array(position), euler_xyz_matrix(np.array(turn))), posture=HOME)
+    assert np.isfinite(found).all()
+    assert np.all(found >= arm.position_low)
+    assert np.all(found <= arm.position_high)
+    assert np.abs(found - q).max() <= 3.0 + 1e-9
+
+
+@pytest.mark.parametrize(
+    "singular",
+    [
+        [0, 0, 0, 0.05, 0, 0, 0],  # stretched upwards, every axis in one plane
+        [0, 1.2, 0, 0.05, 0, 0.0, 0],  # stretched forwards
+        [0, 0.5, 0, 1.2, 0, 0.0, 0],  # wrist axes in line
+    ],
+)
+@pytest.mark.parametrize("direction", [[0, 0, 1], [1, 0, 0], [0, 1, 0]])
+def test_near_a_singularity_a_small_step_stays_small(
+    arm: Kinematics, singular: list[float], direction: list[float]
+) -> None:
+    q = np.array(singular)
+    pose = arm.forward(q)
+    found = arm.solve(q, Pose(pose.position + 0.005 * np.array(direction), pose.rotation), iterations=1)
+    assert np.abs(found - q).max() <= 0.005 / 0.05 + 1e-9
+
+
+def test_out_of_reach_the_arm_settles_and_does_not_swing(arm: Kinematics) -> None:
+    """The tip is asked again and again for a point outside: positions must converge, not oscillate."""
+    q = HOME.copy()
+    far = Pose(np.array([2.0, 0.0, 0.5]), arm.forward(HOME).rotation)
+    way = []
+    for _ in range(60):
+        found = arm.solve(q, far, iterations=2)
+        way.append(float(np.abs(found - q).max()))
+        q = found
+    assert max(way[-5:]) < 0.05
+    assert arm.forward(q).position[0] > arm.forward(HOME).position[0]
+
+
+def test_spare_freedom_drifts_towards_the_posture_while_the_tip_keeps_its_place(arm: Kinematics) -> None:
+    q = HOME + np.array([0.5, 0.2, -0.5, 0.1, 0.6, -0.2, 0.3])
+    start = arm.forward(q)
+    before = np.linalg.norm(q - HOME)
+    for number in range(100):
+        wanted = start.position + np.array([0, 0, 0.001 * (-1) ** number])
+        q = arm.solve(q, Pose(wanted, start.rotation), posture=HOME, posture_gain=0.3)
+    assert np.linalg.norm(q - HOME) < before - 0.1
+    assert np.linalg.norm(arm.forward(q).position - start.position) < 0.002
+
+
+def test_tighter_limits_than_the_urdfs_are_kept(arm: Kinematics) -> None:
+    low, high = HOME - 0.05, HOME + 0.05
+    pose = arm.forward(HOME)
+    found = arm.solve(HOME, Pose(pose.position + np.array([0.3, 0.1, 0]), pose.rotation), low=low, high=high)
+    assert np.all((found >= low) & (found <= high))
+
+
+def test_a_step_of_a_policy_is_solved_within_a_millisecond(arm: Kinematics) -> None:
+    pose = arm.forward(HOME)
+    target = Pose(
+        pose.position + np.array([0.01, -0.01, 0.01]),
+        rotation_vector_matrix(np.array([0, 0, 0.05])) @ pose.rotation,
+    )
+    samples = []
+    for _ in range(100):
+        began = time.thread_time_ns()
+        arm.solve(HOME, target)
+        samples.append(time.thread_time_ns() - began)
+    # The fastest of a hundred is the arithmetic; the rest is what else the machine does.
+    assert min(samples) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"urdf": "/nowhere/arm.urdf"}, r"robot.urdf: /nowhere/arm.urdf cannot be read"),
+        ({"urdf": "demo", "joint_names": ["joint_1", "joint_9"]}, r"'joint_9'.*did you mean 'joint_\d'"),
+        ({"urdf": "demo", "tip_frame": "tol"}, r"robot.tip_frame: found 'tol'.*did you mean 'tool'"),
+        ({"urdf": "demo", "base_frame": "xyz"}, r"robot.base_frame: found 'xyz'.*it has \["),
+        (
+            {"urdf": "demo", "joint_names": ["joint_1", "joint_2"], "tip_frame": "tool"},
+            r"expected the movable joints",
+        ),
+        ({"urdf": "demo", "base_frame": "tool", "tip_frame": "base_link"}, r"does not hang on"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_nearest_right_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Kinematics.from_urdf(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not XML"),
+        ("<robot", "is not XML"),
+        ("<sdf/>", "holds <sdf>"),
+        ('<robot name="x"><link name="a"/><joint name="j" type="fixed"/></robot>', "joint 'j'.*lacks"),
+        ('<robot xmlns:xacro="http://www.ros.org/wiki/xacro"><xacro:macro name="m"/></robot>', "xacro file.*run"),
+        (
+            '<robot name="x"><link name="a"/><link name="b"/><joint name="j" type="revolute"><parent link="a"/>'
+            '<child link="b"/></joint></robot>',
+            "Pinocchio cannot read",
+        ),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "arm.urdf"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Kinematics.from_urdf(str(path))
+
+
+def test_several_ends_need_a_tip_frame(tmp_path: Path, planar_urdf: Path) -> None:
+    ends = '<link name="camera"/><link name="tcp"/>' + "".join(
+        f'<joint name="{name}_fixed" type="fixed"><parent link="hand"/><child link="{name}"/></joint>'
+        for name in ("camera", "tcp")
+    )
+    path = tmp_path / "ends.urdf"
+    path.write_text(planar_urdf.read_text().replace("</robot>", ends + "</robot>"))
+    with pytest.raises(ConfigError, match=r"robot.tip_frame.*\['camera', 'tcp'\]"):
+        Kinematics.from_urdf(str(path))
+    assert Kinematics.from_urdf(str(path), tip_frame="tcp").tip_frame == "tcp"
