@@ -298,12 +298,12 @@ class PolicyNode:
         """What makes a joint state unusable, or ""."""
         if len(joints.names) != len(joints.positions):
             return f"{len(joints.names)} names and {len(joints.positions)} positions"
-        needed = self._stepper.controller.arm_names if self._stepper is not None else ()
-        missing = [name for name in needed if name not in joints.names]
-        if missing:
-            return f"no {missing}, it has {list(joints.names)} (set robot.joint_names or remap the topic)"
-        mad = [name for name, value in zip(joints.names, joints.positions, strict=True) if not np.isfinite(value)]
-        return f"{mad} are no finite numbers" if mad else ""
+        if self._stepper is not None:
+            try:
+                self._stepper.controller.check_joints(joints)
+            except Refused as refused:
+                return f"{refused.detail} (see robot.joint_names, robot.urdf and topics.joint_states)"
+        return ""
 
     def _on_state(self, key: str, message: Any) -> None:
         self.inputs.set_state(key, _joint_state(message, self._now().ros))

@@ -149,15 +149,15 @@ class Stepper:
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
         if spec.needs_joints and inputs.joints is None:
-            raise Refused(Reason.JOINT_STATE_STALE, "there is no joint state yet")
+            raise Refused(Reason.INPUT_MISSING, "there is no joint state yet")
         absent = [key for key in spec.state_keys if key not in inputs.state]
         if absent:
-            raise Refused(Reason.JOINT_STATE_STALE, f"no message yet on the feeds {absent} (robot.state_topics)")
+            raise Refused(Reason.INPUT_MISSING, f"no message yet on the feeds {absent} (robot.state_topics)")
         images, stamp = {}, None
         for key, index in zip(spec.image_keys, self._cameras, strict=True):
             data = frames[index]
             if data is None:
-                raise Refused(Reason.CAMERA_STALE, f"no frame yet on {topics[index]}")
+                raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topics[index]}")
             try:
                 prepared = self._preprocessor(data, index)
             except ImageError as error:

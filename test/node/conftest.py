@@ -1,0 +1,183 @@
+"""A robot as the node sees one: a driver in this process, the node in another, DDS between them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros.graph import open_graph
+from vla_ros.vision.decode import encode_image
+
+HERE = Path(__file__).parent
+PATIENCE = 20.0
+JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
+HOME = (0.0, 0.3, 0.0, 1.6, 0.0, 1.2, 0.0)
+DOMAINS = itertools.count(101 + os.getpid() % 100)
+
+
+class Robot:
+    """Publishes frames and joint states, hears commands, actions and diagnostics."""
+
+    def __init__(self) -> None:
+        self.graph = open_graph("dds")
+        self.node = self.graph.create_node("driver")
+        make, qos = self.graph.message, self.graph.qos
+        self.commands: list[Any] = []
+        self.actions: list[Any] = []
+        self.diagnostics: dict[str, Any] = {}
+        self._heard = threading.Condition()
+        self._frames = self.node.create_publisher(make("sensor_msgs/msg/Image"), "/camera/image_raw", qos("camera"))
+        self._joints = self.node.create_publisher(
+            make("sensor_msgs/msg/JointState"), "/joint_states", qos("state_publisher")
+        )
+        text = make("std_msgs/msg/String")
+        self._instruction = self.node.create_publisher(text, "/vla_policy/instruction", qos("instruction"))
+        self._stop = self.node.create_publisher(make("std_msgs/msg/Bool"), "/vla_policy/stop", qos("command"))
+        array = make("std_msgs/msg/Float64MultiArray")
+        self.node.create_subscription(
+            make("sensor_msgs/msg/JointState"), "/arm/joint_command", self._on(self.commands), qos("command")
+        )
+        self.node.create_subscription(array, "/vla_policy/action", self._on(self.actions), qos("command"))
+        self.node.create_subscription(
+            make("diagnostic_msgs/msg/DiagnosticArray"), "/diagnostics", self._on_diagnostics, qos("diagnostics")
+        )
+        self.positions = list(HOME)
+        self.sent: set[int] = set()
+        self._ended = False
+        self._thread = threading.Thread(target=lambda: self.graph.spin(lambda: self._ended, 0.02))
+        self._thread.start()
+
+    def _on(self, heard: list[Any]) -> Callable[[Any], None]:
+        def callback(message: Any) -> None:
+            with self._heard:
+                heard.append(message)
+                self._heard.notify_all()
+
+        return callback
+
+    def _on_diagnostics(self, message: Any) -> None:
+        with self._heard:
+            for status in message.status:
+                part = status.name.rpartition(": ")[2]
+                self.diagnostics[part] = {pair.key: pair.value for pair in status.values} | {
+                    "message": status.message,
+                    "level": status.level[0],
+                }
+            self._heard.notify_all()
+
+    def now(self) -> int:
+        return int(self.node.get_clock().now().nanoseconds)
+
+    def send_joints(self, positions: list[float] | None = None) -> None:
+        make = self.graph.message
+        seconds, nanoseconds = divmod(self.now(), 1_000_000_000)
+        stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+        header = make("std_msgs/msg/Header")(stamp=stamp, frame_id="")
+        self._joints.publish(
+            make("sensor_msgs/msg/JointState")(
+                header=header,
+                name=list(JOINTS),
+                position=self.positions if positions is None else positions,
+                velocity=[],
+                effort=[],
+            )
+        )
+
+    def send_frame(self, cdr: bytes | None = None) -> int:
+        """Send joint state and a frame (a noisy grey one); returns the frame's stamp."""
+        self.send_joints()
+        stamp = self.now()
+        if cdr is None:
+            image = np.random.default_rng(stamp % 2**32).integers(90, 160, (48, 64, 3), dtype=np.uint8)
+            cdr = encode_image(image, stamp, "camera")
+        self.sent.add(stamp)
+        self._frames.publish(cdr)
+        return stamp
+
+    def instruct(self, text: str) -> None:
+        self._instruction.publish(self.graph.message("std_msgs/msg/String")(data=text))
+
+    def stop(self) -> None:
+        self._stop.publish(self.graph.message("std_msgs/msg/Bool")(data=True))
+
+    def until(
+        self, ready: Callable[[], Any], each: Callable[[], Any] | None = None, patience: float = PATIENCE
+    ) -> Any:
+        """Wait until ``ready()`` is true, doing ``each`` thirty times a second."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if each is not None:
+                each()
+            with self._heard:
+                if self._heard.wait_for(ready, timeout=1 / 30):
+                    return True
+        raise AssertionError(f"not within {patience} s; diagnostics: {self.diagnostics}")
+
+    def command_positions(self, index: int = -1) -> np.ndarray:
+        return np.asarray(self.commands[index].position)[:7]
+
+    def command_stamp(self, index: int = -1) -> int:
+        stamp = self.commands[index].header.stamp
+        return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+    def close(self) -> None:
+        self._ended = True
+        self._thread.join(10)
+        self.graph.close()
+
+
+class Node:
+    """The node in a process of its own."""
+
+    def __init__(self, tmp_path: Path, *words: str, script: tuple[str, ...] | None = None) -> None:
+        self.stats = tmp_path / "stats.json"
+        self.log = tmp_path / "log.txt"
+        command = script or (sys.executable, str(HERE / "scripted_node.py"))
+        fixed = ["-p", "robot.urdf:=demo", "-p", "control.rate_hz:=0", "--stats", str(self.stats)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([*command, *fixed, *words], stdout=log, stderr=subprocess.STDOUT)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Ctrl-C; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture
+def robot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Robot]:
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(101 + (next(DOMAINS) - 101) % 120))
+    robot = Robot()
+    yield robot
+    robot.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, robot: Robot) -> Iterator[Callable[..., Node]]:
+    """Start the node with further arguments, on the robot's domain."""
+    nodes: list[Node] = []
+
+    def begin(*words: str, script: tuple[str, ...] | None = None) -> Node:
+        nodes.append(Node(tmp_path, *words, script=script))
+        return nodes[-1]
+
+    yield begin
+    for node in nodes:
+        node.end()

@@ -1,0 +1,53 @@
+"""The real node with a policy that does what the instruction says: well, badly, late or not at all.
+
+Run by the tests as a process of its own; takes the arguments of ``vla-ros run``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+from vla_ros import run
+from vla_ros.config import load
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.types import ActionChunk, ActionSpec, Observation
+
+
+class ScriptedPolicy:
+    """Moves 5 mm along x for each frame, unless the instruction names a fault."""
+
+    spec = ActionSpec()
+
+    def load(self, progress: Progress = no_progress) -> None:
+        progress(1.0, "scripted")
+
+    def infer(self, observation: Observation) -> ActionChunk:
+        action = np.array([[0.005, 0, 0, 0, 0, 0, 1.0]])
+        words = observation.instruction.split()
+        if "raise" in words:
+            raise RuntimeError("the model broke")
+        if "nan" in words:
+            action[0, 2] = np.nan
+        if "short" in words:
+            action = action[:, :5]
+        if "slow" in words:
+            time.sleep(0.4)
+        return ActionChunk(action, observation.stamp, stages_ms={"think": 0.0})
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    arguments = parser.parse_args()
+    config = load(arguments.config, arguments.param)
+    sys.exit(run.serve(config, stats=arguments.stats, policy=ScriptedPolicy()))

@@ -1,0 +1,218 @@
+"""The node as a robot meets it, over DDS in a process of its own.
+
+Pinned here: nothing moves until armed; a bad message is counted and the next good frame works; whatever the
+policy does wrong, the arm holds at its last measured position; first stop wins until a person resets.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros.vision.decode import encode_image
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def moving(robot: Any, start: Callable[..., Any], *words: str) -> Any:
+    """An armed node that answers frames."""
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *words)
+    robot.until(lambda: robot.commands, robot.send_frame)
+    return node
+
+
+def test_commands_follow_frames_and_carry_their_stamps(robot: Any, start: Callable[..., Any]) -> None:
+    node = moving(robot, start)
+    robot.until(lambda: len(robot.commands) >= 20, robot.send_frame)
+    stamps = [robot.command_stamp(index) for index in range(len(robot.commands))]
+    assert len(set(stamps)) == len(stamps), "a frame was used twice"
+    assert stamps == sorted(stamps)
+    assert set(stamps) <= robot.sent
+    assert np.linalg.norm(robot.command_positions() - robot.positions) > 1e-3
+    assert list(robot.commands[-1].name)[:2] == ["joint_1", "joint_2"]
+    assert np.allclose(robot.actions[-1].data, [0.005, 0, 0, 0, 0, 0, 1])
+    assert node.end() == 0
+    stats = json.loads(node.stats.read_text())
+    frames = stats["frames"]
+    assert frames["received"] == frames["used"] + sum(frames["dropped"].values())
+    assert {"preprocess", "inference", "control", "publish", "frame_age", "receive"} <= set(stats["latency_ms"])
+
+
+def test_nothing_moves_until_armed_and_signals_arm_and_disarm(robot: Any, start: Callable[..., Any]) -> None:
+    node = start("-p", "policy.instruction:=go on")
+    robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
+    assert robot.commands == []
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: robot.commands, robot.send_frame)
+    node.signal(signal.SIGUSR2)
+    robot.until(lambda: "armed -> disarmed" in node.log.read_text(), robot.send_frame)
+    held = len(robot.commands)
+    robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9))
+    robot.actions.clear()
+    robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
+    assert len(robot.commands) <= held + 1, "a command was sent while disarmed"
+
+
+def damaged_frames() -> dict[str, tuple[Callable[[int], bytes], str]]:
+    image = np.full((48, 64, 3), 127, np.uint8)
+
+    def replaced(old: bytes, new: bytes) -> Callable[[int], bytes]:
+        def make(stamp: int) -> bytes:
+            cdr = encode_image(image, stamp, "camera")
+            assert old in cdr
+            return cdr.replace(old, new, 1)
+
+        return make
+
+    def step(stamp: int) -> bytes:
+        cdr = bytearray(encode_image(image, stamp, "camera"))
+        at = cdr.index((64 * 3).to_bytes(4, "little"))
+        cdr[at : at + 4] = (10).to_bytes(4, "little")
+        return bytes(cdr)
+
+    def empty(stamp: int) -> bytes:
+        cdr = encode_image(image, stamp, "camera")
+        head = cdr[: cdr.index((48 * 64 * 3).to_bytes(4, "little"))]
+        return head + bytes(4)
+
+    return {
+        "unknown encoding": (replaced(b"rgb8", b"hsv8"), "image_invalid"),
+        "depth image": (
+            lambda stamp: encode_image(np.zeros((8, 8), np.uint16), stamp, "c", "16UC1"),
+            "image_invalid",
+        ),
+        "wrong step": (step, "image_invalid"),
+        "empty image": (empty, "image_invalid"),
+    }
+
+
+@pytest.mark.parametrize("name", list(damaged_frames()))
+def test_a_damaged_frame_is_counted_and_the_next_good_one_works(
+    robot: Any, start: Callable[..., Any], name: str
+) -> None:
+    make, reason = damaged_frames()[name]
+    moving(robot, start)
+    before = len(robot.commands)
+    try:
+        bad = make(robot.now())
+    except Exception:
+        pytest.skip(f"the encoder refuses to make it: {name}")
+    robot.send_frame(bad)
+    robot.until(
+        lambda: int(robot.diagnostics.get("camera", {}).get(f"dropped/{reason}", 0)) == 1, robot.send_joints
+    )
+    robot.until(lambda: len(robot.commands) > before, robot.send_frame)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reason"),
+    [
+        ("nan", "action_invalid"),
+        ("short", "action_invalid"),
+        ("raise", "inference_error"),
+        ("slow", "inference_late"),
+    ],
+)
+def test_a_bad_answer_makes_the_arm_hold_where_it_is(
+    robot: Any, start: Callable[..., Any], instruction: str, reason: str
+) -> None:
+    node = moving(robot, start, "-p", "timeouts.inference:=0.2")
+    robot.instruct(instruction)
+    robot.until(
+        lambda: reason in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame, patience=30
+    )
+    robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_joints)
+    held = len(robot.commands)
+    robot.until(lambda: int(robot.diagnostics["camera"][f"dropped/{reason}"]) > 3, robot.send_frame)
+    assert len(robot.commands) == held, "a command was sent while holding"
+    robot.instruct("go on")
+    robot.until(lambda: len(robot.commands) > held, robot.send_frame)
+    assert node.process.poll() is None
+
+
+def test_joint_states_that_are_no_numbers_hold_and_good_ones_end_it(robot: Any, start: Callable[..., Any]) -> None:
+    moving(robot, start)
+    mad = [*robot.positions[:3], float("nan"), *robot.positions[4:]]
+
+    def send_mad() -> None:
+        robot.send_joints(mad)
+
+    robot.until(lambda: "joint_state_invalid" in robot.diagnostics.get("state", {}).get("message", ""), send_mad)
+    held = len(robot.commands)
+    assert np.isfinite(robot.command_positions()).all()
+    robot.until(lambda: len(robot.commands) > held, robot.send_frame)
+
+
+def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, start: Callable[..., Any]) -> None:
+    moving(robot, start)
+    robot.positions[0] += 0.01
+    robot.until(lambda: "camera_stale" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_joints)
+    robot.until(
+        lambda: np.isclose(robot.command_positions()[0], robot.positions[0], atol=0.0101), robot.send_joints
+    )
+    held = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > held, robot.send_frame)
+
+
+def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[..., Any]) -> None:
+    node = moving(robot, start)
+    robot.stop()
+    robot.until(lambda: "-> stopped" in node.log.read_text(), robot.send_frame)
+    robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
+    held = len(robot.commands)
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: "call ~/reset first" in node.log.read_text(), robot.send_frame)
+    assert len(robot.commands) == held
+    node.signal(signal.SIGHUP)
+    robot.until(lambda: "no longer stopped" in node.log.read_text(), robot.send_frame)
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: len(robot.commands) > held, robot.send_frame)
+
+
+def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    node = moving(robot, start)
+    robot.instruct("x" * 10_000)
+    robot.until(lambda: "10000 characters refused" in node.log.read_text(), robot.send_frame)
+    robot.until(lambda: "state" in robot.diagnostics, robot.send_frame)
+    assert robot.diagnostics["state"]["instruction"] == "go on"
+    before = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > before, robot.send_frame)
+
+
+def test_without_an_instruction_the_arm_holds_and_says_why(robot: Any, start: Callable[..., Any]) -> None:
+    start("-p", "control.armed:=true")
+    robot.until(lambda: "no_instruction" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    assert robot.commands == []
+    robot.instruct("go on")
+    robot.until(lambda: robot.commands, robot.send_frame)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "policy.checkpoint"),
+        (("-p", "policy.name:=opnvla"), "did you mean 'openvla'?"),
+        (("-p", "policy.name:=hold", "-p", "robot.urdf:=/nowhere/arm.urdf"), "/nowhere/arm.urdf"),
+        (("-p", "policy.name:=hold", "-p", "camera.keys:=[front]"), None),
+        (("-p", "control.rate_hz:=quick"), "control.rate_hz"),
+    ],
+)
+def test_what_cannot_start_says_why_in_words(
+    robot: Any, start: Callable[..., Any], words: tuple[str, ...], expected: str | None
+) -> None:
+    node = start(*words, script=(sys.executable, "-m", "vla_ros.cli", "run"))
+    if expected is None:  # a policy without an opinion takes any name
+        robot.until(lambda: "is ready" in node.log.read_text())
+        return
+    assert node.process.wait(60) == 1
+    log = node.log.read_text()
+    assert expected in log
+    assert "Traceback" not in log
