@@ -104,6 +104,11 @@ class TableTop:
             self._mujoco.mj_step(self._model, self._data)
         return self.scene
 
+    def judge_by(self, scene: Scene) -> None:
+        """Judge the rest of the episode by ``scene``'s task: the same objects, another instruction."""
+        self.scene = scene
+        self.judge = Judge(scene)
+
     def _place(self, slot: int) -> None:
         """Put the scene's object into its slot, or park the slot; show and solidify one shape only."""
         thing = self.scene.objects[slot] if slot < len(self.scene.objects) else None

@@ -1,0 +1,82 @@
+"""What ``vla-ros demo`` shows in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from vla_ros.config import Config
+from vla_ros.sim.results import DemoResult, EpisodeResult
+
+_CONSOLE = Console()
+
+
+def waiting(config: Config, domain: str, backend: str) -> None:
+    """Say what meets where."""
+    model = f" ({config.policy.checkpoint})" if config.policy.checkpoint else ""
+    _CONSOLE.print(
+        f"policy [bold]{config.policy.name}[/]{model}, ROS domain {domain}, {backend}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def spinner(text: str) -> AbstractContextManager[Any]:
+    """Something that moves while there is nothing to count."""
+    return _CONSOLE.status(text)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
+    """A bar over the episodes; what it yields is told the results so far and prints the newest."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_CONSOLE, transient=True) as bar:
+        task = bar.add_task("episodes", total=total)
+
+        def told(results: Sequence[EpisodeResult]) -> None:
+            last = results[-1]
+            mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
+            note = f" ({last.touched})" if last.touched else ""
+            bar.console.print(
+                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {last.instruction}", highlight=False
+            )
+            share = sum(result.success for result in results) / len(results)
+            bar.update(task, completed=len(results), description=f"episodes, {share:.0%} succeed")
+
+        yield told
+
+
+def summary(result: DemoResult) -> None:
+    """Success rate, latency by stage, and what became of the frames."""
+    won = sum(episode.success for episode in result.episodes)
+    _CONSOLE.print(
+        f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({result.mode.replace('_', ' ')}, "
+        f"{result.wall_s:.1f} s)",
+        highlight=False,
+    )
+    if result.latency_ms:
+        table = Table(title="latency in the policy node", title_justify="left")
+        table.add_column("stage")
+        table.add_column("p50 [ms]", justify="right")
+        table.add_column("p99 [ms]", justify="right")
+        for stage, values in result.latency_ms.items():
+            table.add_row(stage, f"{values['p50']:.2f}", f"{values['p99']:.2f}")
+        _CONSOLE.print(table)
+    if result.frames:
+        dropped = ", ".join(f"{reason} {count}" for reason, count in result.frames.get("dropped", {}).items())
+        _CONSOLE.print(
+            f"frames: {result.frames.get('received', 0)} received, {result.frames.get('used', 0)} used, "
+            f"dropped: {dropped or 'none'}",
+            highlight=False,
+        )
+
+
+def wrote(what: str, path: Path) -> None:
+    """Say where a file lies."""
+    _CONSOLE.print(f"{what}: {path}", highlight=False, soft_wrap=True)

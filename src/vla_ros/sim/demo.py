@@ -1,0 +1,275 @@
+"""Watch a policy move the simulated arm.
+
+The simulation runs in this process and the policy node (`vla-ros run`) in another; they meet over DDS, in a
+domain of their own on this host unless ROS_DOMAIN_ID says otherwise. Each episode draws a table with three or
+four objects and an instruction from its seed.
+
+  vla-ros demo                                                     the scripted expert or the shipped checkpoint
+  vla-ros demo --policy openvla --checkpoint DIR --report out.html  your own checkpoint
+  vla-ros demo -p camera.orientation:="[none]"                      what goes wrong with the picture upside down
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_ros.config import Config, load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.sim.files import demo_config
+from vla_ros.sim.process import PolicyProcess, private_graph
+from vla_ros.sim.results import DemoResult, EpisodeResult
+
+LOCKSTEP_HZ = 10.0
+
+# In lockstep nothing is late: the simulation waits. Only a policy node that hangs is given up on.
+_LOCKSTEP = (
+    "control.lockstep:=true",
+    "timeouts.camera:=600.0",
+    "timeouts.joint_state:=600.0",
+    "timeouts.inference:=600.0",
+    "timeouts.driver:=600.0",
+    "timeouts.frame_age:=0.0",
+    "timeouts.joint_state_age:=0.0",
+)
+_TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros demo``."""
+    parser.add_argument("--episodes", type=_positive, default=5, metavar="N", help="episodes to run (default 5)")
+    parser.add_argument(
+        "--seed", type=_natural, default=0, metavar="S", help="seed of the first episode (default 0)"
+    )
+    parser.add_argument("--policy", metavar="NAME", help="policy by its entry-point name (openvla, expert, hold)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="folder of the checkpoint (policy.checkpoint)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
+    parser.add_argument("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--lockstep", action="store_true", help="wait for each command; independent of machine speed (default)"
+    )
+    mode.add_argument("--real-time", action="store_true", help="physics at the pace of the wall clock")
+    parser.add_argument("--task", choices=sorted(_TASKS), default="pick", help="what is asked (default pick)")
+    parser.add_argument("--camera-hz", type=_rate, default=20.0, metavar="HZ", help="camera rate in real time")
+    parser.add_argument("--wrist-camera", action="store_true", help="publish /wrist_camera/image_raw too")
+    parser.add_argument("--max-steps", type=_positive, default=80, metavar="N", help="steps of 0.1 s per episode")
+    parser.add_argument(
+        "--step-timeout", type=_rate, default=60.0, metavar="S", help="wait for one command at most"
+    )
+    parser.add_argument("--start-timeout", type=_rate, default=300.0, metavar="S", help="wait for the policy node")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="what the policy node says goes here")
+    controls = parser.add_argument_group("controls", "options that harden the run, or show what a policy relies on")
+    controls.add_argument(
+        "--bump", type=float, default=0.0, metavar="M", help="knock the tool aside by up to M metres"
+    )
+    controls.add_argument("--dim", type=float, default=1.0, metavar="GAIN", help="dim the camera by this factor")
+    controls.add_argument("--blank", action="store_true", help="black pictures")
+    controls.add_argument("--shuffle", action="store_true", help="name another object than the one judged by")
+    controls.add_argument("--switch-at", type=_natural, default=0, metavar="STEP", help="switch to a distractor")
+    add_config_arguments(parser)
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text}, expected 1 or more")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"found {text}, expected 0 or more")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    if not 0.1 <= float(text) <= 1e5:
+        raise argparse.ArgumentTypeError(f"found {text}, expected 0.1 to 100000")
+    return float(text)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the arguments come to.
+
+    Attributes:
+        files: Parameter files of the policy node.
+        assignments: ``name:=value`` over them.
+        config: The tree that results, checked here so that mistakes show before anything starts.
+    """
+
+    files: tuple[Path, ...]
+    assignments: tuple[str, ...]
+    config: Config
+
+
+def plan(arguments: argparse.Namespace) -> Plan:
+    """Options of the policy node.
+
+    Raises:
+        ConfigError: As :func:`vla_ros.config.load`.
+    """
+    files = (demo_config(), *arguments.config)
+    assignments: list[str] = [] if arguments.real_time else list(_LOCKSTEP)
+    if arguments.policy:
+        assignments.append(f"policy.name:={arguments.policy}")
+    if arguments.checkpoint:
+        assignments.append(f"policy.checkpoint:={Path(arguments.checkpoint).expanduser().resolve()}")
+    assignments += arguments.param
+    return Plan(files, tuple(assignments), load(files, assignments))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the episodes and write what was asked for; exit status 0 when that was done, whatever the arm did.
+
+    Raises:
+        VlaRosError: The demo could not do its work; the text says why.
+    """
+    for path in (arguments.json, arguments.report):
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path}: is a folder, expected a file name")
+    result, config = play(arguments, plan(arguments))
+    from vla_ros.sim import console
+
+    console.summary(result)
+    if arguments.json is not None:
+        result.write_json(arguments.json)
+        console.wrote("figures", arguments.json)
+    if arguments.report is not None:
+        from vla_ros.report import demo as report
+
+        report.write(result, arguments.report, config)
+        console.wrote("report", arguments.report)
+    if arguments.record is not None:
+        console.wrote("bag", arguments.record)
+    return 0
+
+
+def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Config]:
+    """Start the policy node, run all episodes, end it, and gather the result.
+
+    Raises:
+        VlaRosError: The graph cannot be joined, there is no renderer, or the policy node did not come or ended.
+    """
+    os.environ.update(private_graph(os.environ))
+    _interrupt_on_terminate()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
+        log = arguments.log or folder / "policy.log"
+        policy = stack.enter_context(PolicyProcess(options.files, options.assignments, folder / "stats.json", log))
+        began = time.monotonic()
+        try:
+            episodes = _episodes(arguments, options.config, policy, stack)
+        except VlaRosError as error:
+            if not policy.alive() and policy.last_lines():
+                print(policy.last_lines(), file=sys.stderr)
+            raise error
+        wall = time.monotonic() - began
+        policy.end()
+        stats = policy.stats()
+    return _result(arguments, options.config, episodes, stats, wall), options.config
+
+
+def _interrupt_on_terminate() -> None:
+    """SIGTERM ends the demo as Ctrl-C does: the policy node is ended in order."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _episodes(
+    arguments: argparse.Namespace, config: Config, policy: PolicyProcess, stack: ExitStack
+) -> list[EpisodeResult]:
+    from vla_ros.graph import open_graph
+    from vla_ros.sim import console
+    from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
+    from vla_ros.sim.node import SimNode
+    from vla_ros.sim.record import BagRecorder
+    from vla_ros.sim.world import TableTop, WorldOptions
+
+    world = stack.enter_context(
+        TableTop(
+            WorldOptions(
+                width=config.camera.width,
+                height=config.camera.height,
+                tasks=_TASKS[arguments.task],
+                camera_gain=arguments.dim,
+                bump=arguments.bump,
+            )
+        )
+    )
+    world.render()  # without OpenGL the demo ends here, before anybody waits
+    recorder = stack.enter_context(BagRecorder(arguments.record)) if arguments.record is not None else None
+    graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
+    node = SimNode(graph, wrist=arguments.wrist_camera, tap=recorder)
+    console.waiting(config, os.environ.get("ROS_DOMAIN_ID", "0"), graph.backend)
+    with console.spinner("the policy node loads"):
+        node.wait_for_policy(arguments.start_timeout, policy.alive)
+    options = EpisodeOptions(
+        max_steps=arguments.max_steps,
+        step_timeout=arguments.step_timeout,
+        camera_hz=arguments.camera_hz,
+        wrist=arguments.wrist_camera,
+        blank=arguments.blank,
+        shuffle=arguments.shuffle,
+        switch_at=arguments.switch_at,
+    )
+    runner = (RealTime if arguments.real_time else Lockstep)(world, node, options, policy.alive)
+    results: list[EpisodeResult] = []
+    with console.progress(arguments.episodes) as told:
+        for seed in range(arguments.seed, arguments.seed + arguments.episodes):
+            results.append(_small(runner.run(seed), arguments.episodes))
+            told(results)
+    return results
+
+
+def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:
+    """Pictures at half size where there are many episodes: the report stays a file that one can mail."""
+    if episodes <= 10:
+        return result
+    from dataclasses import replace
+
+    return replace(result, pictures=tuple(picture[::2, ::2].copy() for picture in result.pictures))
+
+
+def _result(
+    arguments: argparse.Namespace,
+    config: Config,
+    episodes: Sequence[EpisodeResult],
+    stats: Mapping[str, Any],
+    wall: float,
+) -> DemoResult:
+    import numpy as np
+
+    controls = {
+        name: getattr(arguments, name)
+        for name, usual in (("bump", 0.0), ("dim", 1.0), ("blank", False), ("shuffle", False), ("switch_at", 0))
+        if getattr(arguments, name) != usual
+    }
+    samples = stats.get("latency_samples_ms", {})
+    return DemoResult(
+        policy=config.policy.name,
+        checkpoint=config.policy.checkpoint,
+        mode="real_time" if arguments.real_time else "lockstep",
+        rate_hz=LOCKSTEP_HZ,
+        seed=arguments.seed,
+        episodes=tuple(episodes),
+        latency_ms=stats.get("latency_ms", {}),
+        frames=stats.get("frames", {}),
+        latency_samples_ms={stage: np.asarray(values, dtype=np.float64) for stage, values in samples.items()},
+        controls=controls,
+        wall_s=wall,
+    )

@@ -1,0 +1,250 @@
+"""Episodes over the graph, in lockstep or in real time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from vla_ros.errors import VlaRosError
+from vla_ros.sim.description import TIMESTEP
+from vla_ros.sim.node import WRIST_TOPIC, ReceivedCommand, SimNode
+from vla_ros.sim.results import EpisodeResult
+from vla_ros.sim.scene import Scene
+from vla_ros.sim.tasks import make_task
+from vla_ros.sim.trace import Trace
+from vla_ros.sim.world import SUBSTEPS, TableTop
+from vla_ros.types import UInt8Array
+
+_RESEND = 3.0  # s of wall clock after which a frame that was lost on the way is sent again
+_SETTLE = 1.0  # s to wait for the answer to the frame that follows a new instruction
+_ACTION_WAIT = 0.2  # s that an action may come after its command
+_TICK = 0.02  # s: joint states at 50 Hz
+_LEAST_SPIN = 0.002  # s: also a simulation that is late must hear
+
+
+@dataclass(frozen=True)
+class EpisodeOptions:
+    """How episodes are run.
+
+    Attributes:
+        max_steps: Control steps of 0.1 s simulated time after which an episode has failed.
+        step_timeout: Seconds of wall clock to wait for one command (lockstep) or for the first one (real time).
+        camera_hz: Rate of the camera in real time; in lockstep it is 10 Hz of simulated time.
+        wrist: Publish the wrist camera too.
+        blank: Publish black pictures: a policy that still succeeds does not look.
+        shuffle: Give the instruction of another object's task, and judge by the original one: a policy that still
+            succeeds does not listen.
+        switch_at: Step at which the command switches to a distractor, by which the episode is then judged; 0
+            never.
+    """
+
+    max_steps: int = 80
+    step_timeout: float = 30.0
+    camera_hz: float = 20.0
+    wrist: bool = False
+    blank: bool = False
+    shuffle: bool = False
+    switch_at: int = 0
+
+
+class Runner(Protocol):
+    """Runs one episode."""
+
+    def run(self, seed: int) -> EpisodeResult:
+        """The episode of ``seed``.
+
+        Raises:
+            VlaRosError: The policy node has ended.
+        """
+
+
+class _Episodes:
+    """What both ways of running have in common."""
+
+    def __init__(self, world: TableTop, node: SimNode, options: EpisodeOptions, alive: Callable[[], bool]) -> None:
+        self._world = world
+        self._node = node
+        self._options = options
+        self._alive = alive
+
+    def _begin(self, seed: int) -> tuple[Scene, str]:
+        """Reset the world; the scene to be judged and the instruction to be given."""
+        scene = self._world.reset(seed)
+        words = scene.instruction
+        if self._options.shuffle:
+            other = int(np.random.default_rng([seed, 0x5117]).integers(1, len(scene.objects)))
+            words = make_task(scene.task.name, scene.objects[other].name).instruction
+        return scene, words
+
+    def _switched(self, scene: Scene) -> Scene:
+        """The same scene with the first distractor as target; the world is judged by it from now on."""
+        scene = replace(scene, task=make_task(scene.task.name, scene.objects[1].name))
+        self._world.judge_by(scene)
+        return scene
+
+    def _publish(self, stamp: int) -> UInt8Array:
+        """State first, then the pictures: whoever has the picture has everything. Returns the upright picture."""
+        picture = self._world.render()
+        shown = np.zeros_like(picture) if self._options.blank else picture
+        self._node.publish_state(self._world, stamp)
+        if self._options.wrist:
+            wrist = self._world.render("wrist")
+            self._node.publish_picture(np.zeros_like(wrist) if self._options.blank else wrist, stamp, WRIST_TOPIC)
+        self._node.publish_picture(shown, stamp)
+        return picture
+
+    def _check(self) -> None:
+        if not self._alive():
+            raise VlaRosError("the policy node ended in the middle of an episode; its last lines are above")
+
+    def _obey(self, command: ReceivedCommand) -> None:
+        try:
+            self._world.command_named(command.names, command.positions)
+        except ValueError as error:
+            raise VlaRosError(f"a command that the simulated arm cannot follow: {error}") from None
+
+
+class Lockstep(_Episodes):
+    """The simulation waits for the command that answers each frame, then lets 0.1 s pass.
+
+    Results do not depend on how fast the machine is.
+    """
+
+    def run(self, seed: int) -> EpisodeResult:
+        """See :class:`Runner`."""
+        scene, words = self._begin(seed)
+        self._instruct(words)
+        trace = Trace()
+        step, decided, silent = 0, False, False
+        while step < self._options.max_steps and not decided:
+            if self._options.switch_at and step == self._options.switch_at:
+                scene = self._switched(scene)
+                self._instruct(scene.instruction)
+            self._node.forget_actions()
+            stamp = self._node.next_stamp()
+            trace.add(self._world, self._publish(stamp))
+            command = self._answer(stamp, self._options.step_timeout)
+            if command is None:
+                silent = True
+                break
+            self._node.spin(lambda: bool(self._node.actions), _ACTION_WAIT)
+            trace.actions.extend(self._node.actions[-1:])
+            self._obey(command)
+            decided = self._world.step()
+            step += 1
+        trace.add(self._world, self._world.render())
+        return trace.result(self._world, seed, scene, step, "no_command" if silent else "timeout")
+
+    def _instruct(self, words: str) -> None:
+        """Give the instruction, and one frame whose answer is thrown away.
+
+        Topics are not ordered among each other: only once that frame was answered is it certain that the words
+        arrived before the frames that count.
+        """
+        self._node.publish_instruction(words)
+        stamp = self._node.next_stamp()
+        self._publish(stamp)
+        self._answer(stamp, _SETTLE)
+
+    def _answer(self, stamp: int, timeout: float) -> ReceivedCommand | None:
+        """The command with this stamp, or None where it does not come. Older ones are ignored."""
+        deadline = time.monotonic() + timeout
+        found: ReceivedCommand | None = None
+
+        def answered() -> bool:
+            nonlocal found
+            command = self._node.take_command()
+            if command is not None and command.stamp >= stamp:
+                found = command
+            return found is not None or not self._alive()
+
+        while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return None
+            self._publish(stamp)  # best effort: the frame may be lost; the node uses none twice
+        self._check()
+        return found
+
+
+class RealTime(_Episodes):
+    """Physics at the pace of the wall clock, whatever the policy does; slower where the machine is too slow."""
+
+    def run(self, seed: int) -> EpisodeResult:
+        """See :class:`Runner`."""
+        scene, words = self._begin(seed)
+        self._node.take_command()
+        self._node.publish_instruction(words)
+        began = self._node.next_stamp()
+        if self._first_command(began) is None:
+            trace = Trace()
+            trace.add(self._world, self._publish(self._node.next_stamp()))
+            return trace.result(self._world, seed, scene, 0, "no_command")
+        return self._drive(seed, scene, began)
+
+    def _first_command(self, began: int) -> ReceivedCommand | None:
+        """Show frames of the resting world until the policy answers one of them."""
+        deadline = time.monotonic() + self._options.step_timeout
+        while time.monotonic() < deadline:
+            self._check()
+            self._publish(self._node.next_stamp())
+            command: list[ReceivedCommand] = []
+
+            def heard(command: list[ReceivedCommand] = command) -> bool:
+                found = self._node.take_command()
+                if found is not None and found.stamp > began:
+                    command.append(found)
+                return bool(command)
+
+            if self._node.spin(heard, 1 / self._options.camera_hz):
+                return command[0]
+        return None
+
+    def _drive(self, seed: int, scene: Scene, began: int) -> EpisodeResult:
+        options, world, node = self._options, self._world, self._node
+        trace = Trace()
+        node.forget_actions()
+        ticks_per_step = round(SUBSTEPS * TIMESTEP / _TICK)
+        tick, decided, next_frame = 0, False, time.monotonic()
+        due = time.monotonic()
+        while tick < options.max_steps * ticks_per_step and not decided:
+            if options.switch_at and tick == options.switch_at * ticks_per_step:
+                scene = self._switched(scene)
+                node.publish_instruction(scene.instruction)
+            stamp = node.next_stamp()
+            if time.monotonic() >= next_frame:
+                picture = self._publish(stamp)
+                next_frame = max(next_frame + 1 / options.camera_hz, time.monotonic())
+            else:
+                picture = None
+                node.publish_joints(world, stamp)
+            if tick % ticks_per_step == 0:
+                trace.add(world, picture if picture is not None else world.render())
+            due += _TICK
+            left = due - time.monotonic()
+            if left < -SUBSTEPS * TIMESTEP:  # too slow for real time: let simulated time fall behind
+                due = time.monotonic()
+            self._listen(began, max(0.0, left))
+            world.advance(round(_TICK / TIMESTEP))
+            tick += 1
+            if tick % ticks_per_step == 0:
+                decided = world.watch()
+        self._check()
+        trace.actions.extend(node.actions)
+        trace.add(world, world.render())
+        return trace.result(world, seed, scene, -(-tick // ticks_per_step), "timeout")
+
+    def _listen(self, began: int, seconds: float) -> None:
+        """Run callbacks for so long, and let the arm follow each command as it comes."""
+
+        def obeyed() -> bool:
+            command = self._node.take_command()
+            if command is not None and command.stamp > began:
+                self._obey(command)
+            return False
+
+        self._node.spin(obeyed, max(_LEAST_SPIN, seconds))
+        self._check()

@@ -1,0 +1,131 @@
+"""The policy node as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vla_ros.errors import VlaRosError
+
+_PORT_BASE, _DOMAIN_GAIN = 7400, 250  # DDSI-RTPS 2.5, 9.6.2.4: discovery ports of a domain
+_DOMAINS = range(1, 101)  # their ports stay below Linux's ephemeral ones
+
+
+def free_domain() -> int:
+    """A DDS domain in which nobody on this host takes part, 1 to 100.
+
+    Raises:
+        VlaRosError: All are taken.
+    """
+    candidates = list(_DOMAINS)
+    random.SystemRandom().shuffle(candidates)
+    for domain in candidates:
+        # Multicast discovery, and the unicast ports of the first participants.
+        ports = [_PORT_BASE + _DOMAIN_GAIN * domain + offset for offset in (0, 1, 10, 11, 12, 13)]
+        if all(_is_free(port) for port in ports):
+            return domain
+    raise VlaRosError("no DDS domain from 1 to 100 is free on this host; set ROS_DOMAIN_ID")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that keep the demo to itself: a domain of its own and this host alone, unless they are set."""
+    chosen: dict[str, str] = {}
+    if not environment.get("ROS_DOMAIN_ID"):
+        chosen["ROS_DOMAIN_ID"] = str(free_domain())
+    if not environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE") and not environment.get("ROS_LOCALHOST_ONLY"):
+        chosen["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    return chosen
+
+
+class PolicyProcess:
+    """``vla-ros run`` in a process of its own; ends it when left.
+
+    Args:
+        config: Parameter files.
+        assignments: ``name:=value`` over them.
+        stats: File into which it writes latency and frame counts when it ends.
+        log: File for what it says; None lets it speak on this process's standard error.
+    """
+
+    def __init__(
+        self, config: Sequence[Path], assignments: Sequence[str], stats: Path, log: Path | None = None
+    ) -> None:
+        command = [sys.executable, "-m", "vla_ros.cli", "run", "--stats", str(stats)]
+        for path in config:
+            command += ["--config", str(path)]
+        for assignment in assignments:
+            command += ["-p", assignment]
+        self._stats = stats
+        self._log = log
+        self._output = log.open("wb") if log is not None else None
+        # A group of its own: Ctrl-C reaches this process alone, which then ends the other in order.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output or sys.stderr,
+            stderr=subprocess.STDOUT if self._output else None,
+            env=dict(os.environ),
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """False once it has ended."""
+        return self._process.poll() is None
+
+    def end(self, patience: float = 20.0) -> int:
+        """Ask it to end as Ctrl-C would, wait, and kill it after ``patience`` seconds; its exit status."""
+        if self.alive():
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        status = self._process.wait()
+        if self._output is not None:
+            self._output.close()
+        return status
+
+    def stats(self) -> dict[str, Any]:
+        """What it wrote at its end; empty where it wrote nothing."""
+        try:
+            found = json.loads(self._stats.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def last_lines(self, count: int = 30) -> str:
+        """The end of its log."""
+        if self._log is None:
+            return ""
+        return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+
+    def __enter__(self) -> PolicyProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
