@@ -1,0 +1,160 @@
+"""A stranger on the wire: a process with the cyclonedds library alone, its own type descriptions, no vla_ros.
+
+``python plain_cyclone.py DOMAIN watch TOPIC`` subscribes to a JointState topic and prints, for each sample, its
+CDR as hexadecimal digits. ``... discover TOPIC`` prints what discovery says of the topic's endpoints until its
+input ends; ``... send TOPIC TEXT`` publishes one transient-local std_msgs/String and stays; ``... spoil TOPIC``
+sends broken ones.
+"""
+
+# No "from __future__ import annotations": cyclonedds reads the annotations of its structures.
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+from cyclonedds._clayer import ddspy_take
+from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription
+from cyclonedds.core import InstanceState, Policy, Qos, SampleState, ViewState
+from cyclonedds.domain import Domain, DomainParticipant
+from cyclonedds.idl import IdlStruct
+from cyclonedds.idl.types import float64, int32, sequence, uint32
+from cyclonedds.pub import DataWriter
+from cyclonedds.sub import DataReader
+from cyclonedds.topic import Topic
+
+CONFIGURATION = (
+    "<CycloneDDS><Domain><General><AllowMulticast>false</AllowMulticast></General><Discovery>"
+    "<ParticipantIndex>auto</ParticipantIndex><Peers><Peer address='localhost'/></Peers>"
+    "</Discovery><Compatibility><IgnoreTypeInformation>1.16</IgnoreTypeInformation></Compatibility>"
+    "</Domain></CycloneDDS>"
+)
+
+
+@dataclass
+class Time(IdlStruct, typename="builtin_interfaces::msg::dds_::Time_"):
+    """builtin_interfaces/msg/Time."""
+
+    sec: int32
+    nanosec: uint32
+
+
+@dataclass
+class Header(IdlStruct, typename="std_msgs::msg::dds_::Header_"):
+    """std_msgs/msg/Header."""
+
+    stamp: Time
+    frame_id: str
+
+
+@dataclass
+class JointState(IdlStruct, typename="sensor_msgs::msg::dds_::JointState_"):
+    """sensor_msgs/msg/JointState."""
+
+    header: Header
+    name: sequence[str]
+    position: sequence[float64]
+    velocity: sequence[float64]
+    effort: sequence[float64]
+
+
+@dataclass
+class String(IdlStruct, typename="std_msgs::msg::dds_::String_"):
+    """std_msgs/msg/String."""
+
+    data: str
+
+
+@dataclass
+class Spoiled(IdlStruct, typename="std_msgs::msg::dds_::String_"):
+    """Claims to be std_msgs/msg/String: a length, and not what it promises."""
+
+    length: uint32
+    rest: uint32
+
+
+RELIABLE = Qos(
+    Policy.Reliability.Reliable(0),
+    Policy.History.KeepLast(10),
+    Policy.DataRepresentation(use_cdrv0_representation=True),
+)
+LATCHED = Qos(Policy.Durability.TransientLocal, base=RELIABLE)
+
+
+def say(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def watch(participant: DomainParticipant, topic: str) -> None:
+    reader = DataReader(participant, Topic(participant, "rt" + topic, JointState), RELIABLE)
+    say("ready")
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for data, info in ddspy_take(reader._ref, SampleState.Any | ViewState.Any | InstanceState.Any, 10):
+            if info.valid_data:
+                say({"cdr": bytes(data).hex(), "position": list(JointState.deserialize(data).position)})
+        time.sleep(0.01)
+
+
+def discover(participant: DomainParticipant, topic: str) -> None:
+    readers = {
+        "publisher": BuiltinDataReader(participant, BuiltinTopicDcpsPublication),
+        "subscription": BuiltinDataReader(participant, BuiltinTopicDcpsSubscription),
+    }
+    say("ready")
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for kind, reader in readers.items():
+            for item in reader.take(N=100):
+                if item.qos is None or item.topic_name != "rt" + topic:
+                    continue
+                history = item.qos[Policy.History]
+                user = item.qos[Policy.Userdata]
+                say(
+                    {
+                        "kind": kind,
+                        "type": item.type_name,
+                        "reliable": isinstance(item.qos[Policy.Reliability], Policy.Reliability.Reliable),
+                        "volatile": item.qos[Policy.Durability] in (None, Policy.Durability.Volatile),
+                        "depth": getattr(history, "depth", None),
+                        "user_data": user.data.decode() if user else "",
+                    }
+                )
+        time.sleep(0.02)
+
+
+def spoil(participant: DomainParticipant, topic: str) -> None:
+    writer = DataWriter(participant, Topic(participant, "rt" + topic, Spoiled), RELIABLE)
+    end = time.monotonic() + 20
+    while not writer.get_matched_subscriptions() and time.monotonic() < end:
+        time.sleep(0.02)
+    for _ in range(3):
+        writer.write(Spoiled(4000, int.from_bytes(b"abc\0", "little")))
+    say("sent" if writer.get_matched_subscriptions() else "never matched")
+    sys.stdin.read()
+
+
+def send(participant: DomainParticipant, topic: str, text: str) -> None:
+    writer = DataWriter(participant, Topic(participant, "rt" + topic, String), LATCHED)
+    writer.write(String(text))
+    say("ready")
+    sys.stdin.read()
+
+
+def main() -> None:
+    number = int(sys.argv[1])
+    domain = Domain(number, CONFIGURATION)
+    participant = DomainParticipant(number)
+    {"watch": watch, "discover": discover, "send": send, "spoil": spoil}[sys.argv[2]](participant, *sys.argv[3:])
+    del participant, domain
+
+
+if __name__ == "__main__":
+    import threading
+
+    # The loops above end with their input, whatever they wait for.
+    if sys.argv[2] not in ("send", "spoil"):
+        import os
+
+        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    main()

@@ -1,0 +1,88 @@
+"""Warnings about topics on which nothing arrives, on a real graph."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+
+IMAGE = "sensor_msgs/msg/Image"
+STRING = "std_msgs/msg/String"
+
+
+def test_no_publisher_is_said_once_after_the_timeout_and_taken_back(graph, peer, spin_until):
+    node = graph.create_node("vla_policy")
+    now = [0.0]
+    health = TopicHealth(
+        node, [Watched("/camera/image_raw", graph.qos("camera"))], publisher_timeout=5.0, clock=lambda: now[0]
+    )
+    now[0] = 4.9
+    assert health.check() == ()
+    now[0] = 5.1
+    (finding,) = health.check()
+    assert (finding.kind, finding.topic) == ("no_publisher", "/camera/image_raw")
+    assert "5 s" in finding.text
+    assert "ROS_DOMAIN_ID" in finding.text
+    assert health.check() == ()
+    assert health.present == (finding,)
+
+    peer.ask("publisher", topic="/camera/image_raw", type_name=IMAGE, qos="camera")
+    spin_until(graph, lambda: node.count_publishers("/camera/image_raw") == 1)
+    assert health.check() == ()
+    assert health.present == ()
+
+
+def test_publisher_that_leaves_is_missed_after_the_timeout_again(graph, start_peer, spin_until):
+    node = graph.create_node("vla_policy")
+    now = [0.0]
+    health = TopicHealth(
+        node, [Watched("/text", graph.qos("default"))], publisher_timeout=5.0, clock=lambda: now[0]
+    )
+    peer = start_peer()
+    peer.ask("publisher", topic="/text", type_name=STRING, qos="default")
+    spin_until(graph, lambda: node.count_publishers("/text") == 1)
+    now[0] = 100.0
+    assert health.check() == ()
+    peer.close()
+    spin_until(graph, lambda: node.count_publishers("/text") == 0)
+    assert health.check() == ()
+    now[0] = 105.1
+    assert [finding.kind for finding in health.check()] == ["no_publisher"]
+
+
+def test_incompatible_qos_names_publisher_policy_and_cure(graph, peer, spin_until):
+    node = graph.create_node("vla_policy")
+    got = []
+    node.create_subscription(graph.message(STRING), "~/instruction", got.append, graph.qos("instruction"))
+    peer.ask("publisher", topic="/vla_policy/instruction", type_name=STRING, qos="camera")
+    health = TopicHealth(
+        node, [Watched(node.resolve_topic_name("~/instruction"), graph.qos("instruction"))], publisher_timeout=5.0
+    )
+    findings = []
+
+    def found():
+        findings.extend(health.check())
+        return any("/peer" in finding.text for finding in findings)
+
+    spin_until(graph, found)
+    finding = findings[-1]
+    assert finding.kind == "incompatible_qos"
+    for word in ("/vla_policy/instruction", "/peer", "RELIABLE", "BEST_EFFORT", "TRANSIENT_LOCAL", "VOLATILE"):
+        assert word in finding.text
+    assert got == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "rmem_max", "small"),
+    [
+        (640 * 480 * 3, 212992, True),
+        (640 * 480 * 3, 4194304, False),
+        (1920 * 1080 * 3, 4194304, True),
+        (100_000, 212992, False),
+    ],
+)
+def test_receive_buffer(frame, rmem_max, small):
+    finding = receive_buffer_finding("/camera/image_raw", frame, rmem_max)
+    assert (finding is not None) == small
+    if finding:
+        assert "sysctl -w net.core.rmem_max=" in finding.text

@@ -1,0 +1,86 @@
+"""What a stranger sees on the wire: a process that knows the cyclonedds library and nothing of this package."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+JOINTS = "sensor_msgs/msg/JointState"
+IMAGE = "sensor_msgs/msg/Image"
+STRING = "std_msgs/msg/String"
+
+
+@pytest.fixture
+def node(graph, backend):
+    if backend == "rclpy":
+        pytest.skip("what rclpy puts on the wire is not ours")
+    return graph.create_node("vla_policy")
+
+
+def test_command_is_reliable_and_keeps_the_last(graph, node, plain):
+    node.create_publisher(graph.message(JOINTS), "/arm/joint_command", graph.qos("command"))
+    stranger = plain("discover", "/arm/joint_command")
+    assert stranger.answer() == "ready"
+    seen = stranger.answer()
+    hash_ = seen.pop("user_data")
+    assert seen == {
+        "kind": "publisher",
+        "type": "sensor_msgs::msg::dds_::JointState_",
+        "reliable": True,
+        "volatile": True,
+        "depth": 1,
+    }
+    assert hash_ == "typehash=RIHS01_a13ee3a330e346c9d87b5aa18d24e11690752bd33a0350f11c5882bc9179260e;"
+
+
+def test_camera_subscription_is_best_effort_and_keeps_the_last(graph, node, plain):
+    node.create_subscription(graph.message(IMAGE), "/camera/image_raw", print, graph.qos("camera"), raw=True)
+    stranger = plain("discover", "/camera/image_raw")
+    assert stranger.answer() == "ready"
+    seen = stranger.answer()
+    assert seen["kind"] == "subscription"
+    assert seen["type"] == "sensor_msgs::msg::dds_::Image_"
+    assert (seen["reliable"], seen["volatile"], seen["depth"]) == (False, True, 1)
+
+
+def test_bytes_on_the_wire_are_the_reference_cdr(graph, node, plain, spin_until, golden):
+    """The message that rclpy wrote into test/data/cdr, built from the same fields."""
+    publisher = node.create_publisher(graph.message(JOINTS), "/arm/joint_command", graph.qos("command"))
+    stranger = plain("watch", "/arm/joint_command")
+    assert stranger.answer() == "ready"
+    spin_until(graph, lambda: publisher.get_subscription_count() == 1)
+    fields = golden[JOINTS]["fields"]
+    stamp = graph.message("builtin_interfaces/msg/Time")(**fields["header"]["stamp"])
+    header = graph.message("std_msgs/msg/Header")(stamp=stamp, frame_id=fields["header"]["frame_id"])
+    publisher.publish(graph.message(JOINTS)(**{**fields, "header": header}))
+    answer = stranger.answer()
+    assert answer["position"] == fields["position"]
+    sent, reference = bytes.fromhex(answer["cdr"]), golden[JOINTS]["cdr"]
+    assert len(sent) == 128
+    # Alignment: after the frame id, after two names, and before the velocities. rclpy leaves what was in memory.
+    alignment = {21, 22, 23, 39, 63, 96, 97, 98, 99}
+    assert all(sent[index] == 0 for index in alignment)
+    for index in set(range(128)) - alignment:
+        assert sent[index] == reference[index], index
+
+
+def test_latched_text_of_a_stranger_arrives(graph, node, plain, spin_until):
+    stranger = plain("send", "/vla_policy/instruction", "pick up the red cube ✓")
+    assert stranger.answer() == "ready"
+    got = []
+    node.create_subscription(graph.message(STRING), "~/instruction", got.append, graph.qos("instruction"))
+    spin_until(graph, lambda: got)
+    assert got[0].data == "pick up the red cube ✓"
+
+
+def test_sample_sizes_are_multiples_of_four_and_start_with_the_header(graph, node, plain, spin_until):
+    publisher = node.create_publisher(graph.message(JOINTS), "/arm/joint_command", graph.qos("command"))
+    stranger = plain("watch", "/arm/joint_command")
+    assert stranger.answer() == "ready"
+    spin_until(graph, lambda: publisher.get_subscription_count() == 1)
+    publisher.publish(graph.message(JOINTS)(position=[1.0]))
+    sent = bytes.fromhex(stranger.answer()["cdr"])
+    assert sent[:4] == b"\0\1\0\0"
+    assert len(sent) % 4 == 0
+    assert struct.pack("<d", 1.0) in sent
