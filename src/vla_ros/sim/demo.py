@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     mode.add_argument("--real-time", action="store_true", help="physics at the pace of the wall clock")
     parser.add_argument("--task", choices=sorted(_TASKS), default="pick", help="what is asked (default pick)")
-    parser.add_argument("--camera-hz", type=_rate, default=20.0, metavar="HZ", help="camera rate in real time")
+    parser.add_argument("--camera-hz", type=_rate, default=10.0, metavar="HZ", help="camera rate in real time")
     parser.add_argument("--wrist-camera", action="store_true", help="publish /wrist_camera/image_raw too")
     parser.add_argument("--max-steps", type=_positive, default=80, metavar="N", help="steps of 0.1 s per episode")
     parser.add_argument(

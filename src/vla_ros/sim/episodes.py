@@ -44,7 +44,7 @@ class EpisodeOptions:
 
     max_steps: int = 80
     step_timeout: float = 30.0
-    camera_hz: float = 20.0
+    camera_hz: float = 10.0
     wrist: bool = False
     blank: bool = False
     shuffle: bool = False
@@ -86,16 +86,25 @@ class _Episodes:
         self._world.judge_by(scene)
         return scene
 
-    def _publish(self, stamp: int) -> UInt8Array:
-        """State first, then the pictures: whoever has the picture has everything. Returns the upright picture."""
+    def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
+        """State first, then the pictures: whoever has the picture has everything.
+
+        Args:
+            stamp: Send again with this stamp; 0 takes the present, once the pictures are drawn (drawing takes
+                the place of a camera's read-out, which is over when the stamp is given).
+
+        Returns:
+            The stamp, nanoseconds, and the upright picture.
+        """
         picture = self._world.render()
+        wrist = self._world.render("wrist") if self._options.wrist else None
+        stamp = stamp or self._node.next_stamp()
         shown = np.zeros_like(picture) if self._options.blank else picture
         self._node.publish_state(self._world, stamp)
-        if self._options.wrist:
-            wrist = self._world.render("wrist")
+        if wrist is not None:
             self._node.publish_picture(np.zeros_like(wrist) if self._options.blank else wrist, stamp, WRIST_TOPIC)
         self._node.publish_picture(shown, stamp)
-        return picture
+        return stamp, picture
 
     def _check(self) -> None:
         if not self._alive():
@@ -125,8 +134,8 @@ class Lockstep(_Episodes):
                 scene = self._switched(scene)
                 self._instruct(scene.instruction)
             self._node.forget_actions()
-            stamp = self._node.next_stamp()
-            trace.add(self._world, self._publish(stamp))
+            stamp, picture = self._publish()
+            trace.add(self._world, picture)
             command = self._answer(stamp, self._options.step_timeout)
             if command is None:
                 silent = True
@@ -146,8 +155,7 @@ class Lockstep(_Episodes):
         arrived before the frames that count.
         """
         self._node.publish_instruction(words)
-        stamp = self._node.next_stamp()
-        self._publish(stamp)
+        stamp, _ = self._publish()
         self._answer(stamp, _SETTLE)
 
     def _answer(self, stamp: int, timeout: float) -> ReceivedCommand | None:
@@ -181,7 +189,7 @@ class RealTime(_Episodes):
         began = self._node.next_stamp()
         if self._first_command(began) is None:
             trace = Trace()
-            trace.add(self._world, self._publish(self._node.next_stamp()))
+            trace.add(self._world, self._world.render())
             return trace.result(self._world, seed, scene, 0, "no_command")
         return self._drive(seed, scene, began)
 
@@ -190,7 +198,7 @@ class RealTime(_Episodes):
         deadline = time.monotonic() + self._options.step_timeout
         while time.monotonic() < deadline:
             self._check()
-            self._publish(self._node.next_stamp())
+            self._publish()
             command: list[ReceivedCommand] = []
 
             def heard(command: list[ReceivedCommand] = command) -> bool:
@@ -214,13 +222,12 @@ class RealTime(_Episodes):
             if options.switch_at and tick == options.switch_at * ticks_per_step:
                 scene = self._switched(scene)
                 node.publish_instruction(scene.instruction)
-            stamp = node.next_stamp()
             if time.monotonic() >= next_frame:
-                picture = self._publish(stamp)
+                _, picture = self._publish()
                 next_frame = max(next_frame + 1 / options.camera_hz, time.monotonic())
             else:
                 picture = None
-                node.publish_joints(world, stamp)
+                node.publish_joints(world, node.next_stamp())
             if tick % ticks_per_step == 0:
                 trace.add(world, picture if picture is not None else world.render())
             due += _TICK
