@@ -57,7 +57,10 @@ setup(
         "all": ALL,
     },
     entry_points={
-        "console_scripts": ["vla-ros = vla_ros.cli:main"],
+        "console_scripts": [
+            "vla-ros = vla_ros.cli:main",
+            "vla_policy_node = vla_ros.lifecycle_node:main",
+        ],
         "vla_ros.policies": [
             "openvla = vla_ros.policies.openvla:OpenVLAPolicy",
             "expert = vla_ros.sim.expert:ExpertPolicy",

@@ -64,7 +64,7 @@ class Profile:
     def shell(self, folder: Path) -> str:
         """A file to ``source`` in the shell of the camera driver (bash, zsh, sh)."""
         lines = [f"# {self.name} on ROS 2 {self.distribution.name} for {self.frames}: source this file."]
-        stale = sorted({*_ALL_VARIABLES} - set(self.environment(folder)))
+        stale = sorted({*ALL_VARIABLES} - set(self.environment(folder)))
         if self.rmw:  # what another profile left behind would act on top of this one
             lines.append("unset " + " ".join(stale))
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment(folder).items()]
@@ -73,13 +73,14 @@ class Profile:
         return "\n".join(lines) + "\n"
 
 
-_ALL_VARIABLES = (
+ALL_VARIABLES = (
     "FASTRTPS_DEFAULT_PROFILES_FILE",
     "FASTDDS_DEFAULT_PROFILES_FILE",
     "CYCLONEDDS_URI",
     "ZENOH_CONFIG_OVERRIDE",
     "ZENOH_SHM_ALLOC_SIZE",
 )
+"""Everything that some profile sets besides ``RMW_IMPLEMENTATION``; what another left behind must go."""
 
 
 def select(name: str, frames: Frames, distribution: Distribution, interface: str = "") -> Profile:

@@ -1,0 +1,28 @@
+"""The middleware of policy.launch.py for the camera driver's side: include it before the driver's nodes.
+
+    ros2 launch vla_ros middleware.launch.py middleware:=fastdds width:=1920 height:=1080    to look what it does
+
+It sets the environment of everything that is launched after it in the same file, and starts RouDi or the zenoh
+router where they are needed and not up. Both ends of a topic need the same middleware and frame size.
+"""
+
+from launch import LaunchContext, LaunchDescription
+from launch.actions import OpaqueFunction
+
+from vla_ros.launching import MIDDLEWARE, Argument, declare, middleware, value
+from vla_ros.middleware import Frames
+
+FRAMES = (
+    Argument("width", "1920", "Width of the frames in pixels"),
+    Argument("height", "1080", "Height of the frames in pixels"),
+    Argument("cameras", "1", "Number of cameras"),
+    Argument("bytes_per_pixel", "3", "3 for rgb8 and bgr8"),
+)
+
+
+def _middleware(context: LaunchContext) -> list:
+    return middleware(context, Frames(*(int(value(context, argument.name)) for argument in FRAMES)))
+
+
+def generate_launch_description() -> LaunchDescription:
+    return LaunchDescription([*declare(MIDDLEWARE, FRAMES), OpaqueFunction(function=_middleware)])

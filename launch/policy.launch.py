@@ -1,0 +1,16 @@
+"""A policy on a robot: camera frames in, joint commands out.
+
+    ros2 launch vla_ros policy.launch.py config:=my_robot.yaml checkpoint:=/models/openvla-7b middleware:=fastdds
+
+The node is managed (`ros2 lifecycle`), loads at once unless autostart:=false, and moves nothing before
+`ros2 service call /vla_policy/enable std_srvs/srv/SetBool '{data: true}'` unless armed:=true.
+"""
+
+from launch import LaunchDescription
+from launch.actions import OpaqueFunction
+
+from vla_ros.launching import MIDDLEWARE, POLICY, declare, policy
+
+
+def generate_launch_description() -> LaunchDescription:
+    return LaunchDescription([*declare(POLICY, MIDDLEWARE), OpaqueFunction(function=policy)])
