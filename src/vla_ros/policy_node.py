@@ -153,12 +153,12 @@ class PolicyNode:
         if self._loop is None:
             return False, "not active: nothing can be commanded yet"
         self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
+        self._supervise()  # what is missing holds from the first moment
         if not self.safety.arm():
             status = self.safety.status
             reason = status.stopped_by.value if status.stopped_by else "unknown"
             return False, f"stopped by {reason} ({status.detail}); call ~/reset first"
-        self._supervise()
-        return True, f"{self.safety.state.value}"
+        return True, self.safety.state.value
 
     def reset(self) -> tuple[bool, str]:
         """End a stop and forget what was planned; the node is disarmed then.

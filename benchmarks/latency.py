@@ -1,0 +1,113 @@
+"""How old is the frame behind a command? A driver here, the node in another process, DDS between them.
+
+The policy answers at once (`hold`), so what is measured is everything around a model: transport, mailbox,
+decoding, resizing, kinematics, limits, sending. Ages are measured here, from the stamp that the driver gave the
+frame to the arrival of the command that carries it: both directions of the wire are in it.
+
+    python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from vla_ros.graph import open_graph
+from vla_ros.vision.decode import encode_image
+
+JOINTS = [f"joint_{number}" for number in range(1, 8)]
+HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
+
+
+def main() -> None:
+    """Run, and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="640x480", help="width x height of the camera")
+    parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--backend", default="dds", choices=("dds", "rclpy"), help="of driver and node")
+    arguments = parser.parse_args()
+    width, height = (int(part) for part in arguments.size.split("x"))
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    with tempfile.TemporaryDirectory() as folder:
+        stats = Path(folder) / "stats.json"
+        options = ["policy.name:=hold", "policy.instruction:=hold still", "robot.urdf:=demo", "control.armed:=true"]
+        options += ["control.rate_hz:=0", f"node.backend:={arguments.backend}", "node.log_level:=warn"]
+        options += [f"camera.width:={width}", f"camera.height:={height}"]
+        words = [word for option in options for word in ("-p", option)]
+        command = [sys.executable, "-m", "vla_ros.cli", "run", "--stats", str(stats), *words]
+        with subprocess.Popen(command) as node:
+            ages, sent = drive(arguments.backend, width, height, arguments.rate, arguments.seconds)
+            node.send_signal(signal.SIGINT)
+            node.wait(20)
+        summary = json.loads(stats.read_text())
+    print(f"{width}x{height} rgb8 at {arguments.rate:g} Hz, {arguments.backend}, load {os.getloadavg()[0]:.1f}")
+    print(f"{sent} frames sent, {len(ages)} answered; node: {summary['frames']}")
+    print(f"{'stage':<34}{'p50 ms':>9}{'p99 ms':>9}")
+    p50, p99 = np.percentile(ages, [50, 99])
+    print(f"{'frame stamp to command at driver':<34}{p50:9.2f}{p99:9.2f}")
+    for stage, times in summary["latency_ms"].items():
+        print(f"{'  ' + stage:<34}{times['p50']:9.2f}{times['p99']:9.2f}")
+
+
+def drive(backend: str, width: int, height: int, rate: float, seconds: float) -> tuple[list[float], int]:
+    """Send frames and joint states, hear commands; ages in milliseconds and the number of frames sent."""
+    ages: list[float] = []
+    heard = threading.Event()
+    with open_graph(backend, log_level="warn") as graph:
+        node = graph.create_node("benchmark_driver")
+        make, qos = graph.message, graph.qos
+
+        def now() -> int:
+            return int(node.get_clock().now().nanoseconds)
+
+        def on_command(message: object) -> None:
+            stamp = message.header.stamp  # type: ignore[attr-defined]
+            ages.append((now() - stamp.sec * 1_000_000_000 - stamp.nanosec) / 1e6)
+            heard.set()
+
+        frames = node.create_publisher(make("sensor_msgs/msg/Image"), "/camera/image_raw", qos("camera"))
+        joints = node.create_publisher(make("sensor_msgs/msg/JointState"), "/joint_states", qos("state_publisher"))
+        node.create_subscription(
+            make("sensor_msgs/msg/JointState"), "/arm/joint_command", on_command, qos("command")
+        )
+        ended = threading.Event()
+        spinner = threading.Thread(target=lambda: graph.spin(ended.is_set, 0.02))
+        spinner.start()
+        picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        sent, deadline = 0, time.monotonic() + 60.0
+        due = time.monotonic()
+        while time.monotonic() < deadline:
+            stamp = now()
+            header = make("std_msgs/msg/Header")(
+                stamp=make("builtin_interfaces/msg/Time")(sec=stamp // 10**9, nanosec=stamp % 10**9), frame_id=""
+            )
+            joints.publish(
+                make("sensor_msgs/msg/JointState")(
+                    header=header, name=JOINTS, position=HOME, velocity=[], effort=[]
+                )
+            )
+            frames.publish(encode_image(picture, now(), "camera"))
+            sent += 1
+            if heard.is_set() and deadline > time.monotonic() + seconds:  # the first answer: measure from here
+                deadline, sent = time.monotonic() + seconds, 0
+                ages.clear()
+            due = max(due + 1 / rate, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+        ended.set()
+        spinner.join()
+    return ages, sent
+
+
+if __name__ == "__main__":
+    main()
