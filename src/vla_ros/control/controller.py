@@ -241,9 +241,12 @@ class Controller:
         """
         if joints is None:
             raise Refused(Reason.JOINT_STATE_STALE, "there is no joint state yet")
+        if len(joints.names) != len(joints.positions):
+            found = f"{len(joints.names)} names and {len(joints.positions)} positions"
+            raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected as many")
         try:
             positions = joints.select(self.arm_names)
-        except (KeyError, IndexError) as error:
+        except KeyError as error:
             raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
         if not np.isfinite(positions).all():
             worst = int(np.argmax(~np.isfinite(positions)))

@@ -1,0 +1,114 @@
+"""Commands as ROS messages, with classes of rosbags' type store and, where ROS is installed, of rclpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rosbags.typesys import Stores, get_typestore
+
+from vla_ros.control.command import Command, message_type, to_message
+
+Make = Callable[[str], Any]
+STORE = get_typestore(Stores.ROS2_JAZZY)
+STAMP = 1_700_000_000_250_000_000
+COMMAND = Command(
+    names=("joint_1", "joint_2"),
+    positions=np.array([0.25, -1.5]),
+    stamp=STAMP,
+    duration=0.2,
+    frame_id="base_link",
+    twist=(np.array([0.1, 0.0, -0.2]), np.array([0.0, 0.5, 0.0])),
+)
+
+
+def rclpy_class(name: str) -> Any:
+    package, _, kind = name.split("/")
+    module = pytest.importorskip(
+        f"{package}.msg", reason="needs a sourced ROS 2 installation", exc_type=ImportError
+    )
+    return getattr(module, kind)
+
+
+@pytest.fixture(params=["rosbags", pytest.param("rclpy", marks=pytest.mark.ros)])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Gives message classes by ``pkg/msg/Type``."""
+    return rclpy_class if request.param == "rclpy" else STORE.types.__getitem__
+
+
+def values(sequence: Any) -> list[float]:
+    return [float(value) for value in sequence]
+
+
+def nanoseconds(time: Any) -> int:
+    return int(time.sec) * 1_000_000_000 + int(time.nanosec)
+
+
+def test_a_joint_state_has_the_frames_stamp_names_and_positions(make: Make) -> None:
+    message = to_message(COMMAND, "joint_state", make)
+    assert nanoseconds(message.header.stamp) == STAMP
+    assert list(message.name) == ["joint_1", "joint_2"]
+    assert values(message.position) == [0.25, -1.5]
+    assert values(message.velocity) == values(message.effort) == []
+
+
+def test_a_float64_multi_array_has_the_positions(make: Make) -> None:
+    message = to_message(COMMAND, "float64_multi_array", make)
+    assert values(message.data) == [0.25, -1.5]
+    assert (list(message.layout.dim), message.layout.data_offset) == ([], 0)
+
+
+def test_a_trajectory_has_one_point_that_does_not_end_in_the_past(make: Make) -> None:
+    now = STAMP + 150_000_000
+    message = to_message(COMMAND, "joint_trajectory", make, now)
+    assert nanoseconds(message.header.stamp) == STAMP
+    assert list(message.joint_names) == ["joint_1", "joint_2"]
+    (point,) = message.points
+    assert values(point.positions) == [0.25, -1.5]
+    end = nanoseconds(message.header.stamp) + nanoseconds(point.time_from_start)
+    assert end == now + 200_000_000
+
+
+def test_a_trajectory_without_the_present_lasts_its_duration(make: Make) -> None:
+    for now in (None, STAMP - 5):
+        message = to_message(COMMAND, "joint_trajectory", make, now)
+        assert nanoseconds(message.points[0].time_from_start) == 200_000_000
+
+
+def test_a_twist_has_its_frame_and_both_parts(make: Make) -> None:
+    message = to_message(COMMAND, "twist_stamped", make)
+    assert (message.header.frame_id, nanoseconds(message.header.stamp)) == ("base_link", STAMP)
+    linear, angular = message.twist.linear, message.twist.angular
+    assert (linear.x, linear.y, linear.z) == (0.1, 0.0, -0.2)
+    assert (angular.x, angular.y, angular.z) == (0.0, 0.5, 0.0)
+
+
+def test_velocities_are_sent_where_there_are_some(make: Make) -> None:
+    moving = Command(("j",), np.array([1.0]), STAMP, velocities=np.array([0.5]))
+    assert values(to_message(moving, "joint_state", make).velocity) == [0.5]
+    assert values(to_message(moving, "joint_trajectory", make).points[0].velocities) == [0.5]
+
+
+def test_a_command_without_a_twist_is_no_twist(make: Make) -> None:
+    with pytest.raises(ValueError, match="without a twist"):
+        to_message(Command(("j",), np.zeros(1), 0), "twist_stamped", make)
+
+
+@pytest.mark.parametrize("output", ["joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped"])
+def test_rosbags_serialises_the_message_and_reads_the_same_back(output: str) -> None:
+    message = to_message(COMMAND, output, STORE.types.__getitem__, STAMP)
+    kind = message_type(output)
+    data = STORE.serialize_cdr(message, kind)
+    assert bytes(STORE.serialize_cdr(STORE.deserialize_cdr(data, kind), kind)) == bytes(data)
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize("output", ["joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped"])
+def test_rclpy_serialises_the_very_bytes_of_rosbags(output: str) -> None:
+    serialization = pytest.importorskip("rclpy.serialization", reason="needs a sourced ROS 2 installation")
+    ours = to_message(COMMAND, output, rclpy_class, STAMP)
+    data = serialization.serialize_message(ours)
+    expected = to_message(COMMAND, output, STORE.types.__getitem__, STAMP)
+    assert bytes(data) == bytes(STORE.serialize_cdr(expected, message_type(output)))

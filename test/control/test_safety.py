@@ -1,0 +1,320 @@
+"""The state machine: nothing moves until armed, the first stop stays until a person resets."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from vla_ros.control.reasons import Level, Reason
+from vla_ros.control.safety import Event, Safety, State
+from vla_ros.control.watchdog import WATCHED
+
+HOLDS = [reason for reason in Reason if reason.level is Level.HOLD]
+STOPS = [reason for reason in Reason if reason.level is Level.STOP]
+DROPS = [reason for reason in Reason if reason.level is Level.DROP]
+
+
+def armed() -> Safety:
+    safety = Safety()
+    assert safety.arm()
+    return safety
+
+
+def test_nothing_moves_until_armed() -> None:
+    safety = Safety()
+    assert (safety.state, safety.may_move) == (State.DISARMED, False)
+    with safety.motion() as allowed:
+        assert not allowed
+    assert safety.arm()
+    assert (safety.state, safety.may_move) == (State.ARMED, True)
+    safety.disarm()
+    assert (safety.state, safety.may_move) == (State.DISARMED, False)
+
+
+@pytest.mark.parametrize("reason", HOLDS, ids=lambda reason: reason.value)
+def test_every_hold_keeps_the_arm_and_ends_with_its_reason(reason: Reason) -> None:
+    safety = armed()
+    safety.report(reason, "what was found")
+    assert (safety.state, safety.may_move) == (State.HOLDING, False)
+    assert safety.status.holds == {reason: "what was found"}
+    assert safety.counters == {reason.value: 1}
+    safety.clear(reason)
+    assert safety.may_move
+
+
+@pytest.mark.parametrize("reason", STOPS, ids=lambda reason: reason.value)
+def test_every_stop_stays_until_a_person_resets_and_then_arms(reason: Reason) -> None:
+    safety = armed()
+    safety.report(reason, "what was found")
+    assert (safety.state, safety.may_move) == (State.STOPPED, False)
+    assert (safety.status.stopped_by, safety.status.detail) == (reason, "what was found")
+    safety.disarm()
+    assert not safety.arm(), "armed out of a stop"
+    assert safety.state is State.STOPPED
+    assert safety.reset()
+    assert (safety.state, safety.may_move) == (State.DISARMED, False)
+    assert safety.arm()
+    assert safety.may_move
+
+
+@pytest.mark.parametrize("reason", DROPS, ids=lambda reason: reason.value)
+def test_every_drop_is_counted_and_nothing_else(reason: Reason) -> None:
+    safety = armed()
+    safety.report(reason)
+    safety.report(reason)
+    assert safety.may_move
+    assert safety.counters == {reason.value: 2}
+
+
+def test_the_first_stop_wins_and_later_ones_are_counted() -> None:
+    safety = armed()
+    assert safety.stop(Reason.OPERATOR_STOP, "first") is True
+    assert safety.stop(Reason.DRIVER_GONE, "second") is False
+    assert (safety.status.stopped_by, safety.status.detail) == (Reason.OPERATOR_STOP, "first")
+    assert safety.counters == {"operator_stop": 1, "driver_gone": 1}
+
+
+def test_a_stop_while_disarmed_keeps_it_from_being_armed() -> None:
+    safety = Safety()
+    safety.stop(Reason.OPERATOR_STOP)
+    assert safety.state is State.STOPPED
+    assert not safety.arm()
+
+
+def test_two_holds_end_only_together_and_repeated_ones_count_once() -> None:
+    safety = armed()
+    for _ in range(3):
+        safety.hold(Reason.CAMERA_STALE, "x")
+    safety.hold(Reason.NO_INSTRUCTION)
+    safety.clear(Reason.CAMERA_STALE)
+    assert safety.state is State.HOLDING
+    safety.clear(Reason.NO_INSTRUCTION)
+    safety.clear(Reason.NO_INSTRUCTION)
+    assert safety.state is State.ARMED
+    assert safety.counters == {"camera_stale": 1, "no_instruction": 1}
+
+
+def test_a_hold_from_before_arming_holds_after_it() -> None:
+    safety = Safety()
+    safety.hold(Reason.NOT_READY)
+    assert safety.state is State.DISARMED
+    assert safety.arm()
+    assert safety.state is State.HOLDING
+
+
+def test_a_reset_without_a_stop_changes_nothing() -> None:
+    safety = armed()
+    assert not safety.reset()
+    assert safety.may_move
+    safety.hold(Reason.CAMERA_STALE)
+    assert not safety.reset()
+    assert safety.state is State.HOLDING, "a reset does not mend a camera"
+
+
+@pytest.mark.parametrize("reason", [Reason.CAMERA_STALE, Reason.IMAGE_INVALID])
+def test_a_reason_of_another_level_does_not_stop(reason: Reason) -> None:
+    with pytest.raises(ValueError, match="no reason to stop"):
+        armed().stop(reason)
+    with pytest.raises(ValueError, match="no reason to hold"):
+        armed().hold(Reason.OPERATOR_STOP)
+
+
+def test_following_a_watchdog_ends_its_holds_and_leaves_those_of_others() -> None:
+    safety = armed()
+    safety.hold(Reason.NO_INSTRUCTION)
+    safety.follow({Reason.CAMERA_STALE: "a", Reason.JOINT_STATE_STALE: "b"}, WATCHED)
+    assert set(safety.status.holds) == {Reason.NO_INSTRUCTION, Reason.CAMERA_STALE, Reason.JOINT_STATE_STALE}
+    safety.follow({Reason.CAMERA_STALE: "c"}, WATCHED)
+    assert safety.status.holds == {Reason.NO_INSTRUCTION: "", Reason.CAMERA_STALE: "c"}
+    safety.follow({}, WATCHED)
+    assert set(safety.status.holds) == {Reason.NO_INSTRUCTION}
+
+
+def test_a_watchdogs_stop_stops_an_armed_arm_once_and_keeps_a_disarmed_one_from_arming() -> None:
+    safety = Safety()
+    lost = {Reason.HEARTBEAT_LOST: "none for 2 s"}
+    safety.follow(lost, WATCHED)
+    assert safety.state is State.DISARMED
+    assert not safety.arm()
+    assert "heartbeat_lost (none for 2 s)" in safety.explain()
+    safety.follow({}, WATCHED)
+    assert safety.arm()
+    for _ in range(5):
+        safety.follow(lost, WATCHED)
+    assert safety.status.stopped_by is Reason.HEARTBEAT_LOST
+    assert safety.counters == {"heartbeat_lost": 1}
+    safety.reset()
+    assert not safety.arm(), "the heartbeat is still lost"
+
+
+def test_it_says_what_it_is_and_what_to_do() -> None:
+    safety = Safety()
+    assert safety.explain() == "disarmed"
+    safety.hold(Reason.NOT_READY)
+    assert safety.explain() == "disarmed; waiting for: not_ready (the policy is not loaded yet)"
+    safety.arm()
+    assert safety.explain().startswith("holding: not_ready")
+    safety.clear(Reason.NOT_READY)
+    assert safety.explain() == "armed"
+    safety.stop(Reason.OPERATOR_STOP, "button")
+    assert safety.explain() == "stopped by operator_stop (button); mend it, reset, then arm"
+
+
+def test_listeners_hear_every_change_in_order_and_may_call_back() -> None:
+    ticks = itertools.count(10)
+    safety = Safety(clock=lambda: next(ticks))
+    heard: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        heard.append(event)
+        if event.kind == "hold":
+            safety.stop(Reason.OPERATOR_STOP, "the listener said so")
+
+    safety.listen(on_event)
+    safety.arm()
+    safety.hold(Reason.CAMERA_STALE, "dark")
+    found = [(event.kind, event.before.value, event.after.value, event.reason) for event in heard]
+    assert found == [
+        ("arm", "disarmed", "armed", None),
+        ("hold", "armed", "holding", Reason.CAMERA_STALE),
+        ("stop", "holding", "stopped", Reason.OPERATOR_STOP),
+    ]
+    assert [event.stamp for event in heard] == [10, 11, 12]
+    assert heard[1].detail == "dark"
+
+
+def test_a_listener_that_fails_keeps_nobody_from_stopping(caplog: pytest.LogCaptureFixture) -> None:
+    safety = armed()
+    heard: list[str] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("broken listener")
+
+    safety.listen(broken)
+    safety.listen(lambda event: heard.append(event.kind))
+    assert safety.stop(Reason.OPERATOR_STOP)
+    assert heard == ["stop"]
+    assert "broken listener" in caplog.text
+
+
+def test_once_stop_has_returned_no_motion_is_sent() -> None:
+    """Motions as fast as a thread can, a stop from another thread somewhere between them, fifty times."""
+    for _ in range(50):
+        safety, sent, done = armed(), [0], threading.Event()
+
+        def mover(safety: Safety = safety, sent: list[int] = sent, done: threading.Event = done) -> None:
+            while not done.is_set():
+                with safety.motion() as allowed:
+                    if allowed:
+                        sent[0] += 1
+
+        thread = threading.Thread(target=mover)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while sent[0] < 20 and time.monotonic() < deadline:
+            time.sleep(0)
+        safety.stop(Reason.OPERATOR_STOP)
+        at_stop = sent[0]
+        done.set()
+        thread.join(10)
+        assert sent[0] == at_stop
+        assert at_stop >= 20
+
+
+def test_under_threads_listeners_hear_every_event_once_and_in_order() -> None:
+    ticks = itertools.count()
+    safety = Safety(clock=lambda: next(ticks))
+    heard: list[int] = []
+    safety.listen(lambda event: heard.append(event.stamp))
+    reasons = HOLDS[:4]
+
+    def toggle(reason: Reason) -> None:
+        for _ in range(200):
+            safety.hold(reason)
+            safety.clear(reason)
+
+    threads = [threading.Thread(target=toggle, args=(reason,)) for reason in reasons]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert heard == list(range(len(reasons) * 400))
+
+
+class Machine(RuleBasedStateMachine):
+    """Any sequence of calls, against a model of three variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.safety = Safety()
+        self.armed = False
+        self.stopped: Reason | None = None
+        self.holds: set[Reason] = set()
+        self.blocked: set[Reason] = set()
+
+    @rule()
+    def arm(self) -> None:
+        expected = self.stopped is None and not self.blocked
+        assert self.safety.arm() is expected
+        self.armed = self.armed or expected
+
+    @rule()
+    def disarm(self) -> None:
+        self.safety.disarm()
+        self.armed = False
+
+    @rule(reason=st.sampled_from(HOLDS))
+    def hold(self, reason: Reason) -> None:
+        self.safety.hold(reason)
+        self.holds.add(reason)
+
+    @rule(reason=st.sampled_from(HOLDS))
+    def clear(self, reason: Reason) -> None:
+        self.safety.clear(reason)
+        self.holds.discard(reason)
+
+    @rule(reason=st.sampled_from(STOPS))
+    def stop(self, reason: Reason) -> None:
+        assert self.safety.stop(reason) is (self.stopped is None)
+        self.stopped = self.stopped or reason
+        self.armed = False
+
+    @rule(active=st.sets(st.sampled_from(sorted(WATCHED, key=str)), max_size=4))
+    def follow(self, active: set[Reason]) -> None:
+        self.safety.follow(dict.fromkeys(sorted(active, key=str), ""), WATCHED)
+        self.holds = {reason for reason in self.holds if reason not in WATCHED or reason in active}
+        self.holds |= {reason for reason in active if reason.level is Level.HOLD}
+        self.blocked = {reason for reason in active if reason.level is Level.STOP}
+        if self.armed and self.blocked:
+            self.stopped, self.armed = min(self.blocked, key=str), False
+
+    @rule()
+    def reset(self) -> None:
+        assert self.safety.reset() is (self.stopped is not None)
+        self.stopped = None
+
+    @invariant()
+    def it_moves_only_when_all_is_well(self) -> None:
+        assert self.safety.may_move == (self.armed and self.stopped is None and not self.holds)
+
+    @invariant()
+    def the_state_is_the_models(self) -> None:
+        status = self.safety.status
+        if self.stopped is not None:
+            assert status.state is State.STOPPED
+        elif not self.armed:
+            assert status.state is State.DISARMED
+        else:
+            assert status.state is (State.HOLDING if self.holds else State.ARMED)
+        assert status.stopped_by is self.stopped
+        assert set(status.holds) == self.holds
+
+
+Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestMachine = Machine.TestCase
