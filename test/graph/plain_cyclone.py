@@ -3,7 +3,7 @@
 ``python plain_cyclone.py DOMAIN watch TOPIC`` subscribes to a JointState topic and prints, for each sample, its
 CDR as hexadecimal digits. ``... discover TOPIC`` prints what discovery says of the topic's endpoints until its
 input ends; ``... send TOPIC TEXT`` publishes one transient-local std_msgs/String and stays; ``... spoil TOPIC``
-sends broken ones.
+sends broken ones; ``... call SERVICE`` asks a std_srvs/SetBool twice and prints the answers.
 """
 
 # No "from __future__ import annotations": cyclonedds reads the annotations of its structures.
@@ -18,7 +18,7 @@ from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, B
 from cyclonedds.core import InstanceState, Policy, Qos, SampleState, ViewState
 from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.idl import IdlStruct
-from cyclonedds.idl.types import float64, int32, sequence, uint32
+from cyclonedds.idl.types import float64, int32, int64, sequence, uint32, uint64
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
@@ -71,6 +71,25 @@ class Spoiled(IdlStruct, typename="std_msgs::msg::dds_::String_"):
 
     length: uint32
     rest: uint32
+
+
+@dataclass
+class SetBoolRequest(IdlStruct, typename="std_srvs::srv::dds_::SetBool_Request_"):
+    """std_srvs/srv/SetBool's request as rmw_cyclonedds writes it, behind its header."""
+
+    client_guid: uint64
+    sequence_number: int64
+    data: bool
+
+
+@dataclass
+class SetBoolResponse(IdlStruct, typename="std_srvs::srv::dds_::SetBool_Response_"):
+    """std_srvs/srv/SetBool's response as rmw_cyclonedds writes it, behind its header."""
+
+    client_guid: uint64
+    sequence_number: int64
+    success: bool
+    message: str
 
 
 RELIABLE = Qos(
@@ -134,6 +153,23 @@ def spoil(participant: DomainParticipant, topic: str) -> None:
     sys.stdin.read()
 
 
+def call(participant: DomainParticipant, service: str) -> None:
+    writer = DataWriter(participant, Topic(participant, f"rq{service}Request", SetBoolRequest), RELIABLE)
+    reader = DataReader(participant, Topic(participant, f"rr{service}Reply", SetBoolResponse), RELIABLE)
+    end = time.monotonic() + 20
+    while not (writer.get_matched_subscriptions() and reader.get_matched_publications()):
+        if time.monotonic() > end:
+            say("never matched")
+            return
+        time.sleep(0.02)
+    for number, data in enumerate((True, False)):
+        writer.write(SetBoolRequest(0x1122334455667788, number, data))
+    while time.monotonic() < end:
+        for answer in reader.take(N=10):
+            say([answer.client_guid, answer.sequence_number, answer.success, answer.message])
+        time.sleep(0.01)
+
+
 def send(participant: DomainParticipant, topic: str, text: str) -> None:
     writer = DataWriter(participant, Topic(participant, "rt" + topic, String), LATCHED)
     writer.write(String(text))
@@ -145,7 +181,9 @@ def main() -> None:
     number = int(sys.argv[1])
     domain = Domain(number, CONFIGURATION)
     participant = DomainParticipant(number)
-    {"watch": watch, "discover": discover, "send": send, "spoil": spoil}[sys.argv[2]](participant, *sys.argv[3:])
+    {"watch": watch, "discover": discover, "send": send, "spoil": spoil, "call": call}[sys.argv[2]](
+        participant, *sys.argv[3:]
+    )
     del participant, domain
 
 

@@ -17,13 +17,13 @@ from cyclonedds.builtin import (
     BuiltinTopicDcpsPublication,
     BuiltinTopicDcpsSubscription,
 )
-from cyclonedds.core import InstanceState, Policy
+from cyclonedds.core import InstanceState, Policy, ReadCondition
 from cyclonedds.idl import IdlStruct
 from cyclonedds.pub import DataWriter
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
-from vla_ros.graph.dds.wire import TOPIC_PREFIX, ros_profile, ros_type_name, sample
+from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX, ros_profile, ros_type_name, sample
 from vla_ros.graph.messages import MessageTypes, message_types
 from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
 
@@ -78,7 +78,9 @@ class Discovery:
         self._writer: DataWriter[Any]
         self._sample: type[IdlStruct]
         self._writer, self._sample = participant.writer(_TOPIC, _INFO, _WRITER_QOS, ignore_local=True)
-        participant.waitset.attach(self._reader)
+        # The condition, not the reader: a reader's other statuses would wake the loop until somebody reads them.
+        self._condition = ReadCondition(self._reader, ANY_UNREAD)
+        participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
         """Say what a node of ours has now; ``None`` when it is gone. ``key`` tells nodes of one name apart."""
@@ -123,8 +125,8 @@ class Discovery:
         """Delete the endpoints."""
         with self._lock:
             self._closed = True
-            self._participant.waitset.detach(self._reader)
-            for entity in (*self._builtin, self._participants, self._reader, self._writer):
+            self._participant.waitset.detach(self._condition)
+            for entity in (*self._builtin, self._participants, self._condition, self._reader, self._writer):
                 delete(entity)
 
     def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:

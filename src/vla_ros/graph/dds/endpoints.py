@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cyclonedds.core import DDSException, InstanceState, ReadCondition, SampleState, ViewState
+from cyclonedds.core import DDSException, ReadCondition
 from cyclonedds.idl import IdlStruct
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
-from vla_ros.graph.dds.wire import TOPIC_PREFIX, sample
+from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX, sample
 from vla_ros.graph.qos import QoSProfile
-
-ANY_UNREAD = SampleState.NotRead | ViewState.Any | InstanceState.Any
 
 
 class DdsPublisher:

@@ -90,9 +90,9 @@ class DdsGraph:
         try:
             while not self._closing and not until():
                 self.participant.wait(min(period, self._until_timer()))
-                self.discovery.update()
                 self._run_arrived()
                 self._run_timers()
+                self.discovery.update()
         finally:
             self._spinner = None
             self._spinning.release()

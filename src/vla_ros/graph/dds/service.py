@@ -10,9 +10,8 @@ from typing import Any
 from cyclonedds.core import DDSException, ReadCondition
 
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.dds.endpoints import ANY_UNREAD
 from vla_ros.graph.dds.participant import Participant, delete
-from vla_ros.graph.dds.wire import REPLY_PREFIX, REQUEST_PREFIX, sample
+from vla_ros.graph.dds.wire import ANY_UNREAD, REPLY_PREFIX, REQUEST_PREFIX, sample
 from vla_ros.graph.qos import PROFILES
 
 _CDR_HEADER = 4
@@ -36,7 +35,7 @@ class DdsService:
         profile = PROFILES["default"]
         # Clients wait until they see reader and writer of one service id, lest an answer be lost.
         identity = ".".join(f"{byte:x}" for byte in uuid.uuid4().bytes)
-        extra = f"serviceid= {identity};"
+        extra = f"serviceid={identity};"
         self._writer, self._sample = participant.writer(
             f"{REPLY_PREFIX}{name}Reply", f"{srv_type.TYPE}_Response", profile, extra
         )

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any
 
-from cyclonedds.core import Policy, Qos
+from cyclonedds.core import InstanceState, Policy, Qos, SampleState, ViewState
 from cyclonedds.idl import IdlStruct, make_idl_struct
 from cyclonedds.idl import types as idl
 from rosbags.interfaces import Nodetype
@@ -17,6 +17,9 @@ from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, Relia
 TOPIC_PREFIX = "rt"
 REQUEST_PREFIX = "rq"
 REPLY_PREFIX = "rr"
+
+ANY_UNREAD = SampleState.NotRead | ViewState.Any | InstanceState.Any
+"""Mask of the conditions that wake the loop."""
 
 _SCALARS: dict[str, Any] = {
     "bool": bool,
@@ -68,8 +71,11 @@ def _deserialize(cls: Any, data: bytes, has_header: bool = True, use_version_2: 
 @functools.cache
 def wire_type(types: MessageTypes, name: str) -> type[IdlStruct]:
     """DDS type of a ROS type (``pkg/msg/Type``), described field by field, with samples that are CDR blobs."""
-    cls = _structure(types, name)
-    blob = make_idl_struct(cls.__name__, dds_type_name(name), _fields(types, name))
+    fields = _fields(types, name)
+    if name.endswith(("_Request", "_Response")):
+        # Cyclone checks each blob against the type, and the header of rmw_cyclonedds' services is in the blob.
+        fields = {"client_guid": idl.uint64, "sequence_number": idl.int64, **fields}
+    blob = make_idl_struct(name.rpartition("/")[2] + "_", dds_type_name(name), fields)
     # Assigned to the class itself: the builder derives the type from the annotations and must find IdlStruct as
     # the base, so a subclass or mixin would not do.
     blob.__init__ = _init

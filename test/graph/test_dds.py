@@ -1,0 +1,114 @@
+"""What only the embedded participant does: services on the wire, simulated time, what it refuses."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+
+from vla_ros.errors import VlaRosError
+
+STRING = "std_msgs/msg/String"
+
+
+@pytest.fixture
+def dds(backend, open_here):
+    if backend != "dds":
+        pytest.skip("about the embedded participant")
+    return open_here
+
+
+def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until):
+    graph = dds()
+    node = graph.create_node("vla_policy")
+    asked = []
+
+    def enable(request, response):
+        asked.append(request.data)
+        response.success = request.data
+        response.message = "armed" if request.data else "disarmed"
+        return response
+
+    node.create_service(graph.service("std_srvs/srv/SetBool"), "~/enable", enable)
+    client = plain("call", "/vla_policy/enable")
+    spin_until(graph, lambda: len(asked) == 2)
+    assert client.answer() == [0x1122334455667788, 0, True, "armed"]
+    assert client.answer() == [0x1122334455667788, 1, False, "disarmed"]
+
+
+def test_service_whose_callback_fails_keeps_answering(dds, plain, spin_until, capfd):
+    graph = dds()
+    node = graph.create_node("vla_policy")
+    asked = []
+
+    def enable(request, response):
+        asked.append(request.data)
+        if request.data:
+            raise RuntimeError("no arm")
+        return response
+
+    node.create_service(graph.service("std_srvs/srv/SetBool"), "~/enable", enable)
+    client = plain("call", "/vla_policy/enable")
+    spin_until(graph, lambda: len(asked) == 2)
+    assert client.answer()[1] == 1
+    assert "RuntimeError: no arm" in capfd.readouterr().err
+
+
+def test_simulated_time_follows_the_clock_topic(dds, start_peer, spin_until):
+    graph = dds("--ros-args", "-p", "use_sim_time:=true")
+    node = graph.create_node("vla_policy")
+    assert node.get_clock().now().nanoseconds == 0
+    peer = start_peer()
+    peer.ask("publisher", topic="/clock", type_name="rosgraph_msgs/msg/Clock", qos="default")
+    cdr = struct.pack("<4sII", b"\0\1\0\0", 0, 500)
+    import base64
+
+    peer.ask("stream", topic="/clock", cdr=base64.b64encode(cdr).decode(), period=0.02)
+    spin_until(graph, lambda: node.get_clock().now().nanoseconds > 0)
+    seconds, nanoseconds = node.get_clock().now().seconds_nanoseconds()
+    assert seconds >= 1
+    assert nanoseconds == 500
+
+
+def test_publisher_refuses_after_the_graph_was_closed(dds):
+    graph = dds()
+    publisher = graph.create_node("a").create_publisher(graph.message(STRING), "/text", graph.qos("default"))
+    graph.close()
+    with pytest.raises(VlaRosError, match=r"/text was destroyed"):
+        publisher.publish(graph.message(STRING)(data="x"))
+    assert publisher.get_subscription_count() == 0
+
+
+def test_bytes_that_are_no_message_are_refused_when_published(dds):
+    graph = dds()
+    publisher = graph.create_node("a").create_publisher(graph.message(STRING), "/text", graph.qos("default"))
+    with pytest.raises(VlaRosError, match=r"/text could not be sent \(12 bytes\)"):
+        publisher.publish(b"\0\1\0\0" + struct.pack("<I", 4000) + b"abc\0")
+
+
+def test_idle_graph_does_not_burn_the_processor(dds):
+    graph = dds()
+    graph.create_node("idle").create_timer(0.1, lambda: None)
+    end = time.monotonic() + 1.0
+    used = time.process_time()
+    graph.spin(lambda: time.monotonic() > end)
+    assert time.process_time() - used < 0.3
+
+
+def test_endpoints_can_be_destroyed_one_by_one(dds):
+    graph = dds()
+    node = graph.create_node("a")
+    publisher = node.create_publisher(graph.message(STRING), "/text", graph.qos("default"))
+    subscription = node.create_subscription(graph.message(STRING), "/text", print, graph.qos("default"))
+    timer = node.create_timer(0.01, lambda: None)
+    assert node.destroy_publisher(publisher)
+    assert node.destroy_subscription(subscription)
+    assert node.destroy_timer(timer)
+    assert not node.destroy_publisher(publisher)
+    assert node.count_publishers("/text") == 0
+    assert node.count_subscribers("/text") == 0
+    node.destroy_node()
+    node.destroy_node()
+    with pytest.raises(VlaRosError, match="destroyed"):
+        node.create_timer(1.0, print)
