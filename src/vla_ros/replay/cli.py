@@ -1,0 +1,174 @@
+"""Evaluate a policy on recorded bags: the same trip as on the robot, without ROS and without the robot.
+
+Reads rosbag2 folders, .mcap and .db3 files (also zstd), from Humble to Lyrical. Writes a terminal summary, and on
+request a JSON file and an HTML report. Ctrl-C keeps what there is; the same command with the same --json goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_ros.config import load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vla_ros.replay.play import Options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros replay``."""
+    parser.add_argument(
+        "bags", nargs="+", type=Path, metavar="BAG", help="bag folder, .mcap or .db3, or a folder of bags"
+    )
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all figures (docs/replay.md explains them)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a report to look at")
+    parser.add_argument(
+        "--write", type=Path, metavar="BAG", help="write predicted and recorded actions as a new bag"
+    )
+    parser.add_argument(
+        "--speed",
+        default="max",
+        metavar="max|X",
+        help="max: every frame is answered (open loop). X: as it would have run at X times the recorded speed",
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="open loop: answer every K-th frame")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="answer at most N frames of each bag")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes; each plays one bag at a time")
+    parser.add_argument("--instruction", default="", metavar="TEXT", help="takes the place of what was recorded")
+    parser.add_argument(
+        "--topics",
+        nargs="+",
+        default=[],
+        metavar="ROLE=/TOPIC",
+        help="camera, joint_states, instruction or truth, where types and names do not tell (truth=joint_states "
+        "compares with the measured motion, truth=none with nothing)",
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.2, metavar="S", help="longest time from a frame to its recorded action"
+    )
+    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause begins a new episode")
+    parser.add_argument(
+        "--max-mae", type=float, metavar="X", help="exit with 3 when the mean absolute error is larger"
+    )
+    parser.add_argument("--restart", action="store_true", help="forget partial results of an interrupted run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play the bags.
+
+    Returns:
+        0; 3 when ``--max-mae`` is not kept; 130 after Ctrl-C (what there is was written).
+
+    Raises:
+        VlaRosError: Nothing could be played.
+    """
+    from vla_ros.replay.bag import find_bags
+    from vla_ros.replay.evaluate import make_jobs, play_all
+    from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
+    from vla_ros.replay.topics import parse_overrides
+
+    options = _options(arguments)
+    config = load(arguments.config, arguments.param)
+    partial = arguments.json.with_name(arguments.json.name + ".partial") if arguments.json else None
+    if arguments.restart and partial is not None:
+        shutil.rmtree(partial, ignore_errors=True)
+    jobs = make_jobs(find_bags(arguments.bags), config, parse_overrides(arguments.topics), options, partial)
+    with _Progress(len(jobs)) as progress:
+        ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+        outcomes = play_all(jobs, None, arguments.jobs, ask, progress.load, progress.told)
+    result = make_result(outcomes, config, options)
+    print("\n".join(summary_lines(result.figures)))
+    if arguments.json:
+        write_json(result, arguments.json)
+    if arguments.report:
+        from vla_ros.replay.report import write_report
+
+        write_report(result, arguments.report, parse_overrides(arguments.topics))
+    if arguments.write:
+        from vla_ros.replay.write import write_bag
+
+        write_bag(result, arguments.write)
+    if result.figures["interrupted"] or len(outcomes) < len(jobs):
+        return 130
+    if partial is not None:
+        shutil.rmtree(partial, ignore_errors=True)
+    return 3 if exceeds(result.figures, arguments.max_mae) else 0
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    """What the arguments say, checked.
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+    from vla_ros.replay.play import Options
+
+    try:
+        speed = 0.0 if arguments.speed == "max" else float(arguments.speed)
+        if arguments.speed != "max" and not 0 < speed <= 1000:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--speed {arguments.speed}: expected max or a number above 0, for example 1.0") from None
+    for name, value, low in (
+        ("every", arguments.every, 1),
+        ("limit", arguments.limit, 0),
+        ("jobs", arguments.jobs, 1),
+    ):
+        if value < low:
+            raise ConfigError(f"--{name} {value}: expected {low} or more")
+    for name, seconds in (("tolerance", arguments.tolerance), ("gap", arguments.gap)):
+        if not 0 < seconds < 1e6:
+            raise ConfigError(f"--{name} {seconds:g}: expected seconds above 0")
+    return Options(
+        speed, arguments.every, arguments.limit, arguments.instruction, arguments.tolerance, arguments.gap
+    )
+
+
+def _ask(question: str, candidates: Sequence[str]) -> str:
+    """Ask on the terminal."""
+    print(question)
+    for number, name in enumerate(candidates, start=1):
+        print(f"  {number}  {name}")
+    while True:
+        answer = input(f"1 to {len(candidates)}: ").strip()
+        if answer.isdigit() and 1 <= int(answer) <= len(candidates):
+            return candidates[int(answer) - 1]
+
+
+class _Progress:
+    """A bar on a terminal, nothing in a log file."""
+
+    def __init__(self, bags: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self._bags, self._seen = bags, set[str]()
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("loading the policy")
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._bar.stop()
+
+    def load(self, fraction: float, message: str) -> None:
+        """Told by the policy while it loads."""
+        self._bar.update(self._task, description=f"{message} ({100 * fraction:.0f} %)")
+
+    def told(self, bag: str, count: int) -> None:
+        """Told by the player."""
+        self._seen.add(bag)
+        self._bar.update(self._task, description=f"bag {len(self._seen)} of {self._bags}, {bag}: {count} frames")

@@ -1,0 +1,145 @@
+"""The small topics of a bag as arrays: joint states, commands, actions, instructions. Pictures are left alone."""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.messages import message_types
+from vla_ros.replay.bag import Bag
+from vla_ros.replay.topics import ARRAY, JOINTS, TEXT, TRAJECTORY, TWIST, Selection
+from vla_ros.types import FloatArray, IntArray, JointState
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named numbers over time, one row per message.
+
+    Attributes:
+        names: Columns: joints, or "" for plain numbers.
+        times: Int64 [N], nanoseconds at which the recorder received each message, ascending.
+        stamps: Int64 [N], header stamps in nanoseconds; 0 where the type has none.
+        values: Float64 [N, C].
+    """
+
+    names: tuple[str, ...]
+    times: IntArray
+    stamps: IntArray
+    values: FloatArray
+
+    def newest(self, time: int) -> int:
+        """Row of the newest message at or before ``time``; -1 where there is none."""
+        return int(np.searchsorted(self.times, time, side="right")) - 1
+
+    def joint_state(self, time: int) -> JointState | None:
+        """The newest row at ``time`` as a joint state, or None."""
+        row = self.newest(time)
+        return JointState(self.names, self.values[row], int(self.stamps[row])) if row >= 0 else None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a bag says besides pictures.
+
+    Attributes:
+        joints: Measured joint states, or None.
+        truth: Recorded commands or actions, or None.
+        instructions: (time, text), ascending; only changes.
+        state: Further feeds by name.
+        skipped: What was left out of these topics, and how often.
+    """
+
+    joints: Table | None
+    truth: Table | None
+    instructions: tuple[tuple[int, str], ...] = ()
+    state: dict[str, Table] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def instruction(self, time: int, default: str = "") -> str:
+        """What was to be done at ``time``; the first one also counts for the time before it was recorded."""
+        if not self.instructions:
+            return default
+        at = bisect.bisect_right(self.instructions, time, key=lambda item: item[0]) - 1
+        return self.instructions[max(at, 0)][1]
+
+
+class _Rows:
+    """Collects rows of one topic in flat arrays: a fifth of the memory of message objects."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] | None = None
+        self.times, self.stamps, self.values = array("q"), array("q"), array("d")
+
+    def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
+        """False where the message has other columns than those before it (a second publisher)."""
+        if self.names is None:
+            self.names = names
+        if names != self.names or len(values) != len(names):
+            return False
+        self.times.append(time)
+        self.stamps.append(stamp)
+        self.values.extend(values)
+        return True
+
+    def table(self) -> Table | None:
+        if not self.names or not self.times:
+            return None
+        times = np.array(self.times, np.int64)
+        order = np.argsort(times, kind="stable")
+        values = np.array(self.values).reshape(len(times), len(self.names))
+        return Table(self.names, times[order], np.array(self.stamps, np.int64)[order], values[order])
+
+
+def read(bag: Bag, selection: Selection) -> Recording:
+    """Read every small topic of ``selection`` once; images are not touched."""
+    types = {topic.name: topic.type for topic in bag.topics}
+    roles = {"joints": selection.joint_states, "truth": selection.truth}
+    roles |= {f"state/{key}": topic for key, topic in selection.state}
+    rows = {role: _Rows() for role, topic in roles.items() if topic}
+    skipped: Counter[str] = Counter()
+    instructions: list[tuple[int, str]] = []
+    wanted = {topic for topic in (*roles.values(), selection.instruction) if topic}
+    store = message_types()
+    classes = {topic: store.message(types[topic]) for topic in wanted}
+    for record in bag.records(wanted, verify=False):
+        kind = types[record.topic]
+        try:
+            message = store.deserialize(record.data, classes[record.topic])
+        except VlaRosError:
+            skipped[f"{record.topic}: damaged message"] += 1
+            continue
+        if kind == TEXT:
+            if not instructions or instructions[-1][1] != message.data:
+                instructions.append((record.time, message.data))
+            continue
+        for role, topic in roles.items():
+            if topic == record.topic and not rows[role].add(record.time, *_columns(message, kind)):
+                skipped[f"{record.topic}: other joints than in its first message"] += 1
+    tables = {role: collected.table() for role, collected in rows.items()}
+    feeds = {
+        role.removeprefix("state/"): table for role, table in tables.items() if role.startswith("state/") and table
+    }
+    return Recording(tables.get("joints"), tables.get("truth"), tuple(instructions), feeds, skipped)
+
+
+def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[float]]:
+    """Stamp, names and numbers of a message."""
+    if kind == ARRAY:
+        return 0, tuple(f"[{i}]" for i in range(len(message.data))), message.data
+    stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
+    if kind == JOINTS:
+        return stamp, tuple(message.name), message.position
+    if kind == TWIST:
+        linear, angular = message.twist.linear, message.twist.angular
+        values = (linear.x, linear.y, linear.z, angular.x, angular.y, angular.z)
+        return stamp, ("vx", "vy", "vz", "wx", "wy", "wz"), values
+    assert kind == TRAJECTORY
+    point = message.points[0].positions if message.points else ()
+    return stamp, tuple(message.joint_names), point

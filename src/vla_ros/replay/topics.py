@@ -1,0 +1,216 @@
+"""Which topic of a bag plays which part: found by type and name, asked about or refused where that is not clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vla_ros.config import Config
+from vla_ros.replay.records import BagError, Topic
+
+IMAGE_TYPES = {"sensor_msgs/msg/Image": "raw", "sensor_msgs/msg/CompressedImage": "compressed"}
+JOINTS = "sensor_msgs/msg/JointState"
+TEXT = "std_msgs/msg/String"
+ARRAY = "std_msgs/msg/Float64MultiArray"
+TRAJECTORY = "trajectory_msgs/msg/JointTrajectory"
+TWIST = "geometry_msgs/msg/TwistStamped"
+COMMAND_TYPES = (JOINTS, TRAJECTORY, TWIST, ARRAY)
+
+NODE = "vla_policy"
+"""Name of the live node, of which ``~`` stands in topic names."""
+
+ROLES = ("camera", "joint_states", "instruction", "truth")
+
+Ask = Callable[[str, Sequence[str]], str]
+"""Asks a person: the question and the candidates; gives the answer."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What plays which part.
+
+    Attributes:
+        cameras: One topic per camera of the policy, in the order of ``camera.topics``.
+        transport: ``raw`` or ``compressed``; the same for all cameras.
+        joint_states: Topic of measured joint states, or None.
+        instruction: Topic of the instruction, or None.
+        truth: Topic of the recorded commands or actions; None where joint states are differenced, or nothing is.
+        truth_type: Its type; JointState with ``truth`` None means differencing; "" means that there is no truth.
+        state: Feed name to topic (``robot.state_topics``).
+    """
+
+    cameras: tuple[str, ...]
+    transport: str
+    joint_states: str | None
+    instruction: str | None
+    truth: str | None
+    truth_type: str
+    state: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def truth_name(self) -> str:
+        """What the truth comes from, for people."""
+        if self.truth:
+            return f"{self.truth} ({self.truth_type})"
+        return f"{self.joint_states}, differenced" if self.truth_type else "none"
+
+
+def expand(name: str) -> str:
+    """A topic name as the live node would resolve it."""
+    if name.startswith("~"):
+        return f"/{NODE}{name[1:]}"
+    return name if name.startswith("/") else f"/{name}"
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
+    """``role=/topic`` pairs of ``--topics``; several cameras are separated by commas.
+
+    Raises:
+        BagError: Not of that form, or no such role.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        role, separator, topic = text.partition("=")
+        if not separator or role not in ROLES:
+            raise BagError(f"--topics {text}: expected role=/topic with a role of {', '.join(ROLES)}")
+        found[role] = topic
+    return found
+
+
+def select(
+    topics: Sequence[Topic], config: Config, overrides: Mapping[str, str], ask: Ask | None = None
+) -> Selection:
+    """Give every part a topic.
+
+    Args:
+        topics: What the bag has.
+        config: The node's options; its names are taken where the bag has them.
+        overrides: Role to topic, from ``--topics``.
+        ask: Asks a person where several fit; None refuses.
+
+    Raises:
+        BagError: There is no camera, a named topic is missing or of a wrong type, or several fit and nobody can be
+            asked; the candidates are listed.
+    """
+    by_name = {topic.name: topic.type for topic in topics}
+    cameras = _cameras(by_name, config, overrides.get("camera", ""), ask)
+    transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
+    if len(transports) > 1:
+        raise BagError(f"the cameras {list(cameras)} are raw and compressed; name topics of one kind with --topics")
+    truth, truth_type = _truth(by_name, config, overrides.get("truth"))
+    joints = _joint_states(by_name, config, overrides.get("joint_states"), truth, ask)
+    if truth_type == JOINTS and truth is None and joints is None:
+        truth_type = ""
+    feeds = tuple((key, topic) for key, _, topic in (feed.partition("=") for feed in config.robot.state_topics))
+    return Selection(
+        cameras,
+        transports.pop(),
+        joints,
+        _instruction(by_name, config, overrides.get("instruction"), ask),
+        truth,
+        truth_type,
+        tuple((key, expand(topic)) for key, topic in feeds if expand(topic) in by_name),
+    )
+
+
+def _named(by_name: Mapping[str, str], name: str, role: str, types: Sequence[str]) -> str:
+    """A topic that a person named."""
+    if name not in by_name:
+        raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {', '.join(sorted(by_name))}")
+    if by_name[name] not in types:
+        raise BagError(f"--topics {role}={name}: is a {by_name[name]}, expected {' or '.join(types)}")
+    return name
+
+
+def _choose(role: str, candidates: Sequence[str], ask: Ask | None) -> str:
+    """The only candidate, or the one that a person names."""
+    if len(candidates) == 1:
+        return candidates[0]
+    if ask is None:
+        listed = "\n".join(f"  --topics {role}={name}" for name in candidates)
+        raise BagError(f"several topics could be the {role.replace('_', ' ')}; name one:\n{listed}")
+    return ask(f"Which topic is the {role.replace('_', ' ')}?", candidates)
+
+
+def _cameras(by_name: Mapping[str, str], config: Config, named: str, ask: Ask | None) -> tuple[str, ...]:
+    wanted = len(config.camera.topics)
+    if named:
+        cameras = tuple(_named(by_name, name.strip(), "camera", tuple(IMAGE_TYPES)) for name in named.split(","))
+        if len(cameras) != wanted:
+            raise BagError(f"--topics camera: found {len(cameras)} topics, expected {wanted}, as camera.topics has")
+        return cameras
+    candidates = [name for name, kind in by_name.items() if kind in IMAGE_TYPES and "depth" not in name.lower()]
+    if not candidates:
+        found = ", ".join(f"{name} ({kind})" for name, kind in sorted(by_name.items())) or "no topics"
+        raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
+    chosen: list[str] = []
+    for topic in config.camera.topics:
+        name = expand(topic)
+        hit = [
+            option
+            for option in (name, f"{name}/compressed", name.removesuffix("/compressed"))
+            if option in candidates
+        ]
+        if hit:
+            chosen.append(hit[0])
+    if len(chosen) == wanted:
+        return tuple(chosen)
+    if wanted > 1:
+        raise BagError(
+            f"camera.topics: found {list(config.camera.topics)}, the bag has {candidates}; name {wanted} of "
+            "them with --topics camera=/a,/b"
+        )
+    plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
+    return (_choose("camera", plain, ask),)
+
+
+def _joint_states(
+    by_name: Mapping[str, str], config: Config, named: str | None, truth: str | None, ask: Ask | None
+) -> str | None:
+    if named is not None:
+        return None if named in ("", "none") else _named(by_name, named, "joint_states", (JOINTS,))
+    name = expand(config.topics.joint_states)
+    if by_name.get(name) == JOINTS:
+        return name
+    states = [
+        topic for topic, kind in by_name.items() if kind == JOINTS and topic != truth and not _is_command(topic)
+    ]
+    return _choose("joint_states", states, ask) if states else None
+
+
+def _instruction(by_name: Mapping[str, str], config: Config, named: str | None, ask: Ask | None) -> str | None:
+    if named is not None:
+        return None if named in ("", "none") else _named(by_name, named, "instruction", (TEXT,))
+    name = expand(config.topics.instruction)
+    if by_name.get(name) == TEXT:
+        return name
+    words = ("instruction", "task", "language", "prompt", "command_text")
+    texts = [t for t, kind in by_name.items() if kind == TEXT and any(word in t.lower() for word in words)]
+    return _choose("instruction", texts, ask) if texts else None
+
+
+def _truth(by_name: Mapping[str, str], config: Config, named: str | None) -> tuple[str | None, str]:
+    """Recorded actions first, then commands, then the joint states themselves."""
+    if named == "none":
+        return None, ""
+    if named == "joint_states":
+        return None, JOINTS
+    if named:
+        name = _named(by_name, named, "truth", COMMAND_TYPES)
+        return name, by_name[name]
+    action, command = expand(config.topics.action), expand(config.topics.command)
+    if by_name.get(action) == ARRAY:
+        return action, ARRAY
+    ranked = [
+        *(name for name, kind in by_name.items() if kind == ARRAY and "action" in name.lower()),
+        *(name for name in (command,) if by_name.get(name) in (JOINTS, TRAJECTORY, TWIST)),
+        *(name for name, kind in by_name.items() if kind in (TWIST, TRAJECTORY)),
+        *(name for name, kind in by_name.items() if kind == JOINTS and _is_command(name)),
+    ]
+    if ranked:
+        return ranked[0], by_name[ranked[0]]
+    return None, JOINTS
+
+
+def _is_command(name: str) -> bool:
+    return any(word in name.lower() for word in ("command", "cmd", "target", "desired", "goal"))
