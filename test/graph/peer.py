@@ -24,6 +24,7 @@ class Peer:
         self.publishers: dict[str, Any] = {}
         self.received: dict[str, list[bytes]] = {}
         self.timers: dict[str, Any] = {}
+        self.calls: dict[str, Any] = {}
         self.commands: queue.Queue[str] = queue.Queue()
         self.over = False
         self.node.create_timer(0.01, self.work)
@@ -78,6 +79,26 @@ class Peer:
 
     def do_received(self, topic: str) -> list[str]:
         return [base64.b64encode(item).decode() for item in self.received[topic]]
+
+    def do_call(self, service: str, type_name: str, request: dict[str, Any]) -> None:
+        """Call a service once it is there (rclpy only)."""
+        kind = self.graph.service(type_name)
+        client = self.node.create_client(kind, service)
+
+        def attempt() -> None:
+            if client.service_is_ready():
+                self.timers[service].cancel()
+                self.calls[service] = client.call_async(kind.Request(**request))
+
+        self.timers[service] = self.node.create_timer(0.05, attempt)
+
+    def do_called(self, service: str) -> dict[str, Any] | None:
+        """What the service answered."""
+        call = self.calls.get(service)
+        if call is None or not call.done():
+            return None
+        answer = call.result()
+        return {name: getattr(answer, name) for name in answer.get_fields_and_field_types()}
 
     def do_publishers_info(self, topic: str) -> list[dict[str, Any]]:
         return [_info(item) for item in self.node.get_publishers_info_by_topic(topic)]
