@@ -44,7 +44,7 @@ class Reason(str, Enum):
 
     NOT_READY = "not_ready", Level.HOLD, "the policy is not loaded yet"
     NO_INSTRUCTION = "no_instruction", Level.HOLD, "there is no instruction to follow"
-    INPUT_MISSING = "input_missing", Level.HOLD, "a picture, feed or joint state that the policy needs has not come yet"
+    INPUT_MISSING = "input_missing", Level.HOLD, "something that the policy needs has not come yet"
     CAMERA_STALE = "camera_stale", Level.HOLD, "no new frame for timeouts.camera"
     CAMERA_FROZEN = "camera_frozen", Level.HOLD, "the same pixels timeouts.frozen_frames times in a row"
     FRAME_OLD = "frame_old", Level.HOLD, "a frame is older than timeouts.frame_age"

@@ -65,14 +65,22 @@ class _Camera:
     since_jump: bool = True
 
 
-def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096) -> int:
+def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
     """A number that differs for different pictures, from bytes spread evenly over the message's data.
 
     A camera's noise changes nearly every pixel, so some thousands tell whether a picture is a new one (30 us).
-    The stride is odd, so that all colour channels are looked at.
+    The stride is a multiple of neither 2 nor 3, so that all colour channels are looked at.
+
+    Args:
+        data: Pixels, or a whole serialised message.
+        samples: About how many bytes are looked at.
+        skip: Bytes at the beginning to leave out: 12 for a serialised message with a header, whose stamp differs
+            though the picture does not.
     """
     flat = np.frombuffer(data, dtype=np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1)
+    flat = flat[skip:]
     stride = max(1, len(flat) // samples) | 1
+    stride += 2 if stride % 3 == 0 else 0
     return zlib.crc32(flat[::stride].tobytes(), len(flat) & 0xFFFFFFFF)
 
 
@@ -120,7 +128,7 @@ class Watchdog:
 
         Args:
             camera: Which one.
-            stamp: Its header's stamp, nanoseconds of the ROS clock.
+            stamp: Its header's stamp, nanoseconds of the ROS clock; 0 where the driver gives none.
             now: When it came.
             digest: :func:`digest` of its pixels, where frozen pictures are watched for.
 
@@ -132,8 +140,11 @@ class Watchdog:
         with self._lock:
             self._check_clock(now)
             known, config = self._cameras[camera], self._config
-            if known.stamp is not None and stamp <= known.stamp and not _silent(known.seen, config.camera, now):
-                return Reason.FRAME_REPEATED if stamp == known.stamp else Reason.FRAME_OUT_OF_ORDER
+            if stamp and known.stamp is not None and stamp <= known.stamp:
+                if stamp == known.stamp:
+                    return Reason.FRAME_REPEATED
+                if not _silent(known.seen, config.camera, now):
+                    return Reason.FRAME_OUT_OF_ORDER
             age = (now.ros - stamp) / _SECOND
             if config.frame_age and abs(age) > config.frame_age:
                 reason = Reason.FRAME_OLD if age > 0 else Reason.FRAME_FROM_FUTURE
@@ -164,7 +175,7 @@ class Watchdog:
             if wrong:
                 return False
             last, stale = self._joints_stamp, _silent(self._joints_seen, config.joint_state, now)
-            if stamp and last is not None and stamp <= last and not stale:
+            if stamp and last is not None and (stamp == last or (stamp < last and not stale)):
                 return False
             age = (now.ros - stamp) / _SECOND
             if stamp and config.joint_state_age and age > config.joint_state_age:

@@ -1,0 +1,22 @@
+"""Failures of a policy: those of the GPU stop, others hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_ros.control.failures import reason_of
+from vla_ros.control.reasons import Reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), Reason.DEVICE_ERROR),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), Reason.DEVICE_ERROR),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), Reason.INFERENCE_ERROR),
+        (ValueError("image has no pixels"), Reason.INFERENCE_ERROR),
+        (KeyError("action"), Reason.INFERENCE_ERROR),
+    ],
+)
+def test_errors_of_the_gpu_are_told_from_others(error: Exception, reason: Reason) -> None:
+    assert reason_of(error) is reason

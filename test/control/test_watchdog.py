@@ -1,0 +1,375 @@
+"""The watchdog: each reason begins when it should, not before, and ends when it should."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.config import TimeoutsConfig
+from vla_ros.control.reasons import Level, Reason
+from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
+
+TIMEOUTS = TimeoutsConfig(
+    camera=0.5,
+    joint_state=0.4,
+    inference=1.0,
+    frame_age=0.8,
+    joint_state_age=0.6,
+    frozen_frames=3,
+    driver=1.0,
+    heartbeat=0.3,
+    clock_jump=0.5,
+)
+EPOCH = 1_700_000_000_000_000_000
+
+
+class World:
+    """Two clocks and a watchdog; everything is well until a test says otherwise."""
+
+    def __init__(self, timeouts: TimeoutsConfig = TIMEOUTS, *, simulated: bool = False, cameras: int = 1) -> None:
+        self.cameras = tuple(f"camera_{number}" for number in range(cameras))
+        self.watchdog = Watchdog(timeouts, self.cameras, simulated=simulated)
+        self.steady = 5_000_000_000
+        self.ros = EPOCH
+        self.picture = 0
+
+    @property
+    def now(self) -> Now:
+        return Now(self.steady, self.ros)
+
+    @property
+    def active(self) -> set[Reason]:
+        return set(self.watchdog.active(self.now))
+
+    def wait(self, seconds: float, rate: float = 1.0) -> None:
+        """Time goes by; the ROS clock ``rate`` times as fast."""
+        self.steady += round(seconds * 1e9)
+        self.ros += round(seconds * rate * 1e9)
+
+    def frame(self, camera: str = "camera_0", age: float = 0.0, digest: int | None = None) -> Reason | None:
+        self.picture += 1
+        stamp = self.ros - round(age * 1e9)
+        return self.watchdog.frame(camera, stamp, self.now, self.picture if digest is None else digest)
+
+    def joints(self, age: float = 0.0, wrong: str = "") -> bool:
+        return self.watchdog.joint_state(self.ros - round(age * 1e9), self.now, wrong)
+
+    def all_well(self) -> World:
+        for camera in self.cameras:
+            self.frame(camera)
+        self.joints()
+        self.watchdog.driver(1, self.now)
+        self.watchdog.heartbeat(self.now)
+        assert self.active == set()
+        return self
+
+    def run(self, seconds: float, without: str = "", step: float = 0.05) -> None:
+        """Everything comes every ``step`` seconds but what is named."""
+        for _ in range(round(seconds / step)):
+            self.wait(step)
+            for camera in self.cameras:
+                if without != camera:
+                    self.frame(camera)
+            if without != "joints":
+                self.joints()
+            if without != "driver":
+                self.watchdog.driver(1, self.now)
+            if without != "heartbeat":
+                self.watchdog.heartbeat(self.now)
+
+
+def test_before_anything_came_everything_that_is_needed_is_missing() -> None:
+    assert World().active == {
+        Reason.CAMERA_STALE,
+        Reason.JOINT_STATE_STALE,
+        Reason.DRIVER_MISSING,
+        Reason.HEARTBEAT_MISSING,
+    }
+
+
+def test_when_all_comes_in_time_nothing_is_wrong() -> None:
+    world = World().all_well()
+    for _ in range(40):
+        world.run(0.25)
+        assert world.active == set()
+
+
+@pytest.mark.parametrize(
+    ("without", "timeout", "reason"),
+    [
+        ("camera_1", 0.5, Reason.CAMERA_STALE),
+        ("joints", 0.4, Reason.JOINT_STATE_STALE),
+        ("driver", 1.0, Reason.DRIVER_GONE),
+        ("heartbeat", 0.3, Reason.HEARTBEAT_LOST),
+    ],
+)
+def test_silence_is_noticed_after_its_timeout_and_not_before(without: str, timeout: float, reason: Reason) -> None:
+    world = World(cameras=2).all_well()
+    world.run(timeout, without)
+    assert world.active == set(), "too early"
+    world.run(0.05, without)
+    assert world.active == {reason}
+    world.run(0.05)
+    assert world.active == set(), "it came again"
+
+
+def test_the_detail_says_which_camera_and_for_how_long() -> None:
+    world = World(cameras=2).all_well()
+    world.run(1.0, "camera_1")
+    assert world.watchdog.active(world.now) == {Reason.CAMERA_STALE: "camera_1: none for 1 s"}
+
+
+def test_a_heartbeat_is_only_needed_where_the_option_says() -> None:
+    assert Reason.HEARTBEAT_MISSING not in World(replace(TIMEOUTS, heartbeat=0.0)).active
+
+
+def test_the_same_pixels_again_and_again_are_a_frozen_camera() -> None:
+    world = World().all_well()
+    for number in range(3):
+        world.run(0.0)
+        world.wait(0.05)
+        assert world.active == set(), f"{number} equal frames"
+        assert world.frame(digest=4711) is None
+    world.joints()
+    assert world.active == {Reason.CAMERA_FROZEN}
+    world.wait(0.05)
+    world.frame()
+    assert world.active == set()
+
+
+def test_a_still_scene_is_nothing_where_frozen_frames_is_zero() -> None:
+    world = World(replace(TIMEOUTS, frozen_frames=0)).all_well()
+    for _ in range(50):
+        world.run(0.05)
+        world.wait(0.01)
+        world.frame(digest=1)
+    assert world.active == set()
+
+
+def test_a_frame_twice_or_from_before_is_dropped_and_does_not_hold() -> None:
+    world = World().all_well()
+    stamp = world.ros
+    world.wait(0.1)
+    assert world.watchdog.frame("camera_0", stamp, world.now) is Reason.FRAME_REPEATED
+    assert world.watchdog.frame("camera_0", stamp - 1, world.now) is Reason.FRAME_OUT_OF_ORDER
+    assert world.active == set()
+
+
+def test_a_camera_that_repeats_one_frame_for_ever_is_stale() -> None:
+    world = World().all_well()
+    stamp = world.ros
+    for _ in range(7):
+        world.run(0.08, "camera_0")
+        world.watchdog.frame("camera_0", stamp, world.now)
+    assert Reason.CAMERA_STALE in world.active
+
+
+def test_a_camera_that_begins_anew_with_earlier_stamps_is_accepted_after_its_timeout() -> None:
+    world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
+    back = world.ros - 3_000_000_000
+    world.run(0.45, "camera_0")
+    assert world.watchdog.frame("camera_0", back, world.now) is Reason.FRAME_OUT_OF_ORDER
+    world.run(0.1, "camera_0")
+    assert world.watchdog.frame("camera_0", back + 1, world.now) is None
+    assert world.active == set()
+
+
+@pytest.mark.parametrize(("age", "reason"), [(0.81, Reason.FRAME_OLD), (-0.81, Reason.FRAME_FROM_FUTURE)])
+def test_a_frame_of_a_wrong_age_is_dropped_and_holds_until_a_good_one(age: float, reason: Reason) -> None:
+    world = World(replace(TIMEOUTS, camera=5.0)).all_well()
+    world.run(0.9, "camera_0")
+    assert world.frame(age=age) is reason
+    assert world.active == {reason}
+    assert world.frame(age=0.79) is None
+    assert world.active == set()
+
+
+def test_frames_without_a_stamp_count_when_they_come() -> None:
+    world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
+    for _ in range(20):
+        world.run(0.05, "camera_0")
+        world.picture += 1
+        assert world.watchdog.frame("camera_0", 0, world.now, world.picture) is None
+    assert world.active == set()
+
+
+def test_any_age_is_accepted_where_frame_age_is_zero() -> None:
+    world = World(replace(TIMEOUTS, frame_age=0.0))
+    assert world.frame(age=1000.0) is None
+
+
+def test_a_wrong_joint_state_holds_until_a_right_one() -> None:
+    world = World().all_well()
+    world.wait(0.02)
+    assert not world.joints(wrong="joint 'a' is nan")
+    assert world.watchdog.active(world.now) == {Reason.JOINT_STATE_INVALID: "joint 'a' is nan"}
+    world.wait(0.02)
+    assert world.joints()
+    assert world.active == set()
+
+
+def test_joint_states_that_come_late_or_again_are_none() -> None:
+    world = World().all_well()
+    stamp = world.ros
+    for _ in range(9):
+        world.run(0.05, "joints")
+        assert not world.joints(age=0.61), "too old"
+        assert not world.watchdog.joint_state(stamp, world.now), "again"
+    assert world.active == {Reason.JOINT_STATE_STALE}
+
+
+def test_joint_states_without_a_stamp_count_when_they_come() -> None:
+    world = World().all_well()
+    for _ in range(20):
+        world.run(0.05, "joints")
+        assert world.watchdog.joint_state(0, world.now)
+    assert world.active == set()
+
+
+def test_joint_states_are_not_missed_where_none_are_needed() -> None:
+    watchdog = Watchdog(TIMEOUTS, (), joints_required=False)
+    assert set(watchdog.active(Now(1, EPOCH))) == {Reason.DRIVER_MISSING, Reason.HEARTBEAT_MISSING}
+
+
+def test_an_answer_that_takes_too_long_holds_while_and_after_it_until_one_in_time() -> None:
+    world = World().all_well()
+    world.watchdog.inference_began(world.now)
+    world.run(1.0)
+    assert world.active == set()
+    world.run(0.1)
+    assert world.active == {Reason.INFERENCE_LATE}, "still thinking"
+    assert world.watchdog.inference_ended(world.now) is False
+    world.run(0.1)
+    assert world.active == {Reason.INFERENCE_LATE}, "its answer was dropped"
+    world.watchdog.inference_began(world.now)
+    world.run(0.1)
+    assert world.watchdog.inference_ended(world.now) is True
+    assert world.active == set()
+
+
+@pytest.mark.parametrize("jump", [0.6, -0.6, 3600.0, -3600.0])
+def test_a_clock_that_jumps_holds_until_all_was_seen_anew(jump: float) -> None:
+    world = World(replace(TIMEOUTS, frame_age=0.0, joint_state_age=0.0)).all_well()
+    world.run(0.1)
+    world.ros += round(jump * 1e9)
+    world.wait(0.02)
+    assert Reason.CLOCK_JUMP in world.active
+    world.wait(0.02)
+    assert world.frame() is None, "stamps count anew"
+    assert world.active == {Reason.CLOCK_JUMP}, "no joint state since"
+    assert world.joints()
+    assert world.active == set()
+
+
+def test_a_clock_that_is_slewed_has_not_jumped() -> None:
+    world = World().all_well()
+    world.ros += 400_000_000
+    world.run(0.05)
+    assert world.active == set()
+
+
+def test_a_process_that_was_stopped_for_a_while_sees_no_jump_but_silence() -> None:
+    world = World().all_well()
+    world.wait(30.0)
+    assert Reason.CLOCK_JUMP not in world.active
+    assert Reason.CAMERA_STALE in world.active
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0, 20.0])
+def test_simulated_time_may_stand_still_and_run_fast(rate: float) -> None:
+    world = World(simulated=True).all_well()
+    for _ in range(20):
+        world.wait(0.1, rate)
+        world.joints()
+        world.frame()
+        assert Reason.CLOCK_JUMP not in world.active
+
+
+@pytest.mark.parametrize("jump", [-0.001, 30.0])
+def test_simulated_time_may_not_go_back_nor_leap(jump: float) -> None:
+    world = World(simulated=True).all_well()
+    world.ros += round(jump * 1e9)
+    world.wait(0.01, rate=0.0)
+    assert Reason.CLOCK_JUMP in world.active
+
+
+def test_simulated_time_that_begins_has_not_jumped() -> None:
+    world = World(simulated=True)
+    world.ros = 0
+    assert Reason.CLOCK_JUMP not in world.active
+    world.wait(0.1)
+    world.ros = 12_000_000_000
+    assert Reason.CLOCK_JUMP not in world.active
+
+
+def test_a_watch_that_was_read_earlier_by_another_thread_is_no_jump() -> None:
+    world = World(simulated=True).all_well()
+    early = world.now
+    world.wait(0.05)
+    assert world.active == set()
+    world.watchdog.heartbeat(early)
+    assert set(world.watchdog.active(early)) == set()
+
+
+def test_only_watched_reasons_of_level_hold_or_stop_are_reported() -> None:
+    assert all(reason.level is not Level.DROP for reason in WATCHED)
+
+
+def test_new_timeouts_apply_at_once() -> None:
+    world = World().all_well()
+    world.run(0.3, "camera_0")
+    world.watchdog.configure(replace(TIMEOUTS, camera=0.1))
+    assert world.active == {Reason.CAMERA_STALE}
+
+
+@given(st.lists(st.sampled_from(["frame", "joints", "wait", "jump", "late", "query"]), max_size=40))
+def test_whatever_came_before_all_is_well_again_once_all_comes_in_time(events: list[str]) -> None:
+    world = World()
+    for event in events:
+        if event == "frame":
+            world.frame(age=0.1 * (world.picture % 12))
+        elif event == "joints":
+            world.joints(wrong="x" if world.steady % 3 == 0 else "")
+        elif event == "wait":
+            world.wait(0.37)
+        elif event == "jump":
+            world.ros -= 2_000_000_000
+        elif event == "late":
+            world.watchdog.inference_began(world.now)
+            world.wait(1.5)
+            world.watchdog.inference_ended(world.now)
+        else:
+            assert world.active <= WATCHED
+    world.watchdog.inference_began(world.now)
+    world.watchdog.inference_ended(world.now)
+    world.run(1.0)
+    assert world.active == set()
+
+
+def test_digests_differ_with_a_little_noise_and_agree_for_the_same_pixels() -> None:
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    noisy = np.clip(picture.astype(int) + rng.integers(-1, 2, picture.shape), 0, 255).astype(np.uint8)
+    assert digest(picture) == digest(picture.tobytes()) == digest(memoryview(picture.tobytes()))
+    assert digest(picture) != digest(noisy)
+    one_channel = picture.copy()
+    one_channel[..., 1] ^= 1
+    assert digest(picture) != digest(one_channel)
+    assert digest(b"") == digest(b"", skip=12)
+    assert digest(b"stamp 1 abc", skip=8) == digest(b"stamp 2 abc", skip=8) != digest(b"stamp 2 abd", skip=8)
+    assert digest(b"\0" * 10) != digest(b"\0" * 11)
+
+
+def test_a_digest_of_a_vga_frame_takes_a_fraction_of_a_millisecond() -> None:
+    data = bytes(640 * 480 * 3)
+    samples = []
+    for _ in range(50):
+        began = time.perf_counter_ns()
+        digest(data)
+        samples.append(time.perf_counter_ns() - began)
+    assert min(samples) < 500_000
