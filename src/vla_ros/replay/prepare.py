@@ -6,17 +6,14 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from vla_ros.config import Config
-from vla_ros.control.inputs import Snapshot
-from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import Selection
 from vla_ros.stepper import Stepper
-from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
+from vla_ros.types import ActionChunk, ActionSpec, Observation, UInt8Array
+from vla_ros.vision.preprocess import Preprocessor
 
 
 class LoadedOnce:
@@ -85,19 +82,36 @@ def make_stepper(config: Config, policy: LoadedOnce, progress: Progress = no_pro
         return stepper, "robot.urdf is not set: actions are compared, joint commands are not made"
 
 
-def pictures_at(bag: Bag, selection: Selection, stepper: Stepper, times: Sequence[int]) -> dict[int, Observation]:
-    """What the model saw at the frames with these times: prepared once more, which gives the same pixels."""
-    found: dict[int, Observation] = {}
-    nothing = JointState((), np.zeros(0), 0)  # only pictures are wanted, whatever else the policy needs
-    inputs = Snapshot(nothing, dict.fromkeys(stepper.spec.state_keys, nothing), "-")
+def pictures_at(
+    bag: Bag, selection: Selection, config: Config, spec: ActionSpec, times: Sequence[int]
+) -> dict[int, dict[str, UInt8Array]]:
+    """What the model saw at the frames with these times: prepared once more, which gives the same pixels.
+
+    Args:
+        bag: Open.
+        selection: Which topics are the cameras.
+        config: As :func:`fit` gives it.
+        spec: Which pictures, and how large.
+        times: Nanoseconds of the recorder.
+
+    Returns:
+        Time to picture key to uint8 [H, W, 3]; times at which no picture can be had are left out.
+    """
+    preprocess = Preprocessor(config.camera, spec.image_size)
+    cameras = {key: config.camera.keys.index(key) for key in spec.image_keys}
+    several = len(cameras) > 1  # the others' newest frames lie before
+    found: dict[int, dict[str, UInt8Array]] = {}
     for wanted in times:
-        newest: list[bytes | None] = [None] * len(selection.cameras)
-        for record in bag.records(selection.cameras, wanted - 2_000_000_000 if len(newest) > 1 else wanted):
+        newest: dict[str, bytes] = {}
+        for record in bag.records(selection.cameras, wanted - 2_000_000_000 if several else wanted):
             if record.time > wanted:
                 break
-            newest[selection.cameras.index(record.topic)] = bytes(record.data)
+            newest[record.topic] = bytes(record.data)
             if record.time == wanted and record.topic == selection.cameras[0]:
-                with contextlib.suppress(ImageError, Refused):
-                    found[wanted] = stepper.observe(newest, inputs)
+                with contextlib.suppress(ImageError, KeyError):
+                    found[wanted] = {
+                        key: preprocess(newest[selection.cameras[index]], index).image
+                        for key, index in cameras.items()
+                    }
                 break
     return found

@@ -108,7 +108,8 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
     if latency:
         lines.append(
             f"latency: p50 {significant(latency['p50'])} ms, p90 {significant(latency['p90'])} ms, "
-            f"p99 {significant(latency['p99'])} ms; {significant(figures['throughput']['frames_per_second'])} frames/s"
+            f"p99 {significant(latency['p99'])} ms; "
+            f"{significant(figures['throughput']['frames_per_second'])} frames/s"
         )
     return lines
 

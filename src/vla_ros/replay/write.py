@@ -69,7 +69,7 @@ def _messages(samples: Samples) -> list[tuple[int, str, bytes]]:
 
     found: list[tuple[int, str, bytes]] = []
     errors = np.abs(samples.predicted - samples.recorded)
-    known = np.isfinite(errors).any(axis=1)
+    known = set(np.flatnonzero(np.isfinite(errors).any(axis=1)).tolist())
     episode = -1
     for index, time in enumerate(samples.times.tolist()):
         if samples.episodes[index] != episode:
@@ -77,7 +77,7 @@ def _messages(samples: Samples) -> list[tuple[int, str, bytes]]:
             text = types.message(_STRING)(data=samples.instructions[episode])
             found.append((time, INSTRUCTION, types.serialize(text)))
         found.append((time, PREDICTED, array(samples.predicted[index])))
-        if known[index]:
+        if index in known:
             found.append((time, RECORDED, array(samples.recorded[index])))
             found.append((time, ERROR, number(float(np.nanmean(errors[index])))))
         total = samples.stages_ms.get("total")
