@@ -168,14 +168,12 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
         log = arguments.log or folder / "policy.log"
         policy = stack.enter_context(PolicyProcess(options.files, options.assignments, folder / "stats.json", log))
-        began = time.monotonic()
         try:
-            episodes = _episodes(arguments, options.config, policy, stack)
+            episodes, wall = _episodes(arguments, options.config, policy, stack)
         except VlaRosError as error:
             if not policy.alive() and policy.last_lines():
                 print(policy.last_lines(), file=sys.stderr)
             raise error
-        wall = time.monotonic() - began
         policy.end()
         stats = policy.stats()
     return _result(arguments, options.config, episodes, stats, wall), options.config
@@ -192,7 +190,8 @@ def _interrupt_on_terminate() -> None:
 
 def _episodes(
     arguments: argparse.Namespace, config: Config, policy: PolicyProcess, stack: ExitStack
-) -> list[EpisodeResult]:
+) -> tuple[list[EpisodeResult], float]:
+    """All results, and the seconds that they took."""
     from vla_ros.graph import open_graph
     from vla_ros.sim import console
     from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
@@ -229,11 +228,12 @@ def _episodes(
     )
     runner = (RealTime if arguments.real_time else Lockstep)(world, node, options, policy.alive)
     results: list[EpisodeResult] = []
+    began = time.monotonic()
     with console.progress(arguments.episodes) as told:
         for seed in range(arguments.seed, arguments.seed + arguments.episodes):
             results.append(_small(runner.run(seed), arguments.episodes))
             told(results)
-    return results
+    return results, time.monotonic() - began
 
 
 def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:

@@ -20,7 +20,8 @@ from vla_ros.sim.world import SUBSTEPS, TableTop
 from vla_ros.types import UInt8Array
 
 _RESEND = 3.0  # s of wall clock after which a frame that was lost on the way is sent again
-_SETTLE = 1.0  # s to wait for the answer to the frame that follows a new instruction
+_SETTLE = 0.2  # s to wait for the answer to the first frame that follows a new instruction; then doubled
+_SETTLE_ATTEMPTS = 4
 _ACTION_WAIT = 0.2  # s that an action may come after its command
 _TICK = 0.02  # s: joint states at 50 Hz
 _LEAST_SPIN = 0.002  # s: also a simulation that is late must hear
@@ -149,17 +150,20 @@ class Lockstep(_Episodes):
         return trace.result(self._world, seed, scene, step, "no_command" if silent else "timeout")
 
     def _instruct(self, words: str) -> None:
-        """Give the instruction, and one frame whose answer is thrown away.
+        """Give the instruction, and frames whose answers are thrown away until the first one is answered.
 
-        Topics are not ordered among each other: only once that frame was answered is it certain that the words
-        arrived before the frames that count.
+        Topics are not ordered among each other: only once such a frame was answered is it certain that the words
+        arrived before the frames that count. A node may drop a frame that it took up when the words changed.
         """
         self._node.publish_instruction(words)
-        stamp, _ = self._publish()
-        self._answer(stamp, _SETTLE)
+        first = self._node.next_stamp()
+        for attempt in range(_SETTLE_ATTEMPTS):
+            self._publish()
+            if self._answer(first, _SETTLE * 2**attempt, resend=False) is not None:
+                return
 
-    def _answer(self, stamp: int, timeout: float) -> ReceivedCommand | None:
-        """The command with this stamp, or None where it does not come. Older ones are ignored."""
+    def _answer(self, stamp: int, timeout: float, *, resend: bool = True) -> ReceivedCommand | None:
+        """The command with this stamp or a later one, or None where it does not come."""
         deadline = time.monotonic() + timeout
         found: ReceivedCommand | None = None
 
@@ -173,7 +177,8 @@ class Lockstep(_Episodes):
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return None
-            self._publish(stamp)  # best effort: the frame may be lost; the node uses none twice
+            if resend:
+                self._publish(stamp)  # best effort: the frame may be lost; the node uses none twice
         self._check()
         return found
 

@@ -42,7 +42,7 @@ class Trace:
             reason=world.judge.reason or otherwise,
             pictures=tuple(picture for _, picture in strip),
             picture_steps=tuple(step for step, _ in strip),
-            actions=np.array(self.actions, dtype=np.float64).reshape(len(self.actions), -1),
+            actions=np.array(self.actions, dtype=np.float64) if self.actions else np.zeros((0, 7)),
             tips=np.array(self._tips, dtype=np.float64).reshape(-1, 3),
             fingers=np.array(self._fingers, dtype=np.float64),
             target=scene.task.target,

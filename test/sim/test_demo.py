@@ -1,0 +1,203 @@
+"""`vla-ros demo` as a user runs it: two processes over DDS."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rosbags.highlevel import AnyReader
+
+from vla_ros.config import Config
+from vla_ros.errors import VlaRosError
+from vla_ros.sim import process
+from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.rollout import make_controller, run_episode
+from vla_ros.sim.world import TableTop
+from vla_ros.vision.decode import decode_image
+
+SEED, EPISODES = 40, 2
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "vla_ros.cli", "demo", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "ROS_DOMAIN_ID": str(process.free_domain()), "OMP_NUM_THREADS": "1"}
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    said: str
+    figures: dict
+    report: str
+    bag: Path
+
+
+@pytest.fixture(scope="module")
+def lockstep(tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("demo")
+    done = demo(
+        *("--episodes", str(EPISODES), "--seed", str(SEED), "--policy", "expert", "--lockstep"),
+        *("--json", str(folder / "new" / "figures.json"), "--report", str(folder / "report.html")),
+        *("--record", str(folder / "bag")),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((folder / "new" / "figures.json").read_text())
+    return Run(done.stdout, figures, (folder / "report.html").read_text(), folder / "bag")
+
+
+def topic(bag: Path, name: str) -> list:
+    with AnyReader([bag]) as reader:
+        connections = [connection for connection in reader.connections if connection.topic == name]
+        messages = reader.messages(connections)
+        if name == "/camera/image_raw":
+            return [decode_image(raw) for _, _, raw in messages]
+        return [reader.deserialize(raw, connection.msgtype) for connection, _, raw in messages]
+
+
+@pytest.mark.slow
+def test_the_expert_succeeds_and_the_figures_say_so(lockstep):
+    assert lockstep.figures["success_rate"] == 1.0
+    assert [episode["seed"] for episode in lockstep.figures["episodes"]] == [SEED, SEED + 1]
+    for episode in lockstep.figures["episodes"]:
+        assert set(episode) >= {"seed", "instruction", "success", "steps", "reason"}
+        assert episode["reason"] == "success"
+    assert "2 of 2 episodes succeeded" in lockstep.said
+
+
+@pytest.mark.slow
+def test_every_frame_is_used_once_and_none_is_lost(lockstep):
+    frames = lockstep.figures["frames"]
+    steps = sum(episode["steps"] for episode in lockstep.figures["episodes"])
+    # One frame for each step, and one per instruction whose answer is thrown away. While the words change the
+    # node may drop one that it had taken up.
+    assert frames["used"] == steps + EPISODES
+    assert frames["received"] == frames["used"] + sum(frames["dropped"].values())
+    assert set(frames["dropped"]) <= {"task_changed"}
+    for stage in ("preprocess", "inference", "control", "frame_age"):
+        assert 0 <= lockstep.figures["latency_ms"][stage]["p50"] <= lockstep.figures["latency_ms"][stage]["p99"]
+
+
+@pytest.mark.slow
+def test_lockstep_gives_what_one_process_gives_whatever_the_machine_does(lockstep):
+    """Same actions, step by step, as without DDS, processes and clocks: nothing depends on time."""
+    heard = [message.data for message in topic(lockstep.bag, "/vla_policy/action")]
+    expert = ExpertPolicy(Config())
+    controller = make_controller(expert.spec)
+    at = 0
+    with TableTop() as world:
+        for index in range(EPISODES):
+            result = run_episode(world, expert.infer, controller, SEED + index, render=False)
+            assert result.steps == lockstep.figures["episodes"][index]["steps"]
+            at += 1  # the answer that is thrown away
+            np.testing.assert_allclose(np.array(heard[at : at + result.steps]), result.actions, atol=1e-9)
+            at += result.steps
+    assert at == len(heard)
+
+
+@pytest.mark.slow
+def test_the_camera_is_upside_down_on_the_wire(lockstep):
+    frame = topic(lockstep.bag, "/camera/image_raw")[0]
+    with TableTop() as world:
+        world.reset(SEED)
+        upright = world.render()
+    assert frame.image.shape == (224, 224, 3)
+    np.testing.assert_array_equal(frame.image[::-1, ::-1], upright)
+
+
+@pytest.mark.slow
+def test_stamps_increase_and_each_command_answers_a_frame(lockstep):
+    frames = [frame.stamp for frame in topic(lockstep.bag, "/camera/image_raw")]
+    assert all(np.diff(frames) > 0)
+    stamps = {
+        name: [m.header.stamp.sec * 10**9 + m.header.stamp.nanosec for m in topic(lockstep.bag, name)]
+        for name in ("/joint_states", "/sim/objects", "/arm/joint_command")
+    }
+    assert stamps["/joint_states"] == stamps["/sim/objects"] == frames
+    answered = stamps["/arm/joint_command"]
+    assert answered == sorted(set(answered)), "no frame is answered twice"
+    assert set(answered) <= set(frames)
+    assert len(frames) - len(answered) == sum(lockstep.figures["frames"]["dropped"].values())
+    joints = topic(lockstep.bag, "/joint_states")[0]
+    assert joints.name == [f"joint_{number}" for number in range(1, 8)] + ["finger_left", "finger_right"]
+    instructions = [message.data for message in topic(lockstep.bag, "/vla_policy/instruction")]
+    assert instructions == [episode["instruction"] for episode in lockstep.figures["episodes"]]
+
+
+@pytest.mark.slow
+def test_the_report_is_one_file_with_pictures(lockstep):
+    assert lockstep.report.lstrip().lower().startswith("<!doctype html")
+    assert "data:image/" in lockstep.report
+    for episode in lockstep.figures["episodes"]:
+        assert episode["instruction"] in lockstep.report
+    assert 'src="http' not in lockstep.report
+
+
+@pytest.mark.slow
+def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
+    running = subprocess.Popen(
+        command("--episodes", "500", "--policy", "expert", "--record", str(tmp_path / "bag")),
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = running.stdout.readline()
+        while line and not line.startswith("seed"):
+            line = running.stdout.readline()
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(children) == 1
+        running.send_signal(signal.SIGINT)
+        said, wrong = running.communicate(timeout=40)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 130, said + wrong
+    assert "Traceback" not in wrong
+    assert not Path(f"/proc/{children[0]}").exists()
+    assert len(topic(tmp_path / "bag", "/arm/joint_command")) > 5
+
+
+@pytest.mark.slow
+def test_a_policy_that_does_not_load_ends_the_demo_with_its_reason(tmp_path):
+    done = demo("--policy", "openvla", "--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1")
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
+    assert "the policy node ended" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_option_is_refused_before_anything_starts():
+    done = demo("-p", "control.rte:=1")
+    assert done.returncode == 1
+    assert "control.rate_hz" in done.stderr
+
+
+def test_a_free_domain_is_one_whose_ports_are_free(monkeypatch):
+    monkeypatch.setattr(process, "_DOMAINS", (60,))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 7400 + 250 * 60 + 10))
+        with pytest.raises(VlaRosError, match="ROS_DOMAIN_ID"):
+            process.free_domain()
+    assert process.free_domain() == 60
+
+
+def test_what_the_user_set_stays():
+    assert process.private_graph({"ROS_DOMAIN_ID": "7", "ROS_LOCALHOST_ONLY": "1"}) == {}
+    chosen = process.private_graph({})
+    assert set(chosen) == {"ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"}
+    assert chosen["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"

@@ -1,0 +1,132 @@
+"""Lockstep and real time over DDS, with the policy node on the same graph: quick, and every control of the demo."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from vla_ros.config import load
+from vla_ros.errors import VlaRosError
+from vla_ros.graph import open_graph
+from vla_ros.graph.node import Graph
+from vla_ros.policy_node import PolicyNode
+from vla_ros.sim import process
+from vla_ros.sim.demo import _LOCKSTEP
+from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
+from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.files import demo_config
+from vla_ros.sim.node import SimNode
+from vla_ros.types import Observation
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(process.free_domain()))
+    monkeypatch.delenv("ROS_LOCALHOST_ONLY", raising=False)
+    with open_graph("dds", (), "error") as joined:
+        yield joined
+
+
+class Watched(ExpertPolicy):
+    """The expert, which also remembers how bright the pictures were and what it was told."""
+
+    brightness: list[float]
+    words: list[str]
+
+    def infer(self, observation: Observation):
+        self.brightness.append(float(observation.images["image"].mean()))
+        self.words.append(observation.instruction)
+        return super().infer(observation)
+
+
+@pytest.fixture
+def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
+    nodes: list[PolicyNode] = []
+
+    def start(*assignments: str) -> Watched:
+        config = load([demo_config()], [*_LOCKSTEP, *assignments])
+        answering = Watched(config)
+        answering.brightness, answering.words = [], []
+        node = PolicyNode(graph, graph.create_node("vla_policy"), config)
+        nodes.append(node)
+        node.configure(policy=answering)
+        node.activate()
+        return answering
+
+    yield start
+    for node in nodes:
+        node.cleanup()
+
+
+def lockstep(graph: Graph, world, **options) -> Lockstep:
+    node = SimNode(graph)
+    node.wait_for_policy(10.0, lambda: True)
+    return Lockstep(world, node, EpisodeOptions(**options), lambda: True)
+
+
+def test_a_shuffled_command_brings_the_other_object(graph, world, policy):
+    """What the controls are for: a policy that listens fails the original task."""
+    watched = policy()
+    result = lockstep(graph, world, shuffle=True).run(3)
+    assert (result.success, result.reason) == (False, "wrong_object")
+    assert result.touched in {thing.name for thing in world.scene.objects[1:]}
+    assert set(watched.words) == {f"pick up the {result.touched.replace('_', ' ')}"}
+    assert result.instruction == world.scene.instruction
+
+
+def test_a_command_that_switches_is_followed_and_judged(graph, world, policy):
+    watched = policy()
+    result = lockstep(graph, world, switch_at=6).run(3)
+    assert result.success
+    assert result.target == world.scene.objects[1].name
+    assert watched.words[0] == world.scene.objects[0].name.join(["pick up the ", ""]).replace("_", " ")
+    assert watched.words[-1] == result.instruction != watched.words[0]
+    assert result.steps > 10
+
+
+def test_blank_pictures_are_black_for_the_policy_and_kept_for_the_report(graph, world, policy):
+    watched = policy()
+    result = lockstep(graph, world, blank=True, max_steps=3).run(0)
+    assert max(watched.brightness) == 0.0
+    assert (result.reason, result.steps) == ("timeout", 3)
+    assert all(picture.mean() > 50 for picture in result.pictures)
+
+
+def test_a_run_is_traced(graph, world, policy):
+    policy()
+    result = lockstep(graph, world).run(1)
+    assert result.success
+    assert result.actions.shape == (result.steps, 7)
+    assert result.tips.shape == (result.steps + 1, 3)
+    assert result.fingers.shape == (result.steps + 1,)
+    assert 2 <= len(result.pictures) == len(result.picture_steps) <= 12
+    assert result.tips[-1, 2] > 0.08
+    assert list(result.picture_steps) == sorted(set(result.picture_steps))
+
+
+def test_a_policy_that_never_answers_is_given_up_on(graph, world, policy):
+    """Disarmed, the node thinks and sends nothing."""
+    policy("control.armed:=false")
+    result = lockstep(graph, world, step_timeout=0.5).run(0)
+    assert (result.success, result.reason, result.steps) == (False, "no_command", 0)
+
+
+def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
+    policy("control.lockstep:=false", "timeouts.frame_age:=5.0")
+    node = SimNode(graph)
+    node.wait_for_policy(10.0, lambda: True)
+    result = RealTime(world, node, EpisodeOptions(max_steps=120), lambda: True).run(1)
+    assert result.success, result.reason
+    assert len(result.actions) > 5
+
+
+def test_nobody_there_is_said_with_what_is_missing(graph):
+    with pytest.raises(VlaRosError, match="/arm/joint_command"):
+        SimNode(graph).wait_for_policy(0.2, lambda: True)
+    with pytest.raises(VlaRosError, match="ended before it was ready"):
+        SimNode(graph).wait_for_policy(5.0, lambda: False)
+
+
+def test_a_policy_node_that_dies_ends_the_episode(graph, world):
+    node = SimNode(graph)
+    with pytest.raises(VlaRosError, match="ended in the middle"):
+        Lockstep(world, node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)
