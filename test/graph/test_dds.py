@@ -87,6 +87,21 @@ def test_bytes_that_are_no_message_are_refused_when_published(dds):
         publisher.publish(b"\0\1\0\0" + struct.pack("<I", 4000) + b"abc\0")
 
 
+def test_other_settings_for_a_domain_that_is_open_are_refused(dds, monkeypatch):
+    dds()
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SUBNET")
+    with pytest.raises(VlaRosError, match="already, with other settings"):
+        dds()
+
+
+def test_configuration_that_cyclone_refuses_is_an_error_that_names_it(dds, monkeypatch, capfd):
+    monkeypatch.setenv("CYCLONEDDS_URI", "<CycloneDDS><Domain><Nonsense/></Domain></CycloneDDS>")
+    with pytest.raises(VlaRosError, match="CYCLONEDDS_URI"):
+        dds()
+    monkeypatch.delenv("CYCLONEDDS_URI")
+    assert dds().create_node("after").get_name() == "after"
+
+
 def test_idle_graph_does_not_burn_the_processor(dds):
     graph = dds()
     graph.create_node("idle").create_timer(0.1, lambda: None)

@@ -46,29 +46,35 @@ class _Domains:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Domain, int]] = {}
+        self._open: dict[int, tuple[Domain, str, int]] = {}
 
     def acquire(self, environment: DdsEnvironment) -> None:
-        number = environment.domain_id
+        number, configuration = environment.domain_id, environment.configuration()
         with self._lock:
             if number in self._open:
-                domain, users = self._open[number]
-                self._open[number] = (domain, users + 1)
+                domain, present, users = self._open[number]
+                if present != configuration:
+                    raise VlaRosError(
+                        f"this process is in DDS domain {number} already, with other settings of "
+                        "ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_LOCALHOST_ONLY, ROS_STATIC_PEERS or CYCLONEDDS_URI; "
+                        "close that graph first, or use another ROS_DOMAIN_ID"
+                    )
+                self._open[number] = (domain, present, users + 1)
                 return
             try:
-                domain = Domain(number, environment.configuration())
-            except DDSException as error:
+                domain = Domain(number, configuration)
+            except (DDSException, UnicodeEncodeError) as error:
                 raise VlaRosError(
                     f"DDS domain {number} could not be opened: {error}. Look at Cyclone's message above; if "
                     f"CYCLONEDDS_URI is set ('{environment.user_configuration}'), check it"
                 ) from error
-            self._open[number] = (domain, 1)
+            self._open[number] = (domain, configuration, 1)
 
     def release(self, number: int) -> None:
         with self._lock:
-            domain, users = self._open.pop(number)
+            domain, configuration, users = self._open.pop(number)
             if users > 1:
-                self._open[number] = (domain, users - 1)
+                self._open[number] = (domain, configuration, users - 1)
             else:
                 delete(domain)
 
