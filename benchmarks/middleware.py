@@ -1,0 +1,290 @@
+"""Raw camera frames between two processes of this host, for each middleware profile: how many, how late.
+
+    source /opt/ros/jazzy/setup.bash
+    python benchmarks/middleware.py                          # 1920x1080 rgb8, 30 Hz, all that is installed
+    python benchmarks/middleware.py --profiles default fastdds --seconds 5 --json out.json
+
+The publisher sends ``sensor_msgs/Image`` messages as a driver in rclpy does (BEST_EFFORT, KEEP_LAST(1)); the
+receiver subscribes once as the policy node does (raw bytes, header stamp, mailbox) and once message-typed, each in
+a run of its own. *latency* is from stamping to the end of the callback. *take* is what the receiving thread spends
+on one frame from being woken to having it in the mailbox. Every run ends with the one line of
+``vla-ros middleware --check``, so that a figure is never read without knowing what was in force.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_ros.middleware import NAMES, Frames, examine, select, sourced_distribution, write
+from vla_ros.middleware.checks import roudi_is_up, zenoh_router_is_up
+from vla_ros.middleware.selection import ALL_VARIABLES
+
+TOPIC = "/vla_ros_benchmark/image_raw"
+WARM_UP = 15
+"""Frames at the start that count for nothing: discovery, first allocations."""
+
+
+def main() -> int:
+    """Measure, or play one of the two parts in a process of its own."""
+    arguments = _parser().parse_args()
+    if arguments.part == "publish":
+        publish(arguments)
+    elif arguments.part == "receive":
+        receive(arguments)
+    else:
+        measure(arguments)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
+    parser.add_argument("--rmw", default="", help="RMW of the profile 'default' (empty: the environment's)")
+    parser.add_argument("--width", type=int, default=1920)
+    parser.add_argument("--height", type=int, default=1080)
+    parser.add_argument("--rate", type=float, default=30.0, help="frames a second")
+    parser.add_argument("--seconds", type=float, default=9.0, help="duration of one run")
+    parser.add_argument("--interface", default="", help="network interface of Cyclone DDS")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--part", choices=("publish", "receive"), help=argparse.SUPPRESS)
+    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+# The two ends
+
+
+def _qos() -> Any:
+    from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+    return QoSProfile(reliability=ReliabilityPolicy.BEST_EFFORT, history=HistoryPolicy.KEEP_LAST, depth=1)
+
+
+def publish(arguments: argparse.Namespace) -> None:
+    """Send frames at the rate, beginning when the receiver is there."""
+    import rclpy
+    from sensor_msgs.msg import Image
+
+    rclpy.init()
+    node = rclpy.create_node("benchmark_camera")
+    publisher = node.create_publisher(Image, TOPIC, _qos())
+    image = Image(height=arguments.height, width=arguments.width, encoding="rgb8", step=3 * arguments.width)
+    pixels = np.random.default_rng(0).integers(0, 256, arguments.height * arguments.width * 3, dtype=np.uint8)
+    image.data = array.array("B", pixels.tobytes())
+    deadline = time.monotonic() + 20
+    while publisher.get_subscription_count() == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # the receiver's side of discovery has no such call
+    count = int(arguments.rate * arguments.seconds) + WARM_UP
+    due = time.monotonic()
+    for index in range(count):
+        time.sleep(max(0.0, due - time.monotonic()))
+        due += 1 / arguments.rate
+        image.header.frame_id = "warm" if index < WARM_UP else "frame"
+        now = time.time_ns()
+        image.header.stamp.sec, image.header.stamp.nanosec = divmod(now, 1_000_000_000)
+        publisher.publish(image)
+    time.sleep(0.5)
+    print(json.dumps({"sent": count - WARM_UP}))
+    node.destroy_node()
+    rclpy.shutdown()
+
+
+def receive(arguments: argparse.Namespace) -> None:
+    """Receive until SIGINT; print counts and times."""
+    import rclpy
+    from rclpy.executors import SingleThreadedExecutor
+    from sensor_msgs.msg import Image
+
+    from vla_ros.control.mailbox import Mailbox
+    from vla_ros.vision.decode import image_stamp
+    from vla_ros.vision.messages import image_header
+
+    rclpy.init()
+    node = rclpy.create_node("benchmark_policy")
+    mailbox: Mailbox[Any] = Mailbox()
+    latency: list[float] = []
+    take: list[float] = []
+
+    def count(stamp: int, warm: bool) -> None:
+        if not warm:
+            latency.append((time.time_ns() - stamp) / 1e6)
+
+    def on_bytes(data: bytes) -> None:
+        stamp = image_stamp(data)
+        mailbox.put(data)
+        count(stamp, image_header(data).frame_id == "warm")
+
+    def on_message(message: Any) -> None:
+        stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
+        mailbox.put(np.frombuffer(message.data, np.uint8).reshape(message.height, message.width, 3))
+        count(stamp, message.header.frame_id == "warm")
+
+    node.create_subscription(Image, TOPIC, on_bytes if arguments.raw else on_message, _qos(), raw=arguments.raw)
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    print("ready", flush=True)
+    ended = False
+
+    def end(*_: Any) -> None:
+        nonlocal ended
+        ended = True
+
+    signal.signal(signal.SIGINT, end)
+    while not ended:
+        try:
+            handler, _, _ = executor.wait_for_ready_callbacks(timeout_sec=0.1)
+        except Exception:  # rclpy's TimeoutException, and the context's end
+            continue
+        before, seen = time.perf_counter(), len(latency)
+        handler()
+        if len(latency) > seen:
+            take.append(1e3 * (time.perf_counter() - before))
+    print(json.dumps({"latency_ms": latency, "take_ms": take}))
+    sys.stdout.flush()
+    os._exit(0)  # a shared-memory daemon that is gone must not hold the figures back
+
+
+# The measurement
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Run all profiles, print the table."""
+    frames = Frames(arguments.width, arguments.height)
+    rows = []
+    for name in arguments.profiles:
+        for raw in (True, False):
+            row = _run(arguments, name, frames, raw)
+            if row is None:
+                break
+            rows.append(row)
+            print(_line(row), file=sys.stderr)
+    print(table(rows, arguments))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _environment(arguments: argparse.Namespace, name: str, frames: Frames, folder: Path) -> dict[str, str]:
+    profile = select(name, frames, sourced_distribution(), arguments.interface)
+    write(profile, folder)
+    kept = {key: text for key, text in os.environ.items() if key not in ALL_VARIABLES}
+    if name == "default" and arguments.rmw:
+        kept["RMW_IMPLEMENTATION"] = arguments.rmw
+    return kept | profile.environment(folder)
+
+
+def _run(arguments: argparse.Namespace, name: str, frames: Frames, raw: bool) -> dict[str, Any] | None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        environment = _environment(arguments, name, frames, folder)
+        profile = select(name, frames, sourced_distribution(), arguments.interface)
+        if examine(name, frames, profile.distribution, environment).fatal:
+            print(f"{name}: {examine(name, frames, profile.distribution, environment)}", file=sys.stderr)
+            return None
+        up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(name)
+        if up is not None and not up():
+            daemon = subprocess.Popen(profile.command(folder), env=environment, stdout=subprocess.DEVNULL)
+            stack.callback(_end, daemon)
+            _wait(up, 15)
+        state = str(examine(name, frames, profile.distribution, environment))
+        words = [sys.executable, __file__, "--width", str(arguments.width), "--height", str(arguments.height)]
+        words += ["--rate", str(arguments.rate), "--seconds", str(arguments.seconds), *(["--raw"] if raw else [])]
+        receiver = subprocess.Popen(
+            [*words, "--part", "receive"], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        stack.callback(_end, receiver)
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        patience = arguments.seconds + 60
+        sender = subprocess.run(
+            [*words, "--part", "publish"], env=environment, capture_output=True, text=True, timeout=patience
+        )
+        if sender.returncode:
+            raise SystemExit(f"{name}: the publisher failed\n{sender.stderr}")
+        receiver.send_signal(signal.SIGINT)
+        answer = json.loads(receiver.stdout.read().splitlines()[-1])
+        return {
+            "profile": name,
+            "rmw": environment.get("RMW_IMPLEMENTATION", profile.distribution.default_rmw),
+            "subscription": "raw" if raw else "message",
+            "sent": json.loads(sender.stdout.splitlines()[-1])["sent"],
+            "received": len(answer["latency_ms"]),
+            "latency_p50_ms": _percentile(answer["latency_ms"], 50),
+            "latency_p99_ms": _percentile(answer["latency_ms"], 99),
+            "take_p50_ms": _percentile(answer["take_ms"], 50),
+            "take_p99_ms": _percentile(answer["take_ms"], 99),
+            "check": state,
+        }
+
+
+def _percentile(values: list[float], percent: float) -> float | None:
+    return round(float(np.percentile(values, percent)), 2) if values else None
+
+
+def _wait(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit("the daemon did not come up")
+        time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['profile']} {row['subscription']}: {row['received']} of {row['sent']}; {row['check']}"
+
+
+def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
+    """The rows as Markdown, with where and when."""
+    size = f"{arguments.width}x{arguments.height} rgb8 at {arguments.rate:g} Hz"
+    rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
+    lines = [
+        f"{size}; ROS 2 {os.environ.get('ROS_DISTRO', '?')}, {date.today()}, {os.cpu_count()} cores of "
+        f"{_processor()}, load {os.getloadavg()[0]:.1f}, net.core.rmem_max {int(rmem):,}",
+        "",
+        "| middleware | subscription | received of sent | latency p50 / p99, ms | take p50 / p99, ms |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['profile']} ({row['rmw']}) | {row['subscription']} | {row['received']} of {row['sent']} | "
+        f"{row['latency_p50_ms'] or '-'} / {row['latency_p99_ms'] or '-'} | "
+        f"{row['take_p50_ms'] or '-'} / {row['take_p99_ms'] or '-'} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""The other end of the graph, and the node under test as a process of its own, on a real ROS 2.
+
+Tests here skip where no ROS 2 is sourced. They use the RMW of the environment; run them once for each:
+
+    RMW_IMPLEMENTATION=rmw_cyclonedds_cpp python -m pytest test/ros
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+JOINTS = [*(f"joint_{number}" for number in range(1, 8)), "finger_left", "finger_right"]
+HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0, 0.04, 0.04]
+
+QUICK = (
+    "policy.name:=hold",
+    "policy.instruction:='hold still'",
+    "camera.width:=64",
+    "camera.height:=48",
+    "robot.urdf:=demo",
+    "robot.gripper_joint_names:=[finger_left, finger_right]",
+    "control.rate_hz:=0.0",
+)
+"""Options of a node that is up in a second: a policy that moves nothing, on the simulation's arm."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_domain() -> Iterator[None]:
+    """A domain of this file's own, on this host only."""
+    from vla_ros.sim.process import free_domain
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("ROS_DOMAIN_ID"):
+            patch.setenv("ROS_DOMAIN_ID", str(free_domain()))
+        patch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+class Robot:
+    """Camera, joints and driver of a robot, and a person at the command line, as one rclpy node."""
+
+    def __init__(self, node: str = "/vla_policy") -> None:
+        import rclpy
+        from rclpy.context import Context
+        from rclpy.executors import SingleThreadedExecutor
+
+        self.target = node
+        self.context = Context()
+        rclpy.init(context=self.context)
+        self.node = rclpy.create_node("robot", context=self.context)
+        self._executor = SingleThreadedExecutor(context=self.context)
+        self._executor.add_node(self.node)
+        self._changed = threading.Condition()
+        self._clients: dict[str, Any] = {}
+        self.commands: list[tuple[float, Any]] = []
+        self.actions: list[Any] = []
+        self.log: list[str] = []
+        self.stamps: list[int] = []
+        self._subscribe()
+        self._running = True
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+
+    def _subscribe(self) -> None:
+        from rcl_interfaces.msg import Log
+        from rclpy.qos import QoSProfile
+        from sensor_msgs.msg import Image, JointState
+        from std_msgs.msg import Float64MultiArray
+
+        qos = QoSProfile(depth=10)
+        self._image = self.node.create_publisher(Image, "/camera/image_raw", qos)
+        self._joints = self.node.create_publisher(JointState, "/joint_states", qos)
+        self.node.create_subscription(JointState, "/arm/joint_command", self._on_command, qos)
+        self.node.create_subscription(Float64MultiArray, f"{self.target}/action", self._on_action, qos)
+        self.node.create_subscription(Log, "/rosout", self._on_log, QoSProfile(depth=100))
+
+    def _spin(self) -> None:
+        while self._running:
+            self._executor.spin_once(timeout_sec=0.05)
+
+    def _note(self, notes: list[Any], item: Any) -> None:
+        with self._changed:
+            notes.append(item)
+            self._changed.notify_all()
+
+    def _on_command(self, message: Any) -> None:
+        self._note(self.commands, (time.monotonic(), message))
+
+    def _on_action(self, message: Any) -> None:
+        self._note(self.actions, message)
+
+    def _on_log(self, message: Any) -> None:
+        self._note(self.log, message.msg)
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+        """Wait until ``condition()`` is true, and return it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            answer = condition()
+            if answer:
+                return answer
+            left = deadline - time.monotonic()
+            assert left > 0, f"waited {timeout:g} s for {what}; the log has {self.log[-8:]}"
+            with self._changed:
+                self._changed.wait(min(left, 0.05))
+
+    def drive(self, rate: float = 20.0) -> None:
+        """Send joint states and frames from now on."""
+        self.node.create_timer(1 / rate, self.send)
+
+    def send(self) -> None:
+        """One joint state and one frame, stamped now."""
+        from sensor_msgs.msg import JointState
+
+        from vla_ros.vision.messages import encode_image
+
+        now = self.node.get_clock().now()
+        joints = JointState(name=JOINTS, position=HOME)
+        joints.header.stamp = now.to_msg()
+        self._joints.publish(joints)
+        picture = np.full((48, 64, 3), len(self.stamps) % 255, np.uint8)
+        self.stamps.append(now.nanoseconds)
+        self._image.publish(bytes(encode_image(picture, now.nanoseconds, "camera")))
+
+    def call(self, kind: Any, name: str, request: Any, timeout: float = 20.0) -> Any:
+        """Call a service."""
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = self.node.create_client(kind, name)
+        assert client.wait_for_service(timeout), f"nobody serves {name}"
+        future = client.call_async(request)
+        self.wait(future.done, f"the answer of {name}", timeout)
+        return future.result()
+
+    def state(self) -> str:
+        """Label of the life-cycle state."""
+        from lifecycle_msgs.srv import GetState
+
+        return self.call(GetState, f"{self.target}/get_state", GetState.Request()).current_state.label
+
+    def change(self, transition: int) -> bool:
+        """Ask for a transition (``lifecycle_msgs.msg.Transition``)."""
+        from lifecycle_msgs.srv import ChangeState
+
+        request = ChangeState.Request()
+        request.transition.id = transition
+        return self.call(ChangeState, f"{self.target}/change_state", request).success
+
+    def enable(self, armed: bool = True) -> tuple[bool, str]:
+        """``~/enable``."""
+        from std_srvs.srv import SetBool
+
+        answer = self.call(SetBool, f"{self.target}/enable", SetBool.Request(data=armed))
+        return answer.success, answer.message
+
+    def close(self) -> None:
+        """Leave the graph."""
+        self._running = False
+        self._thread.join(5)
+        self.node.destroy_node()
+        self._executor.shutdown()
+        self.context.try_shutdown()
+
+
+class Program:
+    """A process with its output."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._file = log.open("wb")
+        self._log = log
+        self.process = subprocess.Popen(
+            command, stdout=self._file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    @property
+    def output(self) -> str:
+        """What it has said so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout: float = 30.0) -> None:
+        """Wait until it says ``text``."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output:
+            assert self.process.poll() is None, f"it ended before it said {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"it did not say {text!r}:\n{self.output}"
+            time.sleep(0.02)
+
+    def end(self, number: int = signal.SIGINT, timeout: float = 5.0) -> int:
+        """Send a signal, and wait at most ``timeout`` seconds for the end."""
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"did not end within {timeout} s of {signal.Signals(number).name}:\n{self.output}")
+
+    def close(self) -> None:
+        """Kill what is left of it and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._file.close()
+
+
+@pytest.fixture
+def robot() -> Iterator[Robot]:
+    """See :class:`Robot`."""
+    made = Robot()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Start a program; ended with the test."""
+    started: list[Program] = []
+
+    def start(*command: str) -> Program:
+        started.append(Program(command, tmp_path / f"program_{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def policy(program: Callable[..., Program]) -> Callable[..., Program]:
+    """Start the managed node with quick options and those that are given."""
+
+    def start(*options: str, quick: Sequence[str] = QUICK) -> Program:
+        words = [word for option in (*quick, *options) for word in ("-p", option)]
+        return program(sys.executable, "-m", "vla_ros.lifecycle_node", "--ros-args", *words)
+
+    return start

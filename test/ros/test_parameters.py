@@ -1,0 +1,158 @@
+"""ROS parameters from the tree of options: described, refused with the reason, applied all or none.
+
+Regressions pinned: a misspelt limit that is silently no limit; an empty list taken for bytes; 5 refused where 5.0
+is meant; half of an atomic change applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+
+from lifecycle_msgs.msg import Transition
+from rcl_interfaces.srv import (
+    DescribeParameters,
+    GetParameters,
+    ListParameters,
+    SetParameters,
+    SetParametersAtomically,
+)
+from rclpy.parameter import Parameter
+
+from vla_ros.config import Config
+from vla_ros.config.loading import entries, flatten, to_yaml
+
+pytestmark = pytest.mark.ros
+
+
+def parameters(values: dict[str, Any]) -> list[Any]:
+    return [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
+
+
+def put(robot: Any, name: str, value: Any) -> tuple[bool, str]:
+    request = SetParameters.Request(parameters=parameters({name: value}))
+    result = robot.call(SetParameters, "/vla_policy/set_parameters", request).results[0]
+    return result.successful, result.reason
+
+
+def put_all(robot: Any, values: dict[str, Any]) -> tuple[bool, str]:
+    request = SetParametersAtomically.Request(parameters=parameters(values))
+    result = robot.call(SetParametersAtomically, "/vla_policy/set_parameters_atomically", request).result
+    return result.successful, result.reason
+
+
+def get(robot: Any, *names: str) -> list[Any]:
+    from rclpy.parameter import parameter_value_to_python
+
+    answer = robot.call(GetParameters, "/vla_policy/get_parameters", GetParameters.Request(names=names))
+    return [parameter_value_to_python(value) for value in answer.values]
+
+
+def test_every_option_is_a_parameter_with_its_default_description_and_range(
+    robot: Any, policy: Callable[..., Any]
+) -> None:
+    policy("autostart:=false", quick=())
+    listed = robot.call(ListParameters, "/vla_policy/list_parameters", ListParameters.Request()).result.names
+    assert set(entries()) <= set(listed)
+    for name, default in flatten(Config()).items():
+        (value,) = get(robot, name)
+        assert (list(value) if isinstance(default, list) else value) == default, name
+    names = ["control.rate_hz", "policy.threads", "camera.topics", "limits.workspace_low"]
+    request = DescribeParameters.Request(names=names)
+    rate, threads, topics, box = robot.call(
+        DescribeParameters, "/vla_policy/describe_parameters", request
+    ).descriptors
+    assert rate.description.startswith("Highest rate of commands")
+    assert (rate.floating_point_range[0].from_value, rate.floating_point_range[0].to_value) == (0.0, 1000.0)
+    assert "may change while running" in rate.additional_constraints
+    assert threads.integer_range[0].to_value == 1024
+    assert "set it before configure" in topics.additional_constraints
+    assert topics.type == Parameter.Type.STRING_ARRAY.value
+    assert box.type == Parameter.Type.DOUBLE_ARRAY.value, "an empty list has a type all the same"
+
+
+def test_live_options_change_and_what_is_wrong_is_refused_with_the_reason(
+    robot: Any, policy: Callable[..., Any]
+) -> None:
+    policy()
+    robot.drive()
+    robot.wait(lambda: robot.actions, "an action")
+    assert put(robot, "control.rate_hz", 7.5) == (True, "")
+    assert put(robot, "control.rate_hz", 8) == (True, ""), "an integer where a number is meant"
+    assert get(robot, "control.rate_hz") == [8]
+    refused, reason = put(robot, "control.rate_hz", 5000.0)
+    assert not refused
+    assert "0" in reason
+    assert "1000" in reason
+    refused, reason = put(robot, "limits.on_violation", "clmap")
+    assert not refused
+    assert "expected one of clamp, stop; did you mean 'clamp'?" in reason
+    refused, reason = put(robot, "policy.checkpoint", "/elsewhere")
+    assert not refused
+    assert reason.startswith("policy.checkpoint cannot change while the node is configured")
+    assert get(robot, "control.rate_hz", "policy.checkpoint") == [8, ""]
+
+
+def test_a_change_of_several_is_applied_all_or_none(robot: Any, policy: Callable[..., Any]) -> None:
+    policy("autostart:=false")
+    assert robot.change(Transition.TRANSITION_CONFIGURE)
+    box = {"limits.workspace_low": [0.1, -0.5, 0.0], "limits.workspace_high": [0.9, 0.5, 0.8]}
+    refused, reason = put(robot, "limits.workspace_low", box["limits.workspace_low"])
+    assert not refused
+    assert "expected both corners" in reason
+    assert put_all(robot, box) == (True, "")
+    refused, reason = put_all(robot, {"control.rate_hz": 3.0, "gripper.threshold": 7.0})
+    assert not refused
+    assert "gripper.threshold" in reason
+    assert get(robot, "control.rate_hz", "gripper.threshold") == [0.0, 0.5]
+
+
+def test_an_instruction_parameter_reaches_the_policy(robot: Any, policy: Callable[..., Any]) -> None:
+    policy()
+    robot.drive()
+    robot.wait(lambda: robot.actions, "an action")
+    assert put(robot, "policy.instruction", "pick up the cup") == (True, "")
+    refused, reason = put(robot, "policy.instruction", 5)
+    assert not refused
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("limits.max_joint_stp:=0.1", "did you mean 'limits.max_joint_step'?"),
+        ("control.rate_hz:=fast", "control.rate_hz: "),
+        ("policy.dtype:=float16", "policy.dtype: found 'float16' (str), expected one of auto, float32, bfloat16"),
+        ("camera.keys:=[a, b]", "camera.keys: found 2 names for 1 camera.topics"),
+    ],
+)
+def test_a_mistake_at_start_ends_the_node_with_the_reason(
+    policy: Callable[..., Any], option: str, reason: str
+) -> None:
+    node = policy(option)
+    assert node.process.wait(60) == 1
+    assert reason in node.output
+    assert "Traceback" not in node.output
+
+
+def test_what_vla_ros_config_prints_is_a_parameter_file(
+    robot: Any, program: Callable[..., Any], tmp_path: Path
+) -> None:
+    import sys
+
+    from vla_ros.config.loading import build
+
+    wanted = build(
+        {"policy.name": "hold", "robot.urdf": "demo", "control.rate_hz": 9, "limits.workspace_low": []}, Config()
+    )
+    file = tmp_path / "robot.yaml"
+    file.write_text(to_yaml(wanted))
+    words = ["--ros-args", "--params-file", str(file), "-p", "autostart:=false"]
+    program(sys.executable, "-m", "vla_ros.lifecycle_node", *words)
+    assert robot.change(Transition.TRANSITION_CONFIGURE)
+    assert get(robot, "policy.name", "control.rate_hz", "camera.topics") == ["hold", 9.0, ["/camera/image_raw"]]

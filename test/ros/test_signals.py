@@ -1,0 +1,76 @@
+"""Signals in every state: no hang, no stale command, a clear last line; and what happens when a partner dies.
+
+Regressions pinned: a second SIGINT (a terminal and `ros2 launch` both send one) that breaks into the last hold; a
+node that is killed and comes back armed.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+
+from lifecycle_msgs.msg import Transition
+
+pytestmark = pytest.mark.ros
+
+STATES = {
+    "unconfigured": (),
+    "inactive": (Transition.TRANSITION_CONFIGURE,),
+    "active": (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE),
+    "finalized": (Transition.TRANSITION_UNCONFIGURED_SHUTDOWN,),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_node_in_order(
+    robot: Any, policy: Callable[..., Any], state: str, number: signal.Signals
+) -> None:
+    node = policy("autostart:=false")
+    robot.drive()
+    for transition in STATES[state]:
+        assert robot.change(transition)
+    assert robot.state() == state
+    if state == "active":
+        assert robot.enable()[0]
+        robot.wait(lambda: len(robot.commands) >= 3, "commands")
+    node.process.send_signal(number)
+    assert node.end(number) == 0
+    assert node.output.strip().splitlines()[-1].endswith("ended: the arm holds")
+    assert "Traceback" not in node.output
+    told = len(robot.commands)
+    sent = len(robot.stamps)
+    robot.wait(lambda: len(robot.stamps) > sent + 5, "more frames")
+    assert len(robot.commands) == told
+
+
+def test_a_killed_node_sends_nothing_more_and_comes_back_disarmed(robot: Any, policy: Callable[..., Any]) -> None:
+    node = policy()
+    robot.drive()
+    robot.wait(lambda: robot.actions, "an action")
+    assert robot.enable()[0]
+    robot.wait(lambda: len(robot.commands) >= 3, "commands")
+    node.process.kill()
+    node.process.wait()
+    ended = time.monotonic()
+    shown = len(robot.actions)
+    policy()
+    robot.wait(lambda: len(robot.actions) >= shown + 5, "actions of the restarted node", 40)
+    late = [at for at, _ in robot.commands if at > ended + 0.5]
+    assert not late, "nothing is commanded until somebody arms again"
+
+
+def test_a_driver_that_dies_stops_the_arm(robot: Any, policy: Callable[..., Any]) -> None:
+    node = policy("control.armed:=true", "timeouts.driver:=0.3")
+    robot.drive()
+    robot.wait(lambda: len(robot.commands) >= 3, "commands")
+    robot.node.destroy_subscription(
+        next(one for one in robot.node.subscriptions if one.topic_name == "/arm/joint_command")
+    )
+    node.wait_for("driver_gone")
