@@ -27,7 +27,7 @@ from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.sim.files import demo_config
-from vla_ros.sim.process import PolicyProcess, private_graph
+from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
 LOCKSTEP_HZ = 10.0
@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--start-timeout", type=_rate, default=300.0, metavar="S", help="wait for the policy node")
     parser.add_argument("--log", type=Path, metavar="FILE", help="what the policy node says goes here")
+    parser.add_argument(
+        "--attach", action="store_true", help="a policy node runs already, such as demo.launch.py's; start none"
+    )
     controls = parser.add_argument_group("controls", "options that harden the run, or show what a policy relies on")
     controls.add_argument(
         "--bump", type=float, default=0.0, metavar="M", help="knock the tool aside by up to M metres"
@@ -162,12 +165,13 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
     Raises:
         VlaRosError: The graph cannot be joined, there is no renderer, or the policy node did not come or ended.
     """
-    os.environ.update(private_graph(os.environ))
+    if not arguments.attach:
+        os.environ.update(private_graph(os.environ))
     _interrupt_on_terminate()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
         log = arguments.log or folder / "policy.log"
-        policy = stack.enter_context(PolicyProcess(options.files, options.assignments, folder / "stats.json", log))
+        policy = stack.enter_context(_policy(arguments, options, folder / "stats.json", log))
         try:
             episodes, wall = _episodes(arguments, options.config, policy, stack)
         except VlaRosError as error:
@@ -177,6 +181,12 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
         policy.end()
         stats = policy.stats()
     return _result(arguments, options.config, episodes, stats, wall), options.config
+
+
+def _policy(arguments: argparse.Namespace, options: Plan, stats: Path, log: Path) -> PolicyProcess | RunningPolicy:
+    if arguments.attach:
+        return RunningPolicy()
+    return PolicyProcess(options.files, options.assignments, stats, log)
 
 
 def _interrupt_on_terminate() -> None:
@@ -189,7 +199,7 @@ def _interrupt_on_terminate() -> None:
 
 
 def _episodes(
-    arguments: argparse.Namespace, config: Config, policy: PolicyProcess, stack: ExitStack
+    arguments: argparse.Namespace, config: Config, policy: PolicyProcess | RunningPolicy, stack: ExitStack
 ) -> tuple[list[EpisodeResult], float]:
     """All results, and the seconds that they took."""
     from vla_ros.graph import open_graph

@@ -129,3 +129,30 @@ class PolicyProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+
+class RunningPolicy:
+    """A policy node that somebody else has started and will end, such as ``ros2 launch``."""
+
+    def alive(self) -> bool:
+        """True: whoever started it looks after it."""
+        return True
+
+    def end(self) -> int:
+        """Nothing to end; 0."""
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        """Not known here; empty."""
+        return {}
+
+    def last_lines(self) -> str:
+        """Not known here; empty."""
+        return ""
+
+    def __enter__(self) -> RunningPolicy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
