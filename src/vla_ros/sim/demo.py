@@ -171,7 +171,8 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
         log = arguments.log or folder / "policy.log"
-        policy = stack.enter_context(_policy(arguments, options, folder / "stats.json", log))
+        policy = _policy(arguments, options, folder / "stats.json", log)
+        stack.callback(policy.end)
         try:
             episodes, wall = _episodes(arguments, options.config, policy, stack)
         except VlaRosError as error:

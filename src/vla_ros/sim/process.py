@@ -149,10 +149,3 @@ class RunningPolicy:
     def last_lines(self) -> str:
         """Not known here; empty."""
         return ""
-
-    def __enter__(self) -> RunningPolicy:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...

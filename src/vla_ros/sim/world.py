@@ -36,6 +36,7 @@ class WorldOptions:
         height: Picture height in pixels.
         tasks: Tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
         camera_gain: Factor on the camera's pixel values; below 1 the picture is dimmed.
+        samples: Of multi-sampling per pixel, 0 to 4: smoother edges, five times as slow on a CPU.
         bump: Largest distance by which the tool is knocked aside, metres; 0 never.
         bump_chance: Chance of such a knock at each step.
     """
@@ -44,6 +45,7 @@ class WorldOptions:
     height: int = 224
     tasks: tuple[str, ...] = ("pick",)
     camera_gain: float = 1.0
+    samples: int = 0
     bump: float = 0.0
     bump_chance: float = 0.15
 
@@ -69,7 +71,7 @@ class TableTop:
             ) from error
         self.options = options or WorldOptions()
         self._mujoco = mujoco
-        self._model: Any = mujoco.MjModel.from_xml_string(mjcf())
+        self._model: Any = mujoco.MjModel.from_xml_string(mjcf(self.options.samples))
         self._data: Any = mujoco.MjData(self._model)
         self._tool = self._model.site("tool").id
         self._bodies = [self._model.body(f"object_{slot}").id for slot in range(SLOTS)]
