@@ -1,0 +1,31 @@
+"""The simulated table-top and a policy that works on it: `vla-ros demo`, with the node managed by ROS.
+
+    ros2 launch vla_ros demo.launch.py
+    ros2 launch vla_ros demo.launch.py policy:=openvla checkpoint:=/models/small episodes:=20 report:=demo.html
+
+The launch ends with the demo. Nothing but a simulation can be hurt, so the node arms itself.
+"""
+
+from launch import LaunchContext, LaunchDescription
+from launch.actions import OpaqueFunction
+
+from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, demo
+
+DEMO = (
+    Argument("episodes", "5", "Episodes to run"),
+    Argument("seed", "0", "Seed of the first episode"),
+    Argument("task", "pick", "What is asked", ("pick", "push", "all")),
+    Argument("real_time", "false", "Physics at the pace of the wall clock, not in lockstep", ("true", "false")),
+    Argument("report", "", "Write a self-contained HTML report to this file"),
+    Argument("json", "", "Write the figures to this file"),
+    Argument("record", "", "Record a rosbag2 bag (MCAP) to this folder"),
+)
+
+
+def _demo(context: LaunchContext) -> list:
+    return demo(context, [argument.name for argument in DEMO])
+
+
+def generate_launch_description() -> LaunchDescription:
+    shown = [argument for argument in POLICY if argument.name not in ("config", "name", "namespace", "armed")]
+    return LaunchDescription([*declare(DEMO, shown, MIDDLEWARE), OpaqueFunction(function=_demo)])

@@ -1,0 +1,142 @@
+"""Launch arguments, and the options of the node that they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ament_index_python.packages import get_package_share_directory
+from launch import LaunchContext
+from launch.actions import DeclareLaunchArgument
+
+from vla_ros.config import Config, load
+from vla_ros.errors import ConfigError
+from vla_ros.middleware import NAMES
+
+NODE_NAME = "vla_policy"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A launch argument.
+
+    Attributes:
+        name: As in ``name:=value``.
+        default: Text; "" leaves the option as the configuration file has it.
+        description: Shown by ``--show-args``.
+        choices: Allowed texts; empty for any.
+        option: Option of the tree that it sets, or "".
+    """
+
+    name: str
+    default: str
+    description: str
+    choices: tuple[str, ...] = ()
+    option: str = ""
+
+
+MIDDLEWARE = (
+    Argument(
+        "middleware",
+        "default",
+        "RMW and the profile that keeps large frames, for the sourced distribution. default sets nothing",
+        NAMES,
+    ),
+    Argument("interface", "", "Network interface of Cyclone DDS ('lo' stays on this host); empty: it chooses"),
+)
+
+POLICY = (
+    Argument("config", "", "Parameter file (YAML) of the robot, or the name of one in share/vla_ros/config"),
+    Argument("policy", "", "Policy by its entry-point name: openvla, expert, hold", (), "policy.name"),
+    Argument("checkpoint", "", "Folder of the checkpoint", (), "policy.checkpoint"),
+    Argument("unnorm_key", "", "Dataset whose statistics un-normalise actions", (), "policy.unnorm_key"),
+    Argument("instruction", "", "Instruction to follow until one arrives", (), "policy.instruction"),
+    Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),
+    Argument(
+        "quantization", "", "Weights of the language model", ("", "none", "int8", "nf4"), "policy.quantization"
+    ),
+    Argument(
+        "camera_topics", "", "Image topics as a list: [/front/image_raw, /wrist/image_raw]", (), "camera.topics"
+    ),
+    Argument("joint_states", "", "Topic of the robot's joint states", (), "topics.joint_states"),
+    Argument("command", "", "Topic of the commands", (), "topics.command"),
+    Argument(
+        "armed",
+        "",
+        "true: the arm moves as soon as frames come; false: after ~/enable",
+        ("", "true", "false"),
+        "control.armed",
+    ),
+    Argument(
+        "set", "", "Further options, separated by ';' : set:='control.rate_hz:=10.0; limits.joint_margin:=0.05'"
+    ),
+    Argument(
+        "autostart", "true", "Configure and activate at start; false: use `ros2 lifecycle`", ("true", "false")
+    ),
+    Argument("use_sim_time", "false", "Take the time from /clock", ("true", "false")),
+    Argument("namespace", "", "Namespace of the node"),
+    Argument("name", NODE_NAME, "Name of the node"),
+    Argument(
+        "python",
+        "",
+        "Interpreter of the node: a virtual environment that has torch (made with --system-site-packages). Empty: "
+        "the active one ($VIRTUAL_ENV), or the one that vla_ros was built with",
+    ),
+)
+
+
+def declare(*groups: Sequence[Argument], **defaults: str) -> list[DeclareLaunchArgument]:
+    """Launch actions that declare the arguments; ``defaults`` replaces some of their defaults."""
+    return [
+        DeclareLaunchArgument(
+            argument.name,
+            default_value=defaults.get(argument.name, argument.default),
+            description=argument.description,
+            choices=list(argument.choices) or None,
+        )
+        for group in groups
+        for argument in group
+    ]
+
+
+def value(context: LaunchContext, name: str) -> str:
+    """Text of a launch argument."""
+    return str(context.launch_configurations.get(name, ""))
+
+
+def overrides(context: LaunchContext) -> list[str]:
+    """``name:=value`` of every option that was given on the command line."""
+    given = [
+        f"{argument.option}:={value(context, argument.name)}"
+        for argument in POLICY
+        if argument.option and value(context, argument.name)
+    ]
+    return given + [part.strip() for part in value(context, "set").split(";") if part.strip()]
+
+
+def config_file(context: LaunchContext) -> Path | None:
+    """The parameter file, or None where the defaults are enough.
+
+    Raises:
+        ConfigError: There is no such file; the text lists those that come with the package.
+    """
+    name = value(context, "config")
+    if not name:
+        return None
+    own = Path(get_package_share_directory("vla_ros")) / "config"
+    for path in (Path(name).expanduser(), own / name, own / f"{name}.yaml"):
+        if path.is_file():
+            return path.resolve()
+    there = ", ".join(sorted(path.stem for path in own.glob("*.yaml")))
+    raise ConfigError(f"config:={name}: no such file; with vla_ros come {there}")
+
+
+def configuration(context: LaunchContext) -> Config:
+    """The checked tree that the node will have.
+
+    Raises:
+        ConfigError: As :func:`vla_ros.config.load`.
+    """
+    file = config_file(context)
+    return load([file] if file else [], overrides(context), value(context, "name"))

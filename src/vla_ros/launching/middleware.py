@@ -1,0 +1,86 @@
+"""The middleware that a launch file selects: environment, daemon, and the line that says whether it works."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from launch import LaunchContext
+from launch.actions import (
+    ExecuteProcess,
+    LogInfo,
+    OpaqueFunction,
+    RegisterEventHandler,
+    SetEnvironmentVariable,
+    TimerAction,
+    UnsetEnvironmentVariable,
+)
+from launch.event_handlers import OnProcessExit
+
+from vla_ros.errors import VlaRosError
+from vla_ros.launching.arguments import value
+from vla_ros.middleware import Frames, Profile, default_folder, examine, select, sourced_distribution, write
+from vla_ros.middleware.checks import roudi_is_up, zenoh_router_is_up
+from vla_ros.middleware.selection import ALL_VARIABLES
+
+
+def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
+    """Set the environment of everything that starts after this, start the daemon, and say whether it works.
+
+    Raises:
+        RuntimeError: The RMW is not installed, or the distribution is not known; the text says what to do.
+    """
+    name = value(context, "middleware") or "default"
+    try:
+        profile = select(name, frames, sourced_distribution(), value(context, "interface"))
+        folder = default_folder(profile)
+        if profile.files:
+            write(profile, folder)
+    except VlaRosError as error:
+        raise RuntimeError(str(error)) from None
+    chosen = profile.environment(folder)
+    report = examine(name, frames, profile.distribution, {**os.environ, **chosen})
+    if report.fatal:
+        raise RuntimeError(str(report))
+    actions: list[Any] = []
+    if chosen:
+        actions += [UnsetEnvironmentVariable(variable) for variable in ALL_VARIABLES if variable not in chosen]
+        actions += [SetEnvironmentVariable(variable, text) for variable, text in chosen.items()]
+    return actions + _daemon(profile, folder)
+
+
+def _daemon(profile: Profile, folder: Path) -> list[Any]:
+    """The daemon, unless the host has one, and the line that says whether the profile is in force."""
+    up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(profile.name)
+    if up is None or up():
+        return [_say_when(profile, lambda: True, 0)]
+    process = ExecuteProcess(cmd=profile.command(folder), name=profile.daemon[0], output="log")
+    ended = LogInfo(
+        msg=f"middleware {profile.name}: its daemon ended. What runs may go on, what starts now hangs or hears "
+        "nothing: end this launch and all its partners, then start again"
+    )
+
+    def on_exit(event: Any, context: LaunchContext) -> list[Any]:
+        return [] if context.is_shutdown else [ended]
+
+    return [
+        process,
+        RegisterEventHandler(OnProcessExit(target_action=process, on_exit=on_exit)),
+        _say_when(profile, up, 20),
+    ]
+
+
+def _say(profile: Profile) -> LogInfo:
+    return LogInfo(msg=str(examine(profile.name, profile.frames, profile.distribution)))
+
+
+def _say_when(profile: Profile, up: Any, attempts: int) -> OpaqueFunction:
+    """Look four times a second whether the daemon is up, for ``attempts`` times; then say what there is."""
+
+    def look(context: LaunchContext) -> list[Any]:
+        if up() or attempts == 0:
+            return [_say(profile)]
+        return [TimerAction(period=0.25, actions=[_say_when(profile, up, attempts - 1)])]
+
+    return OpaqueFunction(function=look)

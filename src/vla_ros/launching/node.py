@@ -1,0 +1,66 @@
+"""The policy node as a launch action, and everything of ``policy.launch.py``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch import LaunchContext
+from launch.actions import Shutdown
+from launch_ros.actions import Node
+
+from vla_ros.config.loading import parse_assignment
+from vla_ros.errors import VlaRosError
+from vla_ros.launching.arguments import NODE_NAME, config_file, configuration, overrides, value
+from vla_ros.launching.middleware import middleware
+from vla_ros.middleware import Frames
+
+
+def policy_node(
+    context: LaunchContext, file: Path | None = None, assignments: Sequence[str] | None = None, **more: Any
+) -> Node:
+    """The managed node, with the options that were given over those of the file.
+
+    Args:
+        context: Of the launch.
+        file: Parameter file; the one that ``config`` names where None.
+        assignments: ``name:=value`` over the file; those of the launch arguments where None.
+        **more: Further arguments of ``launch_ros.actions.Node``.
+    """
+    file = file or config_file(context)
+    given: dict[str, Any] = dict(
+        parse_assignment(text) for text in (overrides(context) if assignments is None else assignments)
+    )
+    given["autostart"] = value(context, "autostart") != "false"
+    given["use_sim_time"] = value(context, "use_sim_time") == "true"
+    return Node(
+        package="vla_ros",
+        executable="vla_policy_node",
+        name=value(context, "name") or NODE_NAME,
+        namespace=value(context, "namespace"),
+        parameters=[*([str(file)] if file else []), given],
+        prefix=shlex.join(interpreter(context)),
+        output="screen",
+        **more,
+    )
+
+
+def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Command that runs Python scripts of this package; empty for the interpreter that they were built with."""
+    variables = os.environ if environment is None else environment
+    chosen = value(context, "python")
+    if not chosen and variables.get("VIRTUAL_ENV"):
+        chosen = str(Path(variables["VIRTUAL_ENV"]) / "bin/python")
+    return [str(Path(chosen).expanduser())] if chosen else []
+
+
+def policy(context: LaunchContext) -> list[Any]:
+    """Everything of ``policy.launch.py``: middleware, then the node; the launch ends when the node does."""
+    try:
+        frames = Frames.of(configuration(context))
+    except VlaRosError as error:
+        raise RuntimeError(str(error)) from None
+    return [*middleware(context, frames), policy_node(context, on_exit=Shutdown(reason="the policy node ended"))]
