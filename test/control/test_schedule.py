@@ -129,6 +129,15 @@ def test_a_linear_seam_does_not_jump(overlap: int) -> None:
     assert jumps.max() == pytest.approx(0.2), "without blending the seam jumps by 1"
 
 
+def test_a_blend_goes_on_from_the_old_chunks_last_action_where_it_ends() -> None:
+    schedule = ChunkSchedule(6, execute_steps=4, blending="linear", blend_steps=4)
+    schedule.load(chunk([0, 1, 2, 3, 4, 5]))
+    run(schedule, 4)
+    schedule.load(chunk([10] * 6))
+    expected = [0.8 * 4 + 0.2 * 10, 0.6 * 5 + 0.4 * 10, 0.4 * 5 + 0.6 * 10, 0.2 * 5 + 0.8 * 10, 10, 10]
+    np.testing.assert_allclose(run(schedule, 6), expected)
+
+
 def test_without_blending_the_seam_jumps_by_all_of_it() -> None:
     schedule = ChunkSchedule(4)
     schedule.load(chunk([0.0] * 4))
