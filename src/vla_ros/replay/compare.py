@@ -1,7 +1,7 @@
 """Compare two replay results (JSON files of `vla-ros replay --json`): two checkpoints, or two settings.
 
-Prints each figure of both, which is better, and which options differ. Figures whose 95 % intervals do not overlap are
-marked: the difference is more than the choice of episodes.
+Prints each figure of both, which is better, and which options differ. Figures whose 95 % intervals do not overlap
+are marked: the difference is more than the choice of episodes.
 """
 
 from __future__ import annotations

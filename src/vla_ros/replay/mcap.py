@@ -31,6 +31,7 @@ _KNOWN = frozenset(range(1, 16))
 _HEAD = struct.Struct("<BQ")
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _CHUNK_HEAD = struct.Struct("<QQQI")
+_RESIDENT_BYTES = 64 << 20  # of the mapped file in memory, about
 _LOOSE_BYTES = 4 << 20  # messages outside of chunks are gathered into pieces of about this size
 
 
@@ -63,6 +64,7 @@ class McapFile:
         self._channels: dict[int, tuple[str, str]] = {}
         self._chunks: list[_Chunk] = []
         self._bad: set[int] = set()
+        self._passed = 0
         with path.open("rb") as file:
             try:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -99,8 +101,9 @@ class McapFile:
             fresh = [record for record in self._decode(chunk, wanted, verify) if record.time >= start]
             pending.extend(fresh)
             pending.sort(key=itemgetter(0))
-            self._release(chunk)
+            self._release(chunk.stored)
         yield from pending
+        self._release()
 
     def _walk(self) -> None:
         """Find chunks, schemas and channels at the top level."""
@@ -123,6 +126,7 @@ class McapFile:
                 self._chunks[-1].channels.add(struct.unpack_from("<H", self._bytes, body)[0])
             elif kind in (_SCHEMA, _CHANNEL):
                 self._define(kind, self._bytes[body:end])
+            self._release(end - at)
             at = end
         self.losses.append(
             Loss(
@@ -258,11 +262,12 @@ class McapFile:
             yield kind, data[at + _HEAD.size : end]
             at = end
 
-    def _release(self, chunk: _Chunk) -> None:
-        """Give the pages of a chunk back to the system; a view that is still used reads them again."""
-        if hasattr(self._map, "madvise"):
-            first = chunk.offset - chunk.offset % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, first, chunk.offset + chunk.stored - first)
+    def _release(self, passed: int = _RESIDENT_BYTES) -> None:
+        """Give mapped pages back once enough bytes have been passed; a view still in use reads them again."""
+        self._passed += passed
+        if self._passed >= _RESIDENT_BYTES and hasattr(self._map, "madvise"):
+            self._passed = 0
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:

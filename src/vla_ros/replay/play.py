@@ -125,8 +125,6 @@ class Player:
     def _open_loop(self, records: Iterator[Record]) -> None:
         """Answer every k-th frame."""
         for record in self._first_camera(records):
-            if self._frames == self._options.limit > 0:
-                break
             if (self._received - 1) % self._options.every:
                 self._skipped += 1
                 continue
@@ -137,8 +135,6 @@ class Player:
         waiting: Record | None = None
         free = 0  # nanoseconds of the recording at which the next step may begin
         for record in self._first_camera(records):
-            if self._frames == self._options.limit > 0:
-                break
             if waiting is not None and free <= record.time:
                 free = self._busy(waiting, max(free, waiting.time))
                 waiting = None
@@ -163,13 +159,15 @@ class Player:
                 self._refuse(trip.refused)
                 self._stepper.schedule.reset()
                 break
-            self._stepper.schedule.executed()
+            self._stepper.executed()
             due += round(self._period * 1e9)
         return max(end, due)
 
     def _first_camera(self, records: Iterator[Record]) -> Iterator[Record]:
         """Frames of the first camera, which sets the pace; the others' newest ones are kept."""
         for record in records:
+            if self._frames == self._options.limit > 0:
+                return
             index = self._cameras[record.topic]
             if index:
                 self._newest[index] = bytes(record.data)
@@ -204,7 +202,7 @@ class Player:
             self._refuse(trip.refused)
             self._stepper.schedule.reset()
         else:
-            self._stepper.schedule.executed()
+            self._stepper.executed()
         age = (now - record.time) / 1e6 / self._options.speed + 1e3 * took if as_run else float("nan")
         self._rows.append(_Row(record.time, stamp, len(self._instructions) - 1, trip, 1e3 * took, age))
         self._rest()
@@ -340,4 +338,4 @@ class _Row:
         self.command = trip.command.positions if trip.command is not None else None
         self.command_names = trip.command.names if trip.command is not None else ()
         self.stages_ms = {**trip.stages_ms, "total": total_ms}
-        self.pictures = len(trip.observation.images) if trip.observation is not None else 0
+        self.pictures = trip.observation.images.prepared if trip.observation is not None else 0  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ def render(result: Result, overrides: Mapping[str, str]) -> str:
     figures = result.figures
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     policy = figures["policy"]
-    lead = f"{policy['checkpoint'] or policy['name']}, {len(result.samples)} bag{'s' * (len(result.samples) != 1)}, {mode}"
+    lead = f"{policy['checkpoint'] or policy['name']}, bags: {len(result.samples)}, {mode}"
     compared = figures["frames"]["compared"] > 0
     worst = moments_of.worst(result.samples)
     body = [
