@@ -35,10 +35,10 @@ def test_it_is_a_policy_that_can_be_found_by_name(expert):
 
 @pytest.mark.slow
 def test_it_solves_picks_and_pushes(expert):
-    """At least 97 of 100 is the bar; here 36 episodes must all succeed, each seed of which is fixed."""
+    """At least 97 of 100 is the bar; here 30 episodes must all succeed, each seed of which is fixed."""
     controller = make_controller(expert.spec)
     with TableTop(WorldOptions(tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
-        results = [run_episode(world, expert.infer, controller, seed, render=False) for seed in range(36)]
+        results = [run_episode(world, expert.infer, controller, seed, render=False) for seed in range(30)]
     failed = [(result.seed, result.instruction, result.reason) for result in results if not result.success]
     assert not failed
     assert np.mean([result.steps for result in results]) < 25

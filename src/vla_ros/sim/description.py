@@ -238,7 +238,7 @@ def urdf() -> str:
     """The arm alone as URDF, as it lies in ``assets/arm.urdf``."""
     lines = [
         '<?xml version="1.0"?>',
-        "<!-- The arm of the simulated table-top. Written by python -m vla_ros.sim.description; edit vla_ros/sim/arm.py. -->",
+        "<!-- Written from vla_ros/sim/arm.py by: python -m vla_ros.sim.description -->",
         '<robot name="vla_ros_arm">',
     ]
     for name, rgb in PALETTE.items():

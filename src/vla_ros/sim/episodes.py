@@ -20,7 +20,7 @@ from vla_ros.sim.world import SUBSTEPS, TableTop
 from vla_ros.types import UInt8Array
 
 _RESEND = 3.0  # s of wall clock after which a frame that was lost on the way is sent again
-_SETTLE = 0.2  # s to wait for the answer to the first frame that follows a new instruction; then doubled
+_SETTLE = 0.3  # s to wait for the answer to the first frame that follows a new instruction; then doubled
 _SETTLE_ATTEMPTS = 4
 _ACTION_WAIT = 0.2  # s that an action may come after its command
 _TICK = 0.02  # s: joint states at 50 Hz

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vla_ros.errors import VlaRosError
@@ -56,7 +55,7 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class PolicyProcess:
-    """``vla-ros run`` in a process of its own; ends it when left.
+    """``vla-ros run`` in a process of its own; :meth:`end` ends it.
 
     Args:
         config: Parameter files.
@@ -121,14 +120,6 @@ class PolicyProcess:
         if self._log is None:
             return ""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
-
-    def __enter__(self) -> PolicyProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
 
 class RunningPolicy:
