@@ -1,6 +1,7 @@
 """Build description of the ament_python package ``vla_ros`` (colcon and pip)."""
 
 from glob import glob
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
@@ -30,7 +31,8 @@ setup(
     name=NAME,
     version="0.1.0",
     description="Runs Vision-Language-Action policies on real robots: camera frames in, safe joint commands out.",
-    long_description=open("README.md", encoding="utf-8").read(),
+    # `colcon build --symlink-install` runs a link to this file in another folder.
+    long_description=(Path(__file__).resolve().parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     maintainer="vla_ros maintainers",
@@ -54,6 +56,7 @@ setup(
         "quant": QUANT,
         "replay": REPLAY,
         "dev": DEV,
+        "test": DEV,  # where colcon looks to choose pytest
         "all": ALL,
     },
     entry_points={

@@ -1,0 +1,120 @@
+"""The launch files, run by `ros2 launch` from an installed package (`colcon build`).
+
+Regressions pinned: a mistake that is told only after a model was loaded; a middleware that is chosen but not in
+force and not named; `ros2 launch` left hanging by a node that ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+
+
+def _installed() -> bool:
+    from ament_index_python.packages import PackageNotFoundError, get_package_prefix
+
+    try:
+        get_package_prefix("vla_ros")
+    except PackageNotFoundError:
+        return False
+    return shutil.which("ros2") is not None
+
+
+pytestmark = [
+    pytest.mark.ros,
+    pytest.mark.skipif(
+        not _installed(), reason="vla_ros is not in the ament index: colcon build, source, run again"
+    ),
+]
+
+QUICK = "set:=camera.width:=64;camera.height:=48;robot.urdf:=demo"
+
+
+def show_args(name: str) -> str:
+    command = ["ros2", "launch", "vla_ros", name, "--show-args"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("policy.launch.py", ("config", "checkpoint", "device", "quantization", "camera_topics", "middleware")),
+        ("demo.launch.py", ("episodes", "seed", "policy", "checkpoint", "middleware")),
+        ("replay.launch.py", ("bag", "output", "config", "checkpoint", "middleware")),
+        ("middleware.launch.py", ("middleware", "interface", "width", "height", "cameras")),
+    ],
+)
+def test_every_launch_file_explains_its_arguments(name: str, arguments: tuple[str, ...]) -> None:
+    shown = show_args(name)
+    for argument in arguments:
+        assert f"'{argument}'" in shown
+    assert "no description given" not in shown
+    assert "'default', 'fastdds', 'cyclonedds', 'iceoryx', 'zenoh'" in shown
+
+
+def test_the_policy_launch_file_brings_an_active_node(robot: Any, program: Callable[..., Any]) -> None:
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", QUICK)
+    robot.drive()
+    robot.wait(lambda: len(robot.actions) >= 3, "actions", 40)
+    assert robot.state() == "active"
+    assert not robot.commands
+    assert "middleware default: " in launch.output
+    assert launch.end(timeout=10) == 0
+    assert "ended: the arm holds" in launch.output
+
+
+def test_a_mistake_ends_the_launch_before_anything_starts(program: Callable[..., Any]) -> None:
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "set:=control.rate:=7")
+    assert launch.process.wait(40) != 0
+    assert "control.rate: no such parameter; did you mean 'control.rate_hz'?" in launch.output
+    assert "process started" not in launch.output
+
+
+def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -> None:
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "checkpoint:=/nowhere/model")
+    launch.process.wait(60)
+    assert "/nowhere/model" in launch.output
+
+
+@pytest.mark.parametrize("name", ["fastdds", "cyclonedds"])
+def test_the_middleware_is_in_force_and_says_so(
+    program: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vla_ros.middleware import Frames, examine, sourced_distribution
+
+    monkeypatch.setenv("ROS_HOME", str(tmp_path))
+    monkeypatch.delenv("RMW_IMPLEMENTATION", raising=False)
+    rmw = {"fastdds": "rmw_fastrtps_cpp", "cyclonedds": "rmw_cyclonedds_cpp"}[name]
+    if examine(name, Frames(), sourced_distribution(), {**_environ(), "RMW_IMPLEMENTATION": rmw}).fatal:
+        pytest.skip(f"{rmw} is not installed")
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", f"middleware:={name}", QUICK)
+    launch.wait_for("is ready", 40)
+    assert f"middleware {name}: active: {rmw} for 1 camera of 64x48" in launch.output
+    assert "middleware default: active: " in launch.output, "the node sees it too"
+
+
+def _environ() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+@pytest.mark.slow
+def test_the_demo_launch_file_solves_the_task(program: Callable[..., Any], tmp_path: Path) -> None:
+    import json
+
+    figures = tmp_path / "demo.json"
+    launch = program(
+        "ros2", "launch", "vla_ros", "demo.launch.py", "policy:=expert", "episodes:=1", f"json:={figures}"
+    )
+    launch.process.wait(180)
+    assert figures.exists(), launch.output
+    episodes = json.loads(figures.read_text())["episodes"]
+    assert all(episode["success"] for episode in episodes), launch.output
