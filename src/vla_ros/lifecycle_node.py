@@ -23,7 +23,6 @@ from rclpy.signals import SignalHandlerOptions
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.rclpy_backend import RclpyVocabulary, spin_once
-from vla_ros.middleware import Frames, examine, sourced_distribution
 from vla_ros.policy_node import PolicyNode
 from vla_ros.ros_parameters import changed, declare
 
@@ -74,7 +73,6 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load and warm the model, join the topics. Takes as long as the checkpoint takes."""
-        self._say_middleware()
         node = PolicyNode(RclpyVocabulary(), self, self._config)
         try:
             node.configure(self._progress())
@@ -147,17 +145,6 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
                 self.get_logger().info(f"loading {100 * fraction:.0f} %: {message}")
 
         return progress
-
-    def _say_middleware(self) -> None:
-        """Whether the middleware that this process joined with keeps the configured frames, in one line."""
-        if self._config.camera.transport != "raw":
-            return
-        try:
-            report = examine("default", Frames.of(self._config), sourced_distribution())
-        except VlaRosError as error:
-            self.get_logger().warning(str(error))
-            return
-        (self.get_logger().info if report.active else self.get_logger().warning)(str(report))
 
     # Parameters
 
