@@ -235,7 +235,7 @@ class ControlLoop:
         with self._safety.motion() as allowed:
             if allowed:
                 self._send(trip)
-                self._stepper.schedule.executed()
+                self._stepper.executed()
         if allowed:
             self._stats.commanded()
             stages = {"publish": 1e3 * (time.monotonic() - began)}

@@ -23,9 +23,10 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
 from vla_ros.control_loop import ControlLoop, Frame
-from vla_ros.errors import ImageError
+from vla_ros.errors import ConfigError, ImageError
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
 from vla_ros.graph.node import Node, Vocabulary
+from vla_ros.middleware import Frames, examine, sourced_distribution
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
@@ -155,10 +156,8 @@ class PolicyNode:
         self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
         self._supervise()  # what is missing holds from the first moment
         if not self.safety.arm():
-            status = self.safety.status
-            reason = status.stopped_by.value if status.stopped_by else "unknown"
-            return False, f"stopped by {reason} ({status.detail}); call ~/reset first"
-        return True, self.safety.state.value
+            return False, self.safety.explain()
+        return True, self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
         """End a stop and forget what was planned; the node is disarmed then.
@@ -234,13 +233,25 @@ class PolicyNode:
         if self._stepper is not None and self._stepper.controller.arm_names:
             watched.append(Watched(topics.joint_states, self._graph.qos("state")))
         self._health = TopicHealth(self._node, watched, config.timeouts.publisher)
-        frame_bytes = config.camera.width * config.camera.height * 3
         if config.camera.transport == "raw":
-            finding = receive_buffer_finding(config.camera.topics[0], frame_bytes)
-            if finding is not None:
-                self._logger.warning(finding.text)
+            self._say_transport()
         self._timer(SUPERVISION_PERIOD, self._supervise)
         self._timer(1.0, self._report)
+
+    def _say_transport(self) -> None:
+        """Whether raw frames of the configured size get through, in one line."""
+        frames = Frames.of(self.config)
+        if self._graph.backend == "dds":
+            finding = receive_buffer_finding(self.config.camera.topics[0], frames.image_bytes)
+            if finding is not None:
+                self._logger.warning(finding.text)
+            return
+        try:
+            report = examine("default", frames, sourced_distribution())
+        except ConfigError as error:  # a distribution that is not known here; its frames may well arrive
+            self._logger.info(str(error))
+            return
+        (self._logger.info if report.active else self._logger.warning)(str(report))
 
     def _publisher(self, type_name: str, topic: str, qos: str) -> Any:
         publisher = self._node.create_publisher(self._graph.message(type_name), topic, self._graph.qos(qos))
@@ -275,7 +286,7 @@ class PolicyNode:
             self._drop(Reason.IMAGE_INVALID, f"{topic}: {error}")
             return
         now = self._now()
-        seen = digest(data) if self.config.timeouts.frozen_frames else None
+        seen = digest(data, skip=12) if self.config.timeouts.frozen_frames else None
         reason = self._watchdog.frame(topic, stamp, now, seen)
         if reason is not None:
             self._drop(reason, topic)
@@ -358,8 +369,10 @@ class PolicyNode:
         except Refused as refused:
             self._logger.error(f"no hold could be sent: {refused.detail}")
             return
-        output = self.config.control.output
-        self._command.publish(to_message(command, output, self._graph.message, self._now().ros))
+        message = to_message(command, self.config.control.output, self._graph.message, self._now().ros)
+        with self.safety.motion() as allowed:
+            if not allowed:  # else the reason has ended already, and a motion may have gone out before this
+                self._command.publish(message)
 
     def _supervise(self) -> None:
         """Ask the watchdog; fifty times a second, and before each command."""

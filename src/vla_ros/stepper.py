@@ -15,6 +15,7 @@ from types import MappingProxyType
 from vla_ros.config import Config
 from vla_ros.control.command import Command
 from vla_ros.control.controller import Controller
+from vla_ros.control.failures import reason_of
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
@@ -179,10 +180,9 @@ class Stepper:
         except Refused:
             raise
         except VlaRosError as error:
-            raise Refused(Reason.INFERENCE_ERROR, str(error)) from error
+            raise Refused(reason_of(error), str(error)) from error
         except Exception as error:
-            detail = f"{type(error).__name__}: {error}"
-            raise Refused(Reason.INFERENCE_ERROR, detail) from error
+            raise Refused(reason_of(error), f"{type(error).__name__}: {error}") from error
         self.controller.check(chunk)
         self.schedule.load(chunk)
         return chunk
@@ -209,6 +209,12 @@ class Stepper:
         took = {"control": _since(began)}
         return Trip(step.stamp, step.index, step.action, command, stages_ms=took)
 
+    def executed(self) -> None:
+        """The command of the last step was sent: it counts, for the schedule and for what follows from it."""
+        self.schedule.executed()
+        with self._lock:
+            self.controller.executed()
+
     def trip(
         self,
         frames: Sequence[CdrBytes | None],
@@ -219,7 +225,7 @@ class Stepper:
     ) -> Trip:
         """Observe, think and act on one set of frames: the whole trip.
 
-        The step is not yet counted as executed: call ``schedule.executed()`` once the command was sent.
+        The step is not yet counted as executed: call :meth:`executed` once the command was sent.
 
         Args:
             frames: As :meth:`observe`.

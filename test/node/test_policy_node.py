@@ -84,7 +84,7 @@ def damaged_frames() -> dict[str, tuple[Callable[[int], bytes], str]]:
     return {
         "unknown encoding": (replaced(b"rgb8", b"hsv8"), "image_invalid"),
         "depth image": (
-            lambda stamp: encode_image(np.zeros((8, 8), np.uint16), stamp, "c", "16UC1"),
+            lambda stamp: encode_image(np.zeros((8, 8, 2), np.uint8), stamp, "c", "16UC1"),
             "image_invalid",
         ),
         "wrong step": (step, "image_invalid"),
@@ -163,7 +163,7 @@ def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[...
     robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
     held = len(robot.commands)
     node.signal(signal.SIGUSR1)
-    robot.until(lambda: "call ~/reset first" in node.log.read_text(), robot.send_frame)
+    robot.until(lambda: "mend it, reset, then arm" in node.log.read_text(), robot.send_frame)
     assert len(robot.commands) == held
     node.signal(signal.SIGHUP)
     robot.until(lambda: "no longer stopped" in node.log.read_text(), robot.send_frame)

@@ -99,6 +99,7 @@ def run_episode(
             executed = action if noise is None else noise(step, np.array(action))
             command = controller.command(executed, world.joint_state(stamp), stamp, STEP_SECONDS)
             world.command_named(command.names, command.positions.tolist())
+            controller.executed()
             decided = world.step()
             step += 1
             image = None
