@@ -1,6 +1,7 @@
 """Bags on demand, written by rosbags, with what a test needs in them."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,3 +131,72 @@ def golden_bags():
     if not folder.is_dir():
         pytest.skip(f"no folder {folder}; set VLA_ROS_GOLDEN to where the golden data lie")
     return folder
+
+
+class BrightnessPolicy:
+    """Knows the answer to ``small_recording``: it reads the step from the picture's brightness."""
+
+    def __init__(self, gain=1.0, seconds=0.0, flip_gripper=False, horizon=1):
+        from vla_ros.types import ActionSpec
+
+        self.spec = ActionSpec(horizon=horizon)
+        self.gain, self.seconds, self.flip, self.horizon = gain, seconds, flip_gripper, horizon
+        self.resets = 0
+        self.asked = []
+
+    def load(self, progress=None):
+        pass
+
+    def infer(self, observation):
+        from vla_ros.types import ActionChunk
+
+        self.asked.append((observation.stamp, observation.instruction, observation.joints))
+        time.sleep(self.seconds)
+        step = round(float(observation.images["image"].mean()) / 5)
+        is_open = (step < 10) != self.flip
+        action = np.array([0.01, -0.002 * step, 0.0, 0.0, 0.0, 0.0, float(is_open)])
+        action[:3] *= self.gain
+        return ActionChunk(
+            np.repeat(action[None], self.horizon, 0), observation.stamp, np.clip(action * 20, -1, 1)[None]
+        )
+
+    def reset(self):
+        self.resets += 1
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def brightness_policy():
+    return BrightnessPolicy
+
+
+@pytest.fixture
+def replay_config():
+    """The simulation's arm, the bag's joints, no orientation fix."""
+    from vla_ros.config import build
+
+    return build(
+        {
+            "robot.urdf": "demo",
+            "robot.tip_frame": "tool",
+            "control.rate_hz": 10.0,
+            "limits.max_translation_step": 0.1,
+        }
+    )
+
+
+@pytest.fixture
+def play(replay_config):
+    """``play(path, policy, options, **more)`` gives the outcome of one bag."""
+    from vla_ros.policies.base import no_progress
+    from vla_ros.replay import evaluate
+    from vla_ros.replay.play import Options
+
+    def run(path, policy, options=None, *, config=None, overrides=None, partial=None):
+        (job,) = evaluate.make_jobs([path], config or replay_config, overrides or {}, options or Options(), partial)
+        (outcome,) = evaluate.play_all([job], policy, 1, None, no_progress, lambda name, count: None)
+        return outcome
+
+    return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,9 @@ def _number(value: float) -> str:
 def _praise(figures: Mapping[str, Any]) -> list[str]:
     lines = []
     cosine, gripper = figures["direction_cosine"], figures["gripper_f1"]
-    if not math.isnan(cosine):
-        blind = (figures["baselines"][name]["direction_cosine"] for name in ("zero", "mean_action"))
-        best = max(_known(blind), default=0.0)
-        lines.append(f"directions agree: cosine {cosine:.2f}, the best blind guess has {best:.2f}")
+    blind = _blind_cosine(figures)
+    if cosine > blind:
+        lines.append(f"directions agree: cosine {cosine:.2f}, the best blind guess has {blind:.2f}")
     if not math.isnan(gripper):
         lines.append(f"the gripper agrees: F1 {gripper:.2f}")
     mae, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
@@ -84,8 +83,10 @@ def _praise(figures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _known(values: Any) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
+def _blind_cosine(figures: Mapping[str, Any]) -> float:
+    """The best direction cosine of those who see and remember nothing; NaN where directions do not exist."""
+    cosines = [figures["baselines"][name]["direction_cosine"] for name in ("zero", "mean_action")]
+    return max((value for value in cosines if not math.isnan(value)), default=math.nan)
 
 
 def _broken(figures: Mapping[str, Any]) -> list[str]:
@@ -120,7 +121,7 @@ def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: Float
             "wrong"
         )
     lines += _direction(figures, predicted, recorded)
-    lines += _scale(figures["dimensions"])
+    lines += _scale(figures, predicted, recorded)
     lines += _gripper(figures)
     return lines
 
@@ -156,21 +157,16 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
     return name
 
 
-def _scale(dimensions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Numbers that are all too large or too small: another dataset's statistics or unit."""
-    ratios = [
-        item["predicted_std"] / item["recorded_std"]
-        for item in dimensions[:3]
-        if item["recorded_std"] > 1e-9 and not math.isnan(item["predicted_std"])
-    ]
-    if len(ratios) < 2:
+def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> list[str]:
+    """Motions that are all too large or too small: another dataset's statistics or unit."""
+    if math.isnan(figures["direction_cosine"]):
         return []
-    middle = float(np.median(ratios))
-    if 0.2 < middle < 5:
+    sizes = [float(np.sqrt(metrics.mean(values[:, :3] ** 2, axis=None))) for values in (predicted, recorded)]
+    if not sizes[1] > 0 or 0.2 < sizes[0] / sizes[1] < 5:
         return []
     return [
-        f"predicted motions are {_number(middle)} times as large as recorded ones: policy.unnorm_key or "
-        "control.translation_scale may be wrong"
+        f"predicted motions are {_number(sizes[0] / sizes[1])} times as large as recorded ones: "
+        "policy.unnorm_key or control.translation_scale may be wrong"
     ]
 
 
@@ -196,6 +192,11 @@ def _weak(figures: Mapping[str, Any]) -> list[str]:
     cosine, gripper = figures["direction_cosine"], figures["gripper_f1"]
     if WEAK_COSINE <= cosine < GOOD_COSINE:
         lines.append(f"directions agree only partly (cosine {cosine:.2f}, a good policy has {GOOD_COSINE} or more)")
+    blind = _blind_cosine(figures)
+    if cosine <= blind:
+        lines.append(
+            f"directions agree no better (cosine {cosine:.2f}) than always going the mean way ({blind:.2f})"
+        )
     if gripper < GOOD_GRIPPER:
         lines.append(f"the gripper agrees only partly (F1 {gripper:.2f}, a good policy has {GOOD_GRIPPER} or more)")
     lines += [

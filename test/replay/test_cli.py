@@ -1,0 +1,160 @@
+"""`vla-ros replay` and `vla-ros compare` from end to end: files, exit status, messages."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from vla_ros.cli import main
+from vla_ros.replay.bag import Bag
+
+REQUIRED = {"direction_cosine", "gripper_f1", "mae", "baselines", "latency_ms", "frames", "verdict"}
+OPTIONS = ["-p", "policy.name:=hold"]
+
+
+def replay(*arguments):
+    return main(["replay", *map(str, arguments), *OPTIONS])
+
+
+@pytest.fixture
+def finished(jpeg_bag, tmp_path, capsys):
+    """A whole run over the shipped bag: exit status, folder, terminal output."""
+    status = replay(
+        jpeg_bag, "--json", tmp_path / "a.json", "--report", tmp_path / "a.html", "--write", tmp_path / "written"
+    )
+    return status, tmp_path, capsys.readouterr().out
+
+
+def test_everything_is_written(finished):
+    status, folder, shown = finished
+    assert status == 0
+    content = json.loads((folder / "a.json").read_text())
+    assert content.keys() >= REQUIRED
+    assert content["frames"]["used"] == 30
+    assert content["baselines"].keys() == {"zero", "hold_last", "mean_action"}
+    assert content["latency_ms"]["total"].keys() == {"p50", "p90", "p99", "count"}
+    assert content["verdict"]["level"] in ("good", "warn", "bad")
+    assert content["truth"]["rule"] == ["after"]
+    assert not list(folder.glob("*.partial"))
+    assert "direction cosine" in shown
+    assert content["verdict"]["headline"] in shown
+
+
+def test_the_report_is_one_file_with_the_pictures_of_the_worst_moments(finished):
+    _, folder, _ = finished
+    text = (folder / "a.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|url\((?!data:)|@import", text)
+    assert text.count("data:image/jpeg;base64,") >= 4
+    for title in ("Against guessing", "Predicted and recorded", "The worst moments", "Latency", "Episodes"):
+        assert title in text
+    assert "pick up the red cube" in text
+
+
+def test_the_written_bag_has_predicted_beside_recorded(finished, store):
+    _, folder, _ = finished
+    with Bag(folder / "written") as bag:
+        assert bag.losses == []
+        names = {topic.name for topic in bag.topics}
+        recorded = list(bag.records(["/vla_ros/recorded_action"]))
+        predicted = list(bag.records(["/vla_ros/predicted_action"]))
+    assert names >= {"/vla_ros/predicted_action", "/vla_ros/recorded_action", "/vla_ros/action_error"}
+    assert [record.time for record in recorded] == [record.time for record in predicted]
+    action = store.deserialize_cdr(bytes(predicted[0].data), "std_msgs/msg/Float64MultiArray")
+    assert action.data.tolist() == [0, 0, 0, 0, 0, 0, 1]
+
+
+def test_writing_over_something_is_refused(finished, jpeg_bag, capsys):
+    _, folder, _ = finished
+    assert replay(jpeg_bag, "--write", folder / "written", "--limit", 2) == 1
+    assert "does not exist yet" in capsys.readouterr().err
+
+
+def test_max_mae_decides_the_exit_status(jpeg_bag):
+    assert replay(jpeg_bag, "--max-mae", 0.5) == 0
+    assert replay(jpeg_bag, "--max-mae", 0.01) == 3
+    assert replay(jpeg_bag, "--max-mae", 0.5, "--topics", "truth=none") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--speed", "fast"], "expected max or a number above 0"),
+        (["--speed", "0"], "expected max or a number above 0"),
+        (["--every", "0"], "--every 0: expected 1 or more"),
+        (["--tolerance", "-1"], "expected seconds above 0"),
+        (["--topics", "camera"], "expected role=/topic"),
+        (["--topics", "camera=/nowhere"], "has no such topic"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_expected(jpeg_bag, capsys, arguments, message):
+    assert replay(jpeg_bag, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_bag_is_one_line(tmp_path, capsys):
+    assert replay(tmp_path / "nothing") == 1
+    error = capsys.readouterr().err
+    assert "does not exist" in error
+    assert error.count("\n") == 1
+
+
+def test_what_can_be_played_is_played(jpeg_bag, tmp_path, capsys):
+    (tmp_path / "broken.mcap").write_text("this is no bag at all")
+    assert replay(jpeg_bag, tmp_path / "broken.mcap", "--json", tmp_path / "a.json") == 0
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert len(content["bags"]) == 1
+    assert "broken.mcap" in content["not_played"][0]
+    assert "not played" in capsys.readouterr().out
+
+
+def test_several_bags_on_several_processes_give_the_same(jpeg_bag, write_bag, small_recording, tmp_path):
+    other = write_bag("other", small_recording)
+    raw = ["--topics", "truth=none"]
+    assert replay(jpeg_bag, jpeg_bag.parent, other, "--json", tmp_path / "one.json", *raw) == 0
+    assert replay(jpeg_bag, other, "--json", tmp_path / "two.json", "--jobs", 2, *raw) == 0
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    assert one["frames"] == two["frames"]
+    assert [bag["frames"] for bag in one["bags"]] == [30, 20]
+
+
+def test_intervals_need_several_episodes(write_bag, small_recording, tmp_path):
+    paths = [write_bag(f"bag_{index}", small_recording) for index in range(3)]
+    replay(*paths, "--json", tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert content["intervals"]["mae"] is not None
+    assert len(content["episodes"]) == 3
+
+
+def test_compare_names_the_better_one_and_the_options_that_differ(jpeg_bag, tmp_path, capsys):
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    replay(jpeg_bag, "--json", a)
+    replay(jpeg_bag, "--json", b, "-p", "gripper.open_value:=-1.0", "-p", "gripper.closed_value:=1.0")
+    capsys.readouterr()
+    assert main(["compare", str(a), str(b), "--json", str(tmp_path / "c.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "gripper.open_value: 1.0 -> -1.0" in shown
+    content = json.loads((tmp_path / "c.json").read_text())
+    assert content["same_frames"]
+    figures = {item["name"]: item for item in content["figures"]}
+    assert figures["direction cosine"]["better"] == ""
+    assert figures["MAE"]["first"] is not None
+
+
+def test_compare_refuses_other_files(tmp_path, capsys):
+    (tmp_path / "a.json").write_text('{"schema": "something"}')
+    assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 1
+    assert "expected a file of `vla-ros replay --json`" in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from vla_ros.cli import main\n"
+        "try: main(['replay', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'mujoco', 'pinocchio', 'cyclonedds', 'rosbags', 'cv2'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,279 @@
+"""A bag goes through the very trip of the live node, in open loop and as it would have run.
+
+Pins: wrong pairing of frames and actions, memory of past episodes, frames answered twice, a busy policy that makes
+the queue grow, resuming that counts frames twice or not at all, pictures that differ from the live ones.
+"""
+
+import numpy as np
+import pytest
+
+from vla_ros.config import build
+from vla_ros.control.inputs import Snapshot
+from vla_ros.policies.hold import HoldPolicy
+from vla_ros.replay import figures, samples, verdict
+from vla_ros.replay.bag import Bag
+from vla_ros.replay.play import Options
+from vla_ros.replay.prepare import fit, pictures_at
+from vla_ros.replay.topics import select
+from vla_ros.stepper import Stepper
+from vla_ros.types import JointState
+
+HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
+JOINTS = tuple(f"joint_{index}" for index in range(1, 8))
+
+
+@pytest.fixture
+def recording(make):
+    """Two episodes of two seconds at 10 Hz that a policy can answer from the picture's brightness."""
+    messages = []
+    for episode, words in enumerate(("pick up the red cube", "pick up the blue ball")):
+        begin = make.start + episode * 2_000_000_000
+        messages.append((begin, "/vla_policy/instruction", make.text(words)))
+        for step in range(20):
+            stamp = begin + step * 100_000_000
+            pixels = np.full((48, 64, 3), 5 * step, np.uint8)
+            action = [0.01, -0.002 * step, 0.0, 0.0, 0.0, 0.0, float(step < 10)]
+            messages += [
+                (stamp, "/joint_states", make.joints(stamp, HOME)),
+                (stamp + 1_000_000, "/camera/image_raw", make.image(stamp, pixels)),
+                (stamp + 21_000_000, "/vla_policy/action", make.array(action)),
+            ]
+    return messages
+
+
+def summary(outcome, config, options=None):
+    options = options or Options()
+    found = figures.summarize(
+        [outcome.samples], outcome.spec, config, speed=options.speed, every=options.every, tolerance_s=0.2
+    )
+    frames = figures.gather([outcome.samples])
+    rows = frames.compared
+    return found, verdict.judge(found, frames.predicted[rows], frames.recorded[rows])
+
+
+def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brightness_policy, replay_config):
+    outcome = play(write_bag("bag", recording), brightness_policy())
+    found, judgement = summary(outcome, replay_config)
+    assert found["frames"] == {
+        "received": 40,
+        "used": 40,
+        "compared": 40,
+        "skipped": 0,
+        "dropped": {},
+        "pictures_prepared": 40,
+        "every": 1,
+    }
+    assert found["mae"] == pytest.approx(0, abs=1e-12)
+    assert found["direction_cosine"] == pytest.approx(1)
+    assert found["gripper_f1"] == 1
+    assert found["intervals"]["direction_cosine"] == pytest.approx([1, 1])
+    assert found["gripper"]["events"]["matched"] == 2
+    assert judgement.level == "good"
+    assert found["baselines"]["mean_action"]["mae"] > 0.01
+    assert [episode["instruction"] for episode in found["episodes"]] == [
+        "pick up the red cube",
+        "pick up the blue ball",
+    ]
+
+
+def test_wrong_policies_are_found_out(play, write_bag, recording, brightness_policy, replay_config):
+    path = write_bag("bag", recording)
+    found, judgement = summary(play(path, brightness_policy(gain=-1.0)), replay_config)
+    assert found["direction_cosine"] == pytest.approx(-1)
+    assert judgement.level == "bad"
+    assert any("camera.orientation" in reason for reason in judgement.reasons)
+    assert any("axes (-x" in reason for reason in judgement.reasons)
+    _, judgement = summary(play(path, brightness_policy(flip_gripper=True)), replay_config)
+    assert any("gripper does the opposite" in reason for reason in judgement.reasons)
+    _, judgement = summary(play(path, brightness_policy(gain=8.0)), replay_config)
+    assert any("times as large" in reason for reason in judgement.reasons)
+    _, judgement = summary(play(path, HoldPolicy(replay_config)), replay_config)
+    assert any("same action for every frame" in reason for reason in judgement.reasons)
+
+
+def test_replay_gives_what_the_live_stepper_gives(play, write_bag, recording, brightness_policy, replay_config):
+    path = write_bag("bag", recording)
+    outcome = play(path, brightness_policy())
+    stepper = Stepper(replay_config, brightness_policy())
+    stepper.load()
+    with Bag(path) as bag:
+        frames = [bytes(record.data) for record in bag.records(["/camera/image_raw"])]
+    for index, frame in enumerate(frames):
+        if index == 20:
+            stepper.reset()  # another instruction
+        joints = JointState(JOINTS, np.array(HOME), int(outcome.samples.stamps[index]))
+        words = outcome.samples.instructions[index // 20]
+        trip = stepper.trip([frame], Snapshot(joints, {}, words), 0.1, joints)
+        stepper.schedule.executed()
+        assert (trip.action == outcome.samples.predicted[index]).all()
+        assert (trip.command.positions == outcome.samples.commands[index]).all()
+    assert outcome.samples.command_names == JOINTS
+
+
+def test_every_frame_is_answered_once_with_its_own_inputs(play, write_bag, recording, brightness_policy):
+    policy = brightness_policy()
+    play(write_bag("bag", recording), policy)
+    stamps = [stamp for stamp, _, _ in policy.asked]
+    assert stamps == sorted(set(stamps))
+    assert {words for _, words, _ in policy.asked[:20]} == {"pick up the red cube"}
+    assert {words for _, words, _ in policy.asked[20:]} == {"pick up the blue ball"}
+    assert all(joints.stamp == stamp for stamp, _, joints in policy.asked)
+
+
+def test_every_and_limit(play, write_bag, recording, brightness_policy):
+    path = write_bag("bag", recording)
+    found = play(path, brightness_policy(), Options(every=3)).samples
+    assert (len(found.times), found.received, found.skipped) == (14, 40, 26)
+    found = play(path, brightness_policy(), Options(limit=5)).samples
+    assert (len(found.times), found.received, found.complete) == (5, 5, True)
+
+
+def test_an_instruction_may_be_given(play, write_bag, recording, brightness_policy):
+    policy = brightness_policy()
+    play(write_bag("bag", recording), policy, Options(instruction="wave"))
+    assert {words for _, words, _ in policy.asked} == {"wave"}
+
+
+def test_a_pause_begins_an_episode(play, write_bag, recording, brightness_policy):
+    late = [(time + (5_000_000_000 if index >= 30 else 0), *rest) for index, (time, *rest) in enumerate(recording)]
+    late = [item for item in late if item[1] != "/vla_policy/instruction"]
+    found = play(write_bag("bag", late), brightness_policy(), Options(instruction="x")).samples
+    assert len(found.instructions) == 2
+
+
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_as_it_would_have_run_skips_what_comes_while_the_policy_is_busy(
+    play, write_bag, recording, brightness_policy, speed
+):
+    config = build({"robot.urdf": "demo", "robot.tip_frame": "tool", "control.rate_hz": 0.0})
+    policy = brightness_policy(seconds=0.16)
+    outcome = play(write_bag("bag", recording), policy, Options(speed=speed), config=config)
+    found = outcome.samples
+    # Frames come every 100 ms of the recording; an answer takes a bit over 160 ms times the speed.
+    expected = 40 * 0.1 / (0.16 * speed)
+    assert 0.6 * expected < len(found.times) <= expected + 1
+    assert found.received == 40
+    assert found.skipped + len(found.times) == 40
+    assert (np.diff(found.times) > 0).all()
+    ages = found.age_ms
+    assert (ages >= 160).all()
+    assert np.median(ages) < 160 + 100 / speed + 60
+    found, _ = summary(outcome, config, Options(speed=speed))
+    assert found["mode"] == "as_it_would_have_run"
+    assert found["frame_age_ms"]["count"] == len(outcome.samples.times)
+    assert found["deadline"]["missed"] > 0
+
+
+def test_a_fast_policy_misses_nothing_as_it_would_have_run(
+    play, write_bag, recording, brightness_policy, replay_config
+):
+    outcome = play(write_bag("bag", recording), brightness_policy(), Options(speed=1.0))
+    assert len(outcome.samples.times) >= 38  # the rate limit of 10 Hz may pass a frame on to the next tick
+    assert summary(outcome, replay_config)[0]["direction_cosine"] == pytest.approx(1)
+
+
+def test_a_chunk_is_executed_before_the_policy_is_asked_again(play, write_bag, recording, brightness_policy):
+    policy = brightness_policy(horizon=4)
+    found = play(write_bag("bag", recording), policy, Options(speed=1.0)).samples
+    assert 9 <= len(policy.asked) <= 11
+    assert found.skipped == 40 - len(policy.asked)
+
+
+def test_bad_frames_are_counted_and_the_next_one_works(play, write_bag, recording, brightness_policy):
+    for index in (4, 7):
+        image = next(item[2] for item in recording[3 * index :] if item[1] == "/camera/image_raw")
+        image.encoding = "16UC1"
+    found = play(write_bag("bag", recording), brightness_policy()).samples
+    assert sum(found.dropped.values()) == 2
+    assert all("16UC1" in reason for reason in found.dropped)
+    assert len(found.times) == 38
+
+
+def test_a_missing_instruction_drops_every_frame_and_the_verdict_says_so(
+    play, write_bag, recording, brightness_policy, replay_config
+):
+    silent = [item for item in recording if item[1] != "/vla_policy/instruction"]
+    outcome = play(write_bag("bag", silent), brightness_policy())
+    found, judgement = summary(outcome, replay_config)
+    assert found["frames"]["dropped"] == {"no_instruction": 40}
+    assert judgement.level == "bad"
+    assert any("no_instruction" in reason for reason in judgement.reasons)
+
+
+def test_without_a_urdf_actions_are_compared_all_the_same(play, write_bag, recording, brightness_policy):
+    config = build({})
+    outcome = play(write_bag("bag", recording), brightness_policy(), config=config)
+    assert "robot.urdf is not set" in outcome.note
+    assert summary(outcome, config)[0]["direction_cosine"] == pytest.approx(1)
+
+
+class Interrupting:
+    """Passes on to a policy until somebody presses Ctrl-C."""
+
+    def __init__(self, policy, after):
+        self._policy, self._left = policy, after
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+    def infer(self, observation):
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        return self._policy.infer(observation)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(play, write_bag, recording, brightness_policy, tmp_path):
+    path = write_bag("bag", recording)
+    whole = play(path, brightness_policy()).samples
+    first = play(path, Interrupting(brightness_policy(), 27), partial=tmp_path / "partial").samples
+    assert not first.complete
+    assert len(first.times) == 27
+    second = brightness_policy()
+    joined = play(path, second, partial=tmp_path / "partial").samples
+    assert len(second.asked) == 13
+    assert joined.complete
+    for name in ("times", "predicted", "recorded", "episodes", "commands"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name), equal_nan=True), name
+    assert joined.instructions == whole.instructions
+    third = brightness_policy()
+    again = play(path, third, partial=tmp_path / "partial").samples
+    assert third.asked == []
+    assert np.array_equal(again.predicted, whole.predicted)
+
+
+def test_samples_survive_the_disk(play, write_bag, recording, brightness_policy, tmp_path):
+    found = play(write_bag("bag", recording), brightness_policy()).samples
+    samples.save(found, tmp_path / "samples.npz")
+    back = samples.load(tmp_path / "samples.npz")
+    for name, value in vars(found).items():
+        if isinstance(value, np.ndarray):
+            assert np.array_equal(value, getattr(back, name), equal_nan=True), name
+        elif name != "stages_ms":
+            assert value == getattr(back, name), name
+    assert back.stages_ms.keys() == found.stages_ms.keys()
+    (tmp_path / "samples.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(Exception, match="delete the file to begin anew"):
+        samples.load(tmp_path / "samples.npz")
+
+
+def test_the_pictures_of_single_moments_are_the_live_ones(write_bag, recording, replay_config, brightness_policy):
+    path = write_bag("bag", recording)
+    with Bag(path) as bag:
+        selection = select(bag.topics, replay_config, {})
+        config = fit(replay_config, selection)
+        frames = list(bag.records(selection.cameras))
+        wanted = [frames[3].time, frames[30].time]
+        policy = brightness_policy()
+        found = pictures_at(bag, selection, config, policy.spec, wanted)
+        stepper = Stepper(config, policy)
+        stepper.load()
+        for time, index in zip(wanted, (3, 30), strict=True):
+            live = stepper.observe([bytes(frames[index].data)], Snapshot(instruction="x"))
+            assert (found[time]["image"] == live.images["image"]).all()
+
+
+def test_a_policy_that_does_not_look_costs_no_resize(play, write_bag, recording, replay_config):
+    found = play(write_bag("bag", recording), HoldPolicy(replay_config)).samples
+    assert found.pictures == 0
+    assert len(found.times) == 40
