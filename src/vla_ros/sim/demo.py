@@ -205,7 +205,7 @@ def _episodes(
     """All results, and the seconds that they took."""
     from vla_ros.graph import open_graph
     from vla_ros.sim import console
-    from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
+    from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime, Runner
     from vla_ros.sim.node import SimNode
     from vla_ros.sim.record import BagRecorder
     from vla_ros.sim.world import TableTop, WorldOptions
@@ -237,7 +237,8 @@ def _episodes(
         shuffle=arguments.shuffle,
         switch_at=arguments.switch_at,
     )
-    runner = (RealTime if arguments.real_time else Lockstep)(world, node, options, policy.alive)
+    kind = RealTime if arguments.real_time else Lockstep
+    runner: Runner = kind(world, node, options, policy.alive)
     results: list[EpisodeResult] = []
     began = time.monotonic()
     with console.progress(arguments.episodes) as told:

@@ -25,8 +25,7 @@ def demo_config() -> Path:
     for place in places:
         if (place / DEMO_CONFIG).is_file():
             return place / DEMO_CONFIG
-    looked = ", ".join(str(place) for place in places[: len(shares)])
+    looked = ", ".join(str(place) for place in places)
     raise MissingDependencyError(
-        f"{DEMO_CONFIG}: not found in {looked}; install the package again (pip install . or colcon build), or name "
-        "the file with --config"
+        f"{DEMO_CONFIG}: not found in {looked}; install the package again (pip install . or colcon build)"
     )
