@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.middleware import NAMES, Frames, examine, select, sourced_distribution, write
-from vla_ros.middleware.checks import roudi_is_up, zenoh_router_is_up
+from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
 from vla_ros.middleware.selection import ALL_VARIABLES
 
 TOPIC = "/vla_ros_benchmark/image_raw"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, examine, select, write
-from vla_ros.middleware.checks import roudi_is_up, roudi_pools
+from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, daemons, examine, select, write
+from vla_ros.middleware.daemons import roudi_is_up, roudi_pools
 from vla_ros.middleware.selection import RMW_OF
 
 JAZZY = DISTRIBUTIONS["jazzy"]
@@ -30,10 +30,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     limit.write_text("33554432\n")
     monkeypatch.setattr(checks, "RECEIVE_MAX", limit)
     monkeypatch.setattr(checks, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(checks, "ROUDI_SOCKET", tmp_path / "roudi")
+    monkeypatch.setattr(daemons, "ROUDI_SOCKET", tmp_path / "roudi")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(checks, "ZENOH_ROUTER", free.getsockname())
+        monkeypatch.setattr(daemons, "ZENOH_ROUTER", free.getsockname())
     return tmp_path
 
 
@@ -152,5 +152,24 @@ def test_zenoh_needs_its_router(host: Path, monkeypatch: pytest.MonkeyPatch) -> 
     variables = environment(host, "zenoh")
     assert "ros2 run rmw_zenoh_cpp rmw_zenohd" in only_problem(examine("zenoh", FULL_HD, JAZZY, variables))
     with socket.create_server(("127.0.0.1", 0)) as router:
-        monkeypatch.setattr(checks, "ZENOH_ROUTER", router.getsockname())
+        monkeypatch.setattr(daemons, "ZENOH_ROUTER", router.getsockname())
         assert examine("zenoh", FULL_HD, JAZZY, variables).active
+
+
+def test_the_default_judges_what_is_set(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = environment(host, "fastdds")
+    assert "shared-memory segment" in str(examine("default", FULL_HD, JAZZY, fast))
+    shared = environment(host, "iceoryx")
+    assert "RouDi is not running" in str(examine("default", FULL_HD, JAZZY, shared | {"PATH": _with_roudi(host)}))
+
+
+def _with_roudi(host: Path) -> str:
+    (host / "iox-roudi").touch(mode=0o755)
+    return str(host)
+
+
+@pytest.mark.parametrize("rmw", ["rmw_fastrtps_cpp", "rmw_cyclonedds_cpp"])
+def test_small_frames_need_no_profile(host: Path, rmw: str) -> None:
+    variables = {"AMENT_PREFIX_PATH": str(host / "ros"), "RMW_IMPLEMENTATION": rmw}
+    assert examine("default", Frames(160, 120), JAZZY, variables).active
+    assert not examine("default", Frames(1280, 720), JAZZY, variables).active

@@ -142,7 +142,7 @@ def test_roudi_itself_takes_the_pools(tmp_path: Path) -> None:
     roudi = shutil.which("iox-roudi")
     if roudi is None:
         pytest.skip("iox-roudi is not installed")
-    from vla_ros.middleware.checks import roudi_is_up
+    from vla_ros.middleware.daemons import roudi_is_up
 
     if roudi_is_up():
         pytest.skip("another RouDi runs on this host, and there can be only one")

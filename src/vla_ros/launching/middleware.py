@@ -21,7 +21,7 @@ from launch.event_handlers import OnProcessExit
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
 from vla_ros.middleware import Frames, Profile, default_folder, examine, select, sourced_distribution, write
-from vla_ros.middleware.checks import roudi_is_up, zenoh_router_is_up
+from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
 from vla_ros.middleware.selection import ALL_VARIABLES
 
 

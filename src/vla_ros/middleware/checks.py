@@ -5,25 +5,27 @@ Looks at the environment, the files it points to, and the host. Starts nothing a
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
-import socket
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_ros.middleware.daemons import roudi_is_up, roudi_pools, zenoh_router_is_up
 from vla_ros.middleware.distributions import Distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
-ROUDI_SOCKET = Path("/tmp/roudi")
-"""Where RouDi 2.0 listens for processes that want to join."""
+STOCK_FAST_DDS = 128 * 1024
+"""Bytes of frames that Fast DDS's stock segment of 512 KiB carries safely: four of them at once."""
 
-ZENOH_ROUTER = ("127.0.0.1", 7447)
+STOCK_CYCLONE = 1_000_000
+"""Bytes of frames that Cyclone's stock receive buffer has been seen to carry (640x480 rgb8)."""
+
+_SHARED_MEMORY_ON = re.compile(r"psmx_iox|<SharedMemory>\s*<Enable>\s*true")
 
 RECEIVE_MAX = Path("/proc/sys/net/core/rmem_max")
 SHARED_MEMORY = Path("/dev/shm")
@@ -93,7 +95,7 @@ def examine(
         "cyclonedds": _cyclone,
         "iceoryx": _iceoryx,
         "zenoh": _zenoh,
-        "default": _CHECK_OF_RMW.get(rmw, _unknown),
+        "default": _CHECK_AS_IT_IS.get(rmw, _unknown),
     }
     facts = [f"{rmw} for {frames}"]
     problems = []
@@ -217,7 +219,7 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
     text = _cyclone_text(variables)
     if isinstance(text, Problem):
         yield Problem(text.found, "middleware:=iceoryx")
-    elif not re.search(r"psmx_iox|<SharedMemory>\s*<Enable>\s*true", text):
+    elif not _SHARED_MEMORY_ON.search(text):
         yield Problem("CYCLONEDDS_URI does not switch shared memory on", "middleware:=iceoryx")
     missing = _missing_library(distribution, variables)
     if missing:
@@ -248,16 +250,6 @@ def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -
     )
 
 
-def roudi_is_up() -> bool:
-    """Whether a RouDi takes registrations: its socket exists and somebody listens on it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(str(ROUDI_SOCKET))
-        except OSError:  # no such file, or left behind by one that was killed
-            return False
-    return True
-
-
 def _pools(frames: Frames) -> Findings:
     pools = roudi_pools()
     if pools is None:
@@ -269,28 +261,6 @@ def _pools(frames: Frames) -> Findings:
         )
     else:
         yield f"RouDi is up with chunks up to {max(pools):,} B"
-
-
-def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:
-    """Chunk sizes of the running RouDi in bytes, from the file named on its command line; None if unknown."""
-    for command in sorted(processes.glob("[0-9]*/cmdline")):
-        try:
-            words = command.read_text(encoding="utf-8").split("\0")
-        except (OSError, UnicodeDecodeError):  # ended meanwhile
-            continue
-        if Path(words[0]).name != "iox-roudi":
-            continue
-        for flag, value in itertools.pairwise(words):
-            if flag in ("-c", "--config-file"):
-                return _toml_sizes(command.parent / "cwd" / value)
-    return None
-
-
-def _toml_sizes(path: Path) -> list[int] | None:
-    try:
-        return [int(size) for size in re.findall(r"^\s*size\s*=\s*(\d+)", path.read_text(), re.MULTILINE)] or None
-    except OSError:
-        return None
 
 
 def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
@@ -305,13 +275,28 @@ def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, s
         yield Problem("no zenoh router answers on 127.0.0.1:7447", "ros2 run rmw_zenoh_cpp rmw_zenohd")
 
 
-def zenoh_router_is_up() -> bool:
-    """Whether somebody listens where rmw_zenoh looks for its router."""
-    try:
-        with socket.create_connection(ZENOH_ROUTER, timeout=0.5):
-            return True
-    except OSError:
-        return False
+# What ``default`` judges: whatever the user has set, or nothing.
 
 
-_CHECK_OF_RMW = {"rmw_fastrtps_cpp": _fast_dds, "rmw_cyclonedds_cpp": _cyclone, "rmw_zenoh_cpp": _zenoh}
+def _fast_dds_as_it_is(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    if not variables.get(distribution.fastdds_variable) and frames.message_bytes * frames.cameras <= STOCK_FAST_DDS:
+        yield "stock settings, which hold frames of this size"
+        return
+    yield from _fast_dds(frames, distribution, variables)
+
+
+def _cyclone_as_it_is(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    text = _cyclone_text(variables)
+    if not isinstance(text, Problem) and _SHARED_MEMORY_ON.search(text):
+        yield from _iceoryx(frames, distribution, variables)
+    elif not variables.get("CYCLONEDDS_URI") and frames.message_bytes * frames.cameras <= STOCK_CYCLONE:
+        yield "stock settings, which hold frames of this size"
+    else:
+        yield from _cyclone(frames, distribution, variables)
+
+
+_CHECK_AS_IT_IS = {
+    "rmw_fastrtps_cpp": _fast_dds_as_it_is,
+    "rmw_cyclonedds_cpp": _cyclone_as_it_is,
+    "rmw_zenoh_cpp": _zenoh,
+}

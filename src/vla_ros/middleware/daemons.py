@@ -1,0 +1,54 @@
+"""The processes that some middlewares need once per host: are they up, and what do they hold?"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+from pathlib import Path
+
+ROUDI_SOCKET = Path("/tmp/roudi")
+"""Where RouDi 2.0 listens for processes that want to join."""
+
+ZENOH_ROUTER = ("127.0.0.1", 7447)
+
+
+def roudi_is_up() -> bool:
+    """Whether a RouDi takes registrations: its socket exists and somebody listens on it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(ROUDI_SOCKET))
+        except OSError:  # no such file, or left behind by one that was killed
+            return False
+    return True
+
+
+def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:
+    """Chunk sizes of the running RouDi in bytes, from the file named on its command line; None if unknown."""
+    for command in sorted(processes.glob("[0-9]*/cmdline")):
+        try:
+            words = command.read_text(encoding="utf-8").split("\0")
+        except (OSError, UnicodeDecodeError):  # ended meanwhile
+            continue
+        if Path(words[0]).name != "iox-roudi":
+            continue
+        for flag, value in itertools.pairwise(words):
+            if flag in ("-c", "--config-file"):
+                return _toml_sizes(command.parent / "cwd" / value)
+    return None
+
+
+def _toml_sizes(path: Path) -> list[int] | None:
+    try:
+        return [int(size) for size in re.findall(r"^\s*size\s*=\s*(\d+)", path.read_text(), re.MULTILINE)] or None
+    except OSError:
+        return None
+
+
+def zenoh_router_is_up() -> bool:
+    """Whether somebody listens where rmw_zenoh looks for its router."""
+    try:
+        with socket.create_connection(ZENOH_ROUTER, timeout=0.5):
+            return True
+    except OSError:
+        return False
