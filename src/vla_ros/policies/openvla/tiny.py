@@ -125,7 +125,9 @@ def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tenso
         elif name.endswith("embed_tokens.weight"):
             weights[name] = noise
         else:
-            weights[name] = noise * (1.5 / parameter[0].numel() ** 0.5)
+            # Sharp attention with a loud voice: otherwise the last token of the prompt decides alone.
+            gain = 4.5 if name.endswith(("q_proj.weight", "o_proj.weight")) else 1.5
+            weights[name] = noise * (gain / parameter[0].numel() ** 0.5)
     head = weights["language_model.lm_head.weight"]
     first = architecture.action_vocab_size - architecture.action_bins + 1
     head[:first] *= 0.2  # action tokens should win, as they do after training

@@ -1,0 +1,82 @@
+"""Tiny random checkpoints, and the plain re-statement of the model."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.config import Config, PolicyConfig
+from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+from vla_ros.types import Observation
+
+DATA = Path(__file__).parents[2] / "data" / "openvla"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads():
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session")
+def data():
+    """Folder with the answers of the published code."""
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """The class PlainOpenVLA."""
+    spec = importlib.util.spec_from_file_location("plain_openvla", Path(__file__).with_name("plain_openvla.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PlainOpenVLA
+
+
+@pytest.fixture(scope="session")
+def small():
+    """Sizes with a vocabulary of 768, so that files are small."""
+    return tiny_architecture(vocabulary=768, empty_token=500)
+
+
+@pytest.fixture(scope="session")
+def shared_tiny(tmp_path_factory, small):
+    """A tiny checkpoint that no test changes."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny(folder, architecture=small)
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path, small):
+    """A tiny checkpoint of the test's own."""
+    folder = tmp_path / "tiny"
+    write_tiny(folder, architecture=small)
+    return folder
+
+
+@pytest.fixture
+def make_policy():
+    """Makes (not loads) a policy for a folder with options."""
+
+    def make(folder, **options):
+        options = {"device": "cpu", **options}
+        return OpenVLAPolicy(Config(policy=PolicyConfig(checkpoint=str(folder), **options)))
+
+    return make
+
+
+@pytest.fixture
+def observe():
+    """Makes an observation from an image or a seed."""
+
+    def make(image=0, instruction="pick up the red cube", stamp=7):
+        if isinstance(image, int):
+            image = np.random.default_rng(image).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+        return Observation({"image": image}, instruction, stamp)
+
+    return make

@@ -1,0 +1,115 @@
+"""Tokens to actions. Pins: off-by-one in bin centres, 32000 against 32064, mask ignored, wrong dataset."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.openvla.actions import ActionBins, choose, read_statistics
+
+BINS = ActionBins(32000)
+
+
+def test_the_published_code_gives_the_same_actions(data):
+    statistics = read_statistics(data)
+    for case in json.loads((data / "cases.json").read_text()):
+        normalized = BINS.decode(case["tokens"])
+        np.testing.assert_array_equal(normalized, case["normalized"])
+        np.testing.assert_allclose(statistics["alpha"].unnormalize(normalized), case["action_alpha"], atol=1e-12)
+        np.testing.assert_allclose(statistics["beta"].unnormalize(normalized), case["action_beta"], atol=1e-12)
+
+
+def test_there_are_255_centres_and_none_is_an_edge():
+    assert BINS.centers.shape == (255,)
+    assert BINS.centers[127] == pytest.approx(0.0, abs=1e-15)
+    assert BINS.centers[0] == pytest.approx(-1 + 1 / 255)
+    assert BINS.centers[-1] == pytest.approx(1 - 1 / 255)
+
+
+def test_the_last_token_of_the_unpadded_vocabulary_is_the_lowest_bin():
+    np.testing.assert_array_equal(BINS.indices([31999, 31998, 31745, 31744]), [0, 1, 254, 254])
+
+
+def test_tokens_that_are_no_bins_are_clipped_and_counted():
+    tokens = [32063, 32000, 31999, 31744, 31743, 5]
+    np.testing.assert_array_equal(BINS.indices(tokens), [0, 0, 0, 254, 254, 254])
+    assert BINS.outside(tokens) == 4
+
+
+def test_counting_from_the_padded_vocabulary_would_be_another_action():
+    assert np.abs(ActionBins(32064).decode([31900]) - BINS.decode([31900])) > 0.4
+
+
+@given(st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=7))
+def test_encoding_is_undone_within_half_a_bin(values):
+    decoded = BINS.decode(BINS.encode(values))
+    assert np.abs(decoded - np.clip(values, -1, 1)).max() <= 1 / 255 + 1e-12
+
+
+@given(st.lists(st.integers(0, 254), min_size=1, max_size=7))
+def test_every_bin_has_one_token(indices):
+    tokens = BINS.encode(BINS.centers[indices])
+    np.testing.assert_array_equal(BINS.indices(tokens), indices)
+    assert BINS.outside(tokens) == 0
+
+
+def test_masked_out_entries_pass_as_they_are(data):
+    statistics = read_statistics(data)["alpha"]
+    normalized = np.full(7, 0.25)
+    actions = statistics.unnormalize(normalized)
+    assert actions[6] == 0.25
+    assert actions[0] == pytest.approx(0.5 * 1.25 * 0.08 - 0.03)
+    np.testing.assert_allclose(statistics.normalize(actions), normalized)
+
+
+def test_a_missing_mask_means_every_entry(data):
+    assert read_statistics(data)["beta"].mask.all()
+
+
+def test_one_dataset_needs_no_key_and_several_do(data):
+    statistics = read_statistics(data)
+    assert choose({"beta": statistics["beta"]}, "").key == "beta"
+    with pytest.raises(ConfigError, match=r"unnorm_key: not set.*2 datasets.*\['alpha', 'beta'\]"):
+        choose(statistics, "")
+
+
+def test_an_unknown_key_names_the_nearest_and_all(data):
+    with pytest.raises(ConfigError, match=r"no dataset 'alhpa' \(did you mean 'alpha'\?\).*beta"):
+        choose(read_statistics(data), "alhpa")
+
+
+def test_a_libero_suite_finds_its_filtered_data(data):
+    alpha = read_statistics(data)["alpha"]
+    both = {"libero_spatial_no_noops": alpha, "other": alpha}
+    assert choose(both, "libero_spatial") is alpha
+    with pytest.raises(ConfigError):
+        choose(both, "libero_goal")
+
+
+def test_the_folders_own_statistics_win(tmp_path):
+    entry = {"action": {"q01": [0, 0], "q99": [1, 2]}}
+    (tmp_path / "config.json").write_text(json.dumps({"norm_stats": {"base": entry}}))
+    assert list(read_statistics(tmp_path)) == ["base"]
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps({"mine": entry}))
+    assert list(read_statistics(tmp_path)) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("statistics", "words"),
+    [
+        ({}, "no action statistics"),
+        ({"a": {}}, "'a' lack action.q01"),
+        ({"a": {"action": {"q01": [0], "q99": [1, 2]}}}, "same length"),
+        ({"a": {"action": {"q01": [0], "q99": [1], "mask": [True, False]}}}, "same length"),
+        ({"a": {"action": {"q01": [2.0], "q99": [1.0]}}}, "q01 <= q99"),
+        ({"a": {"action": {"q01": [float("nan")], "q99": [1.0]}}}, "finite"),
+        ({"a": {"action": {"q01": ["x"], "q99": [1.0]}}}, "not lists of numbers"),
+    ],
+)
+def test_damaged_statistics_are_refused(tmp_path, statistics, words):
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
+    with pytest.raises(CheckpointError, match=words):
+        read_statistics(tmp_path)

@@ -1,0 +1,129 @@
+"""config.json. Pins: rms_norm_eps and vocabulary from the checkpoint, unknown networks refused."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.architecture import parse_architecture, read_architecture
+from vla_ros.policies.openvla.checkpoints import config_json
+from vla_ros.policies.openvla.tiny import STATISTICS, tiny_architecture
+
+PATH = Path("config.json")
+
+
+@pytest.fixture
+def config(data):
+    return json.loads((data / "config.json").read_text())
+
+
+def test_the_published_layout(data):
+    architecture = read_architecture(data)
+    dino, siglip = architecture.towers
+    assert (dino.width, dino.used_blocks, dino.prefix_tokens, dino.layer_scale) == (1024, 23, 5, True)
+    assert (siglip.width, siglip.used_blocks, siglip.prefix_tokens, siglip.mlp_width) == (1152, 26, 0, 4304)
+    assert architecture.vision_width == 2176
+    assert architecture.patches == 256
+    assert architecture.image_size == 224
+    assert architecture.llm.vocab_size == 32064
+    assert architecture.action_vocab_size == 32000
+    assert architecture.empty_token == 29871
+    assert architecture.prompt_version == "v0.2"
+
+
+def test_absent_entries_are_llama_2_7b_with_the_smaller_epsilon(config):
+    config["text_config"] = {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000}
+    llm = parse_architecture(config, PATH).llm
+    assert (llm.hidden_size, llm.intermediate_size, llm.layers, llm.heads, llm.head_dim) == (
+        4096,
+        11008,
+        32,
+        32,
+        128,
+    )
+    assert llm.rms_norm_eps == 1e-6
+
+
+def test_epsilon_and_theta_come_from_the_file(config):
+    config["text_config"].update(rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    llm = parse_architecture(config, PATH).llm
+    assert llm.rms_norm_eps == 1e-5
+    assert llm.rope_theta == 5e5
+
+
+def test_the_vicuna_checkpoints_take_the_old_prompt_and_one_tower(config):
+    config.update(
+        llm_backbone_id="vicuna-v15-7b",
+        use_fused_vision_backbone=False,
+        timm_model_ids=["vit_so400m_patch14_siglip_224"],
+        timm_override_act_layers=[None],
+        image_sizes=[224],
+    )
+    architecture = parse_architecture(config, PATH)
+    assert architecture.prompt_version == "v0.1"
+    assert architecture.vision_width == 1152
+
+
+def test_the_folders_name_can_say_v01(config):
+    assert parse_architecture(config, PATH, "openvla-v01-7b").prompt_version == "v0.1"
+    assert parse_architecture({**config, "prompt_version": "v0.2"}, PATH, "openvla-v01").prompt_version == "v0.2"
+
+
+def test_what_is_written_is_read_back():
+    architecture = tiny_architecture(vocabulary=400, empty_token=380, prompt_version="v0.1")
+    written = json.loads(json.dumps(config_json(architecture, STATISTICS, "float32")))
+    assert parse_architecture(written, PATH) == architecture
+
+
+def _change(config, name, value):
+    target = config["text_config"] if name in config["text_config"] or name.startswith("rope") else config
+    target[name] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("model_type", None, "expected 'openvla'"),
+        ("image_resize_strategy", "letterbox", "resize-naive"),
+        ("timm_model_ids", ["vit_giant", "b"], "vision_towers"),
+        ("timm_model_ids", ["vit_so400m_patch14_siglip_224"], "image_sizes has 2 entries for 1"),
+        ("timm_override_act_layers", [None, "quick_gelu"], "GELU"),
+        ("use_fused_vision_backbone", False, "2 vision towers"),
+        ("image_sizes", [225, 225], "divide evenly"),
+        ("n_action_bins", 40000, "n_action_bins"),
+        ("n_action_bins", "many", "whole number"),
+        ("empty_token_id", 32000, "empty_token_id"),
+        ("prompt_version", "v3", "prompt_version"),
+        ("hidden_act", "gelu", "hidden_act"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling"),
+        ("text_config", None, "text_config"),
+        ("vision_towers", [{"width": 8}], "unknown or missing"),
+        ("vision_towers", ["x"], "expected an object"),
+        (
+            "vision_towers",
+            [{"width": 8.5, "blocks": 1, "heads": 1, "mlp_width": 1, "used_blocks": 1}],
+            "width is 8.5",
+        ),
+    ],
+)
+def test_other_networks_are_refused_by_name(config, name, value, words):
+    changed = copy.deepcopy(config)
+    if name == "model_type":
+        changed["model_type"] = "llava"
+    else:
+        _change(changed, name, value)
+    with pytest.raises(CheckpointError, match=words):
+        parse_architecture(changed, PATH)
+
+
+def test_a_folder_without_config_says_what_it_should_have(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no such file.*Hugging Face layout"):
+        read_architecture(tmp_path)
+    (tmp_path / "config.json").write_text("{ half")
+    with pytest.raises(CheckpointError, match="not readable as JSON"):
+        read_architecture(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="expected a JSON object"):
+        read_architecture(tmp_path)

@@ -1,0 +1,83 @@
+"""The network against two other authors: the plain re-statement, and transformers' Llama."""
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from vla_ros.policies.openvla.architecture import LlmShape
+from vla_ros.policies.openvla.decoder import KeyValueCache, LlamaDecoder
+from vla_ros.policies.openvla.tiny import TABLE_WORDS, tiny_architecture, write_tiny
+
+MODELS = (
+    tiny_architecture(vision_width=16, llm_width=32, llm_heads=2),  # 32000 and 29871, as published
+    tiny_architecture(vision_width=24, vision_heads=3, llm_heads=2, vocabulary=900, empty_token=640),
+    tiny_architecture(vision_blocks=2, llm_layers=3, llm_heads=2, vocabulary=768, empty_token=500),
+    tiny_architecture(llm_layers=1, vocabulary=768, empty_token=511, prompt_version="v0.1"),
+)
+PAIRS = 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(MODELS)))
+def test_fifty_random_pairs_give_the_plain_models_tokens(tmp_path, make_policy, observe, plain, number):
+    write_tiny(tmp_path, seed=number, architecture=MODELS[number])
+    policy = make_policy(tmp_path, threads=1)
+    policy.load()
+    reference = plain(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    random = np.random.default_rng(number)
+    seen = set()
+    for _ in range(PAIRS):
+        # Pictures with structure: noise alone looks the same to every patch.
+        coarse = random.integers(0, 256, (random.integers(1, 9), random.integers(1, 9), 3))
+        rows, columns = (np.arange(224) * size // 224 for size in coarse.shape[:2])
+        image = coarse[rows][:, columns].astype(np.uint8)
+        instruction = " ".join(random.choice(TABLE_WORDS, random.integers(1, 9))).capitalize()
+        chunk = policy.infer(observe(image, instruction))
+        tokens, actions = reference.act(image, instruction, lambda text: tokenizer.encode(text).ids, "tiny")
+        assert chunk.tokens.tolist() == tokens
+        np.testing.assert_allclose(chunk.actions[0], actions, atol=1e-6)
+        seen.add(tuple(tokens))
+    assert len(seen) > PAIRS // 2
+
+
+@pytest.mark.parametrize(("kv_heads", "implementation"), [(4, "sdpa"), (4, "eager"), (2, "sdpa"), (2, "eager")])
+def test_transformers_llama_gives_the_same_hidden_states(kv_heads, implementation):
+    transformers = pytest.importorskip("transformers")
+    shape = LlmShape(50, 64, 96, 2, 4, kv_heads, 16, 3e-3, 5000.0, 64, 1)
+    torch.manual_seed(0)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=50,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            rms_norm_eps=3e-3,
+            rope_theta=5000.0,
+            max_position_embeddings=64,
+            pad_token_id=None,
+        )
+    ).eval()
+    ours = LlamaDecoder(shape, implementation).eval()
+    ours.load_state_dict(theirs.state_dict())
+    ids = torch.randint(0, 50, (3, 12))
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids).logits
+        whole = ours.lm_head(ours.model(ours.model.embed_tokens(ids)))
+        cache = KeyValueCache(shape, 3, 12, torch.device("cpu"), torch.float32)
+        parts = [ours.model(ours.model.embed_tokens(part), cache) for part in ids.split([5, 1, 4, 2], dim=1)]
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.lm_head(torch.cat(parts, dim=1)), expected, rtol=1e-4, atol=1e-5)
+    assert cache.length == 12
+
+
+def test_gradients_reach_every_weight(small):
+    from vla_ros.policies.openvla.model import OpenVLAModel
+
+    model = OpenVLAModel(small)
+    logits, _, _ = model(model.normalize(torch.zeros(1, 224, 224, 3, dtype=torch.uint8)), torch.tensor([[1, 5, 9]]))
+    logits.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

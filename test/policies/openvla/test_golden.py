@@ -1,0 +1,70 @@
+"""All twelve cases of the published code, with its true vision towers, in float32.
+
+Needs the folder that has pictures and weights: ``VLA_ROS_GOLDEN``, or ``shared/golden`` beside the repository.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vla_ros.policies.openvla.actions import ActionBins, read_statistics
+from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros.policies.openvla.loading import build_empty, place
+from vla_ros.policies.openvla.prompt import close_prompt
+
+ROOT = Path(__file__).parents[3]
+FOLDER = Path(os.environ.get("VLA_ROS_GOLDEN", ROOT.parent / "shared" / "golden")) / "openvla"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (FOLDER / "cases.npz").exists(), reason="no golden data; set VLA_ROS_GOLDEN"),
+]
+
+
+@pytest.fixture(scope="module")
+def cases():
+    with np.load(FOLDER / "cases.npz") as file:
+        return {key: file[key] for key in file}
+
+
+@pytest.fixture(scope="module")
+def model():
+    spec = importlib.util.spec_from_file_location("golden_weights", FOLDER / "golden_weights.py")
+    golden = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(golden)
+    model = build_empty(read_architecture(FOLDER))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name, parameter in list(model.named_parameters()):
+        array = golden.array(name, tuple(parameter.shape))
+        place(model, name, torch.from_numpy(array), device, torch.float32)
+    return model.to(device)
+
+
+@pytest.mark.parametrize("number", range(12))
+@torch.inference_mode()
+def test_the_published_codes_tokens_and_actions(model, cases, number):
+    case = {key[3:]: value for key, value in cases.items() if key.startswith(f"{number:02d}_")}
+    picture = Image.fromarray(case["image"]).resize((224, 224), Image.Resampling.BICUBIC)
+    pixels = model.normalize(torch.from_numpy(np.array(picture))[None].to(model.device))
+    np.testing.assert_allclose(pixels[0, :, ::37, ::41].cpu(), case["pixel_probe"], atol=1e-6)
+    np.testing.assert_allclose(pixels[0].mean((1, 2)).cpu(), case["pixel_mean"], atol=1e-5)
+
+    patches = model.embed_image(pixels)
+    np.testing.assert_allclose(patches[0, ::31, ::17].cpu(), case["projector_probe"], atol=5e-4)
+    ids = close_prompt(case["input_ids"].tolist(), model.architecture.empty_token)
+    logits, cache = model.prefill(patches, torch.tensor([ids], device=model.device))
+    best = logits[0].topk(3)
+    np.testing.assert_array_equal(best.indices.cpu(), case["logit_top_ids"])
+    np.testing.assert_allclose(best.values.cpu(), case["logit_top"], atol=1e-4)
+
+    tokens = model.greedy(logits, cache, 7).tokens[0].cpu().numpy()
+    np.testing.assert_array_equal(tokens, case["tokens"])
+    normalized = ActionBins(model.architecture.action_vocab_size).decode(tokens)
+    np.testing.assert_array_equal(normalized, case["normalized"])
+    for key, statistics in read_statistics(FOLDER).items():
+        np.testing.assert_allclose(statistics.unnormalize(normalized), case[f"action_{key}"], atol=1e-12)

@@ -1,0 +1,177 @@
+"""Weights. Pins: missing, unexpected and misshapen weights, damaged and missing shards, pickles."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.loading import INDEX, SINGLE, build_empty, check_weights, fill, read_manifest
+from vla_ros.policies.openvla.tiny import random_weights
+
+FIRST = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
+CPU = torch.device("cpu")
+
+
+def load(folder, architecture, dtype=torch.float32):
+    model = build_empty(architecture)
+    manifest = read_manifest(folder)
+    check_weights(model, manifest, folder)
+    fill(model, manifest, CPU, dtype)
+    return model
+
+
+def edit(folder, change):
+    """Rewrite the second shard after ``change`` had its tensors; the index follows."""
+    tensors = load_file(folder / SECOND)
+    change(tensors)
+    save_file(tensors, folder / SECOND)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] = {key: file for key, file in index["weight_map"].items() if file == FIRST}
+    index["weight_map"].update(dict.fromkeys(tensors, SECOND))
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def test_every_weight_arrives_as_it_was_written(tiny, small):
+    expected = random_weights(small)
+    loaded = dict(load(tiny, small).named_parameters())
+    assert loaded.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(loaded[name], value, rtol=0, atol=0)
+
+
+def test_no_parameter_or_constant_stays_without_memory(tiny, small):
+    model = load(tiny, small, torch.bfloat16)
+    assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {CPU}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_model_does_not_change_with_its_files(tiny, small):
+    model = load(tiny, small)
+    before = model.projector.fc1.weight.clone()
+    for file in tiny.glob("*.safetensors"):
+        with file.open("r+b") as stream:
+            stream.seek(-4000, 2)
+            stream.write(bytes(4000))
+    torch.testing.assert_close(model.projector.fc1.weight, before, rtol=0, atol=0)
+
+
+def test_progress_rises_to_one(tiny, small):
+    seen = []
+    model = build_empty(small)
+    fill(model, read_manifest(tiny), CPU, torch.float32, lambda share, what: seen.append((share, what)))
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert {what for _, what in seen} == {f"reading {FIRST}", f"reading {SECOND}"}
+
+
+def test_a_single_file_needs_no_index(tiny, small):
+    save_file({**load_file(tiny / FIRST), **load_file(tiny / SECOND)}, tiny / SINGLE)
+    for name in (FIRST, SECOND, INDEX):
+        (tiny / name).unlink()
+    load(tiny, small)
+
+
+def test_stored_but_unused_weights_are_no_error(tiny, small):
+    def change(tensors):
+        for tower in ("featurizer", "fused_featurizer"):
+            tensors[f"vision_backbone.{tower}.blocks.2.norm1.weight"] = torch.zeros(32)
+            tensors[f"vision_backbone.{tower}.norm.weight"] = torch.zeros(32)
+        tensors["vision_backbone.fused_featurizer.attn_pool.q.weight"] = torch.zeros(32, 32)
+        tensors["language_model.model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    edit(tiny, change)
+    load(tiny, small)
+
+
+def _put(key, value):
+    return lambda tensors: tensors.update({key: value})
+
+
+FC1 = "vision_backbone.fused_featurizer.blocks.1.mlp.fc1.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop(FC1), rf"1 missing: {FC1}"),
+        (_put("vision_backbone.featurizer.blocks.3.norm1.weight", torch.zeros(32)), r"1 unexpected: .*blocks\.3"),
+        (_put("action_head.weight", torch.zeros(3)), r"1 unexpected: action_head\.weight"),
+        (
+            _put(FC1, torch.zeros(4, 32)),
+            rf"1 of the wrong shape: {FC1} in {SECOND}: \[4, 32\], expected \[128, 32\]",
+        ),
+        (_put(FC1, torch.zeros(128, 32, dtype=torch.int8)), r"not of a type.*I8"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tiny, small, change, words):
+    edit(tiny, change)
+    with pytest.raises(CheckpointError, match=words):
+        load(tiny, small)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1000])
+def test_a_truncated_shard_is_named(tiny, keep):
+    content = (tiny / SECOND).read_bytes()
+    (tiny / SECOND).write_bytes(content[:keep])
+    with pytest.raises(CheckpointError, match=rf"{SECOND}: damaged.*download it again"):
+        read_manifest(tiny)
+
+
+def test_a_shard_with_a_damaged_header_is_named(tiny):
+    content = (tiny / SECOND).read_bytes()
+    (tiny / SECOND).write_bytes(content[:40] + b"\xff" * 40 + content[80:])
+    with pytest.raises(CheckpointError, match=SECOND):
+        read_manifest(tiny)
+
+
+def test_a_git_lfs_pointer_says_what_to_run(tiny):
+    (tiny / FIRST).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        read_manifest(tiny)
+
+
+def test_missing_shards_are_all_named(tiny):
+    (tiny / FIRST).unlink()
+    (tiny / SECOND).unlink()
+    with pytest.raises(CheckpointError, match=rf"missing shards \['{FIRST}', '{SECOND}'\] with \d+ tensors"):
+        read_manifest(tiny)
+
+
+def test_an_index_that_promises_too_much(tiny):
+    index = json.loads((tiny / INDEX).read_text())
+    index["weight_map"]["projector.fc9.weight"] = FIRST
+    (tiny / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=rf"{FIRST}: 1 missing that the index promises: projector\.fc9"):
+        read_manifest(tiny)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', "[1]", "{"])
+def test_a_damaged_index_is_named(tiny, content):
+    (tiny / INDEX).write_text(content)
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        read_manifest(tiny)
+
+
+def test_an_index_cannot_lead_out_of_the_folder(tiny):
+    (tiny / INDEX).write_text(json.dumps({"weight_map": {"a": "../other/model.safetensors"}}))
+    with pytest.raises(CheckpointError, match="same folder"):
+        read_manifest(tiny)
+
+
+def test_pickles_are_never_opened(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pickles.*safetensors"):
+        read_manifest(tmp_path)
+    with pytest.raises(CheckpointError, match=f"no {INDEX} and no {SINGLE}$"):
+        read_manifest(tmp_path / "nowhere")
+
+
+def test_seeds_make_different_models(small):
+    first, second = (random_weights(small, seed)["projector.fc1.weight"].numpy() for seed in (0, 1))
+    assert not np.allclose(first, second)

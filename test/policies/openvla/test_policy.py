@@ -1,0 +1,274 @@
+"""The policy as a whole. Pins: a model that does not see, a missing 29871, epsilon, NaN weights, silent options."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_ros.config import CameraConfig, Config, PolicyConfig
+from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
+from vla_ros.policies import Policy, create
+from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.policy import check_attention, choose_device
+from vla_ros.policies.openvla.tiny import STATISTICS, main, tiny_architecture, write_tiny
+from vla_ros.types import Observation
+
+
+@pytest.fixture(scope="module")
+def loaded(shared_tiny):
+    policy = OpenVLAPolicy(Config(policy=PolicyConfig(checkpoint=str(shared_tiny), device="cpu")))
+    policy.load()
+    return policy
+
+
+def prompt_ids(policy):
+    """Int64 [1, L] of one instruction."""
+    return torch.from_numpy(policy.loaded.prompt.encode("pick up the red cube"))[None]
+
+
+def rewrite(folder, prefix, change):
+    """Apply ``change`` to every weight whose key begins with ``prefix``."""
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file({key: change(value) if key.startswith(prefix) else value for key, value in tensors.items()}, file)
+
+
+def test_an_answer_carries_everything_a_report_needs(loaded, observe):
+    chunk = loaded.infer(observe(stamp=123))
+    assert chunk.stamp == 123
+    assert chunk.actions.shape == chunk.normalized.shape == (1, 7)
+    assert chunk.actions.dtype == np.float64
+    assert chunk.tokens.shape == (7,)
+    assert chunk.tokens.dtype == np.int64
+    assert list(chunk.stages_ms) == ["preprocess", "vision", "prefill", "decode", "post"]
+    assert all(value >= 0 for value in chunk.stages_ms.values())
+    assert len(chunk.info["logit_margins"]) == 7
+    assert min(chunk.info["logit_margins"]) > 0
+    low, high = (np.array(STATISTICS["tiny"]["action"][key]) for key in ("q01", "q99"))
+    assert (chunk.actions[0, :6] >= low[:6]).all()
+    assert (chunk.actions[0, :6] <= high[:6]).all()
+    assert chunk.actions[0, 6] == chunk.normalized[0, 6]
+
+
+def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_tiny):
+    config = Config(policy=PolicyConfig(checkpoint=str(shared_tiny)), camera=CameraConfig(keys=("front",)))
+    policy = create(config)
+    assert isinstance(policy, OpenVLAPolicy)
+    assert isinstance(policy, Policy)
+    assert policy.spec.image_keys == ("front",)
+    assert loaded.spec.dimension == 7
+    assert loaded.spec.horizon == 1
+    assert loaded.spec.gripper_index == 6
+    assert loaded.spec.image_size == (224, 224)
+
+
+def test_pictures_and_words_change_the_answer(loaded, observe):
+    black, white = np.zeros((224, 224, 3), np.uint8), np.full((224, 224, 3), 255, np.uint8)
+    words = ("pick up the red cube", "push the ball left", "open the drawer")
+    answers = {tuple(loaded.infer(observe(image, text)).tokens) for image in (black, white, 0) for text in words}
+    assert len(answers) >= 7
+
+
+def test_the_same_question_has_the_same_answer(loaded, observe):
+    first = loaded.infer(observe())
+    loaded.infer(observe(3, "push the ball left"))
+    loaded.reset()
+    np.testing.assert_array_equal(loaded.infer(observe()).tokens, first.tokens)
+
+
+def test_a_turned_view_is_read_as_it_looks(loaded, observe):
+    image = np.random.default_rng(5).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+    view = image[::-1, ::-1]
+    view.flags.writeable = False
+    copy = loaded.infer(observe(np.ascontiguousarray(view)))
+    np.testing.assert_array_equal(loaded.infer(observe(view)).tokens, copy.tokens)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementations_agree(shared_tiny, make_policy, loaded, observe, attention):
+    policy = make_policy(shared_tiny, attention=attention, threads=1)
+    policy.load()
+    assert torch.get_num_threads() == 1
+    for seed in range(3):
+        np.testing.assert_array_equal(policy.infer(observe(seed)).tokens, loaded.infer(observe(seed)).tokens)
+
+
+def test_the_closing_token_matters(loaded, observe):
+    model, ids = loaded.loaded.model, prompt_ids(loaded)
+    with torch.inference_mode():
+        patches = model.embed_image(model.normalize(torch.zeros(1, 224, 224, 3, dtype=torch.uint8)))
+        with_it, without = (model.prefill(patches, part)[0] for part in (ids, ids[:, :-1]))
+    assert (with_it - without).abs().max() > 0.1
+
+
+def test_one_pass_over_everything_predicts_what_step_by_step_decodes(loaded, observe):
+    model, tokens = loaded.loaded.model, loaded.infer(observe(2)).tokens
+    ids = torch.cat([prompt_ids(loaded), torch.from_numpy(tokens[None, :-1])], dim=1)
+    image = torch.from_numpy(observe(2).images["image"])[None]
+    with torch.inference_mode():
+        logits, hidden, patches = model(model.normalize(image), ids)
+    assert hidden.shape[1] == logits.shape[1] == patches.shape[1] + ids.shape[1]
+    np.testing.assert_array_equal(logits[0, -7:].argmax(-1).numpy(), tokens)
+
+
+def test_epsilon_comes_from_the_checkpoint(tiny, make_policy, loaded, observe):
+    config = json.loads((tiny / "config.json").read_text())
+    config["text_config"]["rms_norm_eps"] = 0.5
+    (tiny / "config.json").write_text(json.dumps(config))
+    policy = make_policy(tiny)
+    policy.load()
+    margins = policy.infer(observe()).info["logit_margins"]
+    assert not np.allclose(margins, loaded.infer(observe()).info["logit_margins"])
+
+
+@pytest.mark.parametrize("prefix", ["projector.fc3.weight", "projector.fc1.weight", "vision_backbone"])
+def test_a_model_that_does_not_see_is_stopped(tiny, make_policy, observe, prefix):
+    rewrite(tiny, prefix, torch.zeros_like)
+    policy = make_policy(tiny)
+    with pytest.raises(CheckpointError, match=r"does not see.*self_test:=false"):
+        policy.load()
+    with pytest.raises(VlaRosError, match="not loaded"):
+        policy.infer(observe())
+    willing = make_policy(tiny, self_test=False)
+    willing.load()
+    np.testing.assert_array_equal(willing.infer(observe(0)).tokens, willing.infer(observe(1)).tokens)
+
+
+def test_weights_that_are_no_numbers_are_refused(tiny, make_policy):
+    rewrite(tiny, "projector.fc2.bias", lambda value: torch.full_like(value, torch.nan))
+    with pytest.raises(CheckpointError, match="NaN or Inf"):
+        make_policy(tiny).load()
+    with pytest.raises(VlaRosError, match="not numbers"):
+        make_policy(tiny, self_test=False).load()
+
+
+def test_a_wrong_picture_is_refused_and_the_next_one_works(loaded, observe):
+    for image, words in (
+        (np.zeros((0, 0, 3), np.uint8), r"\[0, 0, 3\], expected uint8 \[224, 224, 3\]"),
+        (np.zeros((224, 224, 4), np.uint8), "expected"),
+        (np.zeros((224, 224, 3), np.float32), "float32"),
+    ):
+        with pytest.raises(ImageError, match=words):
+            loaded.infer(observe(image))
+    with pytest.raises(ImageError, match=r"no picture 'image', there are \['wrist'\]"):
+        loaded.infer(Observation({"wrist": np.zeros((224, 224, 3), np.uint8)}, "lift it", 0))
+    with pytest.raises(ConfigError, match="shorten"):
+        loaded.infer(observe(instruction="x" * 10_000))
+    assert loaded.infer(observe()).actions.shape == (1, 7)
+
+
+def test_it_can_be_closed_and_loaded_again(shared_tiny, make_policy, observe):
+    policy = make_policy(shared_tiny)
+    seen = []
+    policy.load(lambda share, words: seen.append((share, words)))
+    assert "GB are free" in seen[0][1]
+    assert seen[-1][0] == 1.0
+    tokens = policy.infer(observe()).tokens
+    policy.close()
+    policy.close()
+    with pytest.raises(VlaRosError, match="not loaded"):
+        policy.infer(observe())
+    policy.load()
+    np.testing.assert_array_equal(policy.infer(observe()).tokens, tokens)
+
+
+def test_several_datasets_need_a_key(tmp_path, small, make_policy, observe):
+    wide = {"action": {**STATISTICS["tiny"]["action"], "q99": [1.0] * 7}}
+    write_tiny(tmp_path, architecture=small, statistics={**STATISTICS, "libero_goal_no_noops": wide})
+    with pytest.raises(ConfigError, match="unnorm_key: not set"):
+        make_policy(tmp_path).load()
+    chunks = []
+    for key in ("tiny", "libero_goal"):
+        policy = make_policy(tmp_path, unnorm_key=key)
+        policy.load()
+        chunks.append(policy.infer(observe()))
+    np.testing.assert_array_equal(chunks[0].tokens, chunks[1].tokens)
+    assert not np.allclose(chunks[0].actions, chunks[1].actions)
+
+
+def test_an_action_may_have_other_dimensions(tmp_path, small, make_policy, observe):
+    statistics = {"arm": {"action": {"q01": [-1.0] * 4, "q99": [1.0] * 4}}}
+    write_tiny(tmp_path, architecture=small, statistics=statistics)
+    policy = make_policy(tmp_path)
+    policy.load()
+    assert policy.spec.dimension == 4
+    assert policy.spec.gripper_index is None
+    assert policy.infer(observe()).tokens.shape == (4,)
+
+
+def test_the_old_prompt_is_taken_from_the_checkpoint_or_the_option(tmp_path, make_policy, observe):
+    write_tiny(tmp_path, architecture=tiny_architecture(vocabulary=768, empty_token=500, prompt_version="v0.1"))
+    lengths = {}
+    for prompt in ("auto", "v0.1", "v0.2"):
+        policy = make_policy(tmp_path, prompt=prompt)
+        policy.load()
+        lengths[prompt] = policy.infer(observe()).info["prompt_tokens"]
+    assert lengths["auto"] == lengths["v0.1"] > lengths["v0.2"]
+
+
+def test_bfloat16_runs_on_a_cpu(shared_tiny, make_policy, loaded, observe):
+    policy = make_policy(shared_tiny, dtype="bfloat16")
+    policy.load()
+    assert policy.loaded.model.dtype == torch.bfloat16
+    assert policy.infer(observe()).tokens[0] == loaded.infer(observe()).tokens[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"device": "tpu9"}, ConfigError, "expected auto, cpu, cuda"),
+        ({"device": "meta"}, ConfigError, "is not here"),
+        ({"device": "cuda:77"}, ConfigError, "CUDA devices"),
+        ({"quantization": "nf4", "dtype": "float32"}, ConfigError, "does not go with"),
+        ({"attention": "flash_attention_2"}, ConfigError, "needs CUDA and bfloat16"),
+        ({"unnorm_key": "bridge"}, ConfigError, "no dataset 'bridge'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(shared_tiny, make_policy, options, error, words):
+    with pytest.raises(error, match=words):
+        make_policy(shared_tiny, **options).load()
+
+
+def test_flash_attention_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="flash-attn"):
+        check_attention("flash_attention_2", torch.device("cuda:0"), "bfloat16")
+
+
+def test_auto_takes_cuda_where_it_is():
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(("folder", "words"), [("", "not set"), ("/nowhere/at/all", "is no folder")])
+def test_a_checkpoint_that_is_not_there(make_policy, folder, words):
+    with pytest.raises(CheckpointError, match=words):
+        make_policy(folder).load()
+
+
+def test_the_command_line_writes_a_checkpoint_that_runs(tmp_path, make_policy, observe, capsys):
+    main([str(tmp_path / "new"), "--seed", "3"])
+    assert "wrote" in capsys.readouterr().out
+    policy = make_policy(tmp_path / "new")
+    policy.load()
+    assert policy.loaded.model.architecture.llm.vocab_size == 32064
+    assert policy.infer(observe()).info["outside_bins"] == 0
+
+
+def test_names_can_be_imported_without_torch():
+    code = (
+        "import sys, vla_ros.policies, vla_ros.policies.openvla, vla_ros.policies.openvla.prompt, "
+        "vla_ros.policies.openvla.actions; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import vla_ros.policies.openvla as package
+
+    with pytest.raises(AttributeError, match="NoSuchPolicy"):
+        _ = package.NoSuchPolicy

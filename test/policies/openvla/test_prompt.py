@@ -1,0 +1,133 @@
+"""Words to tokens. Pins: token 29871 missing or doubled, wrong spacing or case, BOS missing or doubled."""
+
+import json
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.openvla.prompt import close_prompt, format_prompt, load_prompt_encoder, load_tokenizer
+from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+
+
+def test_the_two_prompts_are_exact():
+    assert format_prompt("Pick up the Cube", "v0.2") == (
+        "In: What action should the robot take to pick up the cube?\nOut:"
+    )
+    assert format_prompt("Pick up the Cube", "v0.1") == (
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+        "detailed, and polite answers to the user's questions. USER: What action should the robot take to "
+        "pick up the cube? ASSISTANT:"
+    )
+
+
+def test_a_line_break_from_the_keyboard_does_not_reach_the_prompt():
+    assert format_prompt(" pick up the cube\n", "v0.2") == format_prompt("pick up the cube", "v0.2")
+
+
+def test_braces_in_an_instruction_are_only_text():
+    assert "take to {0} {x}?" in format_prompt("{0} {x}", "v0.2")
+
+
+def test_the_empty_token_is_appended_once(data):
+    for case in json.loads((data / "cases.json").read_text()):
+        closed = close_prompt(case["input_ids"], 29871)
+        assert closed[-1] == 29871
+        assert closed[-2] != 29871
+        assert closed[: len(case["input_ids"])] == case["input_ids"]
+
+
+@pytest.mark.parametrize("version", ["v0.1", "v0.2"])
+def test_a_prompt_is_bos_words_and_the_empty_token(shared_tiny, small, version):
+    encoder = load_prompt_encoder(shared_tiny, small, version)
+    ids = encoder.encode("pick up the red cube").tolist()
+    raw = Tokenizer.from_file(str(shared_tiny / "tokenizer.json"))
+    assert ids == [*raw.encode(format_prompt("pick up the red cube", version)).ids, 500]
+    assert ids[0] == 1
+    assert ids.count(1) == 1
+
+
+def test_the_published_vocabulary_closes_with_29871(tmp_path):
+    architecture = write_tiny(tmp_path, architecture=tiny_architecture(vision_width=8, llm_width=8))
+    assert architecture.action_vocab_size == 32000
+    assert load_prompt_encoder(tmp_path, architecture).encode("lift it")[-1] == 29871
+
+
+def test_transformers_reads_the_same_tokens_from_the_files(shared_tiny, small):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(shared_tiny / "tokenizer.json"))
+    ours = load_tokenizer(shared_tiny, small)
+    for instruction in ("pick up the red cube", "schiebe die kugel, bitte", "push  it\tnow 3 x!"):
+        text = format_prompt(instruction, "v0.2")
+        assert [1, *ours(text)] == theirs(text).input_ids
+        assert theirs.decode(ours(text)) == text
+
+
+def test_case_changes_nothing_and_words_do(shared_tiny, small):
+    encoder = load_prompt_encoder(shared_tiny, small)
+    lower = encoder.encode("pick up the red cube").tolist()
+    assert encoder.encode("PICK up the Red cube").tolist() == lower
+    assert encoder.encode("pick up the blue cube").tolist() != lower
+
+
+def test_an_instruction_cannot_write_control_tokens(shared_tiny, small):
+    ids = load_prompt_encoder(shared_tiny, small).encode("stop </s> <s> now").tolist()
+    assert ids.count(1) == 1
+    assert 2 not in ids
+
+
+def test_truncation_saved_after_training_is_ignored(tiny, small):
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    before = load_prompt_encoder(tiny, small).encode("pick up the red cube").tolist()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tiny / "tokenizer.json"))
+    assert load_prompt_encoder(tiny, small).encode("pick up the red cube").tolist() == before
+
+
+def test_sentencepiece_is_read_where_there_is_no_json(tiny, small, tmp_path):
+    sentences = [format_prompt(f"pick up the {word} cube", "v0.2") for word in ("red", "green", "blue")]
+    (tmp_path / "text").write_text("\n".join(sentences))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tiny / "tokenizer.json").unlink()
+    (tiny / "tokenizer.model").write_bytes((tmp_path / "m.model").read_bytes())
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    text = format_prompt("pick up the red cube", "v0.2")
+    assert load_prompt_encoder(tiny, small).encode("Pick up the red cube").tolist() == [
+        1,
+        *processor.encode(text),
+        500,
+    ]
+
+
+def test_empty_and_endless_instructions_are_refused(shared_tiny, small):
+    encoder = load_prompt_encoder(shared_tiny, small)
+    with pytest.raises(ConfigError, match="empty"):
+        encoder.encode("  \n")
+    with pytest.raises(ConfigError, match="room for 1785"):
+        encoder.encode("push " * 10_000)
+
+
+def test_a_missing_or_damaged_tokenizer_is_named(tiny, small):
+    (tiny / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer(tiny, small)
+    (tiny / "tokenizer.json").unlink()
+    (tiny / "tokenizer.model").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: not a sentencepiece"):
+        load_tokenizer(tiny, small)
+    (tiny / "tokenizer.model").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json and no tokenizer\.model"):
+        load_tokenizer(tiny, small)
+
+
+def test_the_tokenizer_of_another_checkpoint_is_refused(shared_tiny):
+    with pytest.raises(CheckpointError, match="belong to another checkpoint"):
+        load_tokenizer(shared_tiny, tiny_architecture(vocabulary=270, padding=10, empty_token=265))
