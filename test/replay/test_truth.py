@@ -9,7 +9,7 @@ from vla_ros.config import Config, build
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
-from vla_ros.replay.series import Recording, Table
+from vla_ros.replay.series import Feed, Recording, Table
 from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection
 from vla_ros.types import ActionSpec, ControlMode
 
@@ -54,7 +54,7 @@ def test_nothing_recorded():
 
 
 def align(kind, recorded, joints=None, spec=SPEC, config=None, kinematics=None, topic="/truth", frames=(0, 100)):
-    recording = Recording(joints, recorded)
+    recording = Recording(*(Feed((item,)) if item else None for item in (joints, recorded)))
     return truth.align(
         at(frames),
         at([1 + f for f in frames]),

@@ -25,6 +25,7 @@ from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
+from vla_ros.replay.series import Feed
 from vla_ros.replay.topics import Selection
 from vla_ros.stepper import Stepper, Trip, make_kinematics
 from vla_ros.types import JointState
@@ -89,7 +90,7 @@ class Player:
         self._resume, self._partial, self._progress = resume, partial, progress
         self._recording = series.read(bag, selection)
         self._cameras = {topic: index for index, topic in enumerate(selection.cameras)}
-        self._newest: list[bytes | memoryview | None] = [None] * len(selection.cameras)
+        self._frames_of: list[bytes | memoryview | None] = [None] * len(selection.cameras)
         self._rows: list[_Row] = []
         self._instructions: list[str] = []
         self._received = self._skipped = self._frames = 0
@@ -154,7 +155,7 @@ class Player:
         due = begin + round(self._period * 1e9) if self._config.control.rate_hz > 0 else 0
         # The rest of a chunk is executed step by step before the policy is asked again.
         while not self._stepper.wants_frame:
-            trip = self._stepper.act(self._joints(due, 0), self._period)
+            trip = self._stepper.act(self._newest(self._recording.joints, due, 0), self._period)
             if trip.command is None:
                 self._refuse(trip.refused)
                 self._stepper.schedule.reset()
@@ -170,7 +171,7 @@ class Player:
                 return
             index = self._cameras[record.topic]
             if index:
-                self._newest[index] = bytes(record.data)
+                self._frames_of[index] = bytes(record.data)
                 continue
             self._received += 1
             yield record
@@ -178,19 +179,22 @@ class Player:
     def _answer(self, record: Record, now: int, as_run: bool) -> float:
         """One trip; the seconds that it took."""
         self._frames += 1
-        self._newest[0] = record.data
+        self._frames_of[0] = record.data
         try:
             stamp = image_stamp(record.data)
         except ImageError:
             stamp = 0
         instruction = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
         self._episode(record.time, instruction)
-        joints = self._joints(now, stamp)
-        feeds = {key: state for key, table in self._recording.state.items() if (state := table.joint_state(now))}
-        reference = self._at_stamp(stamp, now)
+        recording = self._recording
+        joints = self._newest(recording.joints, now, stamp)
+        feeds = {key: state for key, feed in recording.state.items() if (state := self._newest(feed, now, stamp))}
+        reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
         began = time.perf_counter()
         try:
-            trip = self._stepper.trip(self._newest, Snapshot(joints, feeds, instruction), self._period, reference)
+            trip = self._stepper.trip(
+                self._frames_of, Snapshot(joints, feeds, instruction), self._period, reference
+            )
         except ImageError as error:
             self._dropped[f"{Reason.IMAGE_INVALID.value}: {error}"[:200]] += 1
             return time.perf_counter() - began
@@ -219,29 +223,13 @@ class Player:
             self._instructions.append(instruction)
             self._stepper.reset()
 
-    def _joints(self, now: int, stamp: int) -> JointState | None:
-        """The newest joint state at ``now``; in lockstep the one that belongs to the frame's stamp."""
-        table = self._recording.joints
-        if table is None:
+    def _newest(self, feed: Feed | None, now: int, stamp: int) -> JointState | None:
+        """The newest message at ``now``; in lockstep the one that belongs to the frame's stamp."""
+        if feed is None:
             return None
         if self._config.control.lockstep and stamp:
-            row = int(np.searchsorted(table.stamps, stamp, side="left"))
-            if row < len(table.stamps):
-                return JointState(table.names, table.values[row], int(table.stamps[row]))
-        return table.joint_state(now)
-
-    def _at_stamp(self, stamp: int, now: int) -> JointState | None:
-        """The joint state measured nearest to the frame's own stamp, of those that had come: as the live node."""
-        table = self._recording.joints
-        if table is None or not stamp:
-            return None
-        come = table.newest(now) + 1
-        after = int(np.searchsorted(table.stamps[:come], stamp))
-        near = [row for row in (after - 1, after) if 0 <= row < come]
-        best = min(near, key=lambda row: abs(int(table.stamps[row]) - stamp), default=None)
-        if best is None or abs(int(table.stamps[best]) - stamp) > _NEAR_STAMP:
-            return None
-        return JointState(table.names, table.values[best], int(table.stamps[best]))
+            return feed.from_stamp(stamp) or feed.newest(now)
+        return feed.newest(now)
 
     def _rest(self) -> None:
         """Between two frames: tell how far it came, and keep partial results."""

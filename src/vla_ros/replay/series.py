@@ -38,10 +38,59 @@ class Table:
         """Row of the newest message at or before ``time``; -1 where there is none."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
-    def joint_state(self, time: int) -> JointState | None:
-        """The newest row at ``time`` as a joint state, or None."""
-        row = self.newest(time)
-        return JointState(self.names, self.values[row], int(self.stamps[row])) if row >= 0 else None
+    def joint_state(self, row: int) -> JointState:
+        """A row as a joint state."""
+        return JointState(self.names, self.values[row], int(self.stamps[row]))
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A topic whose messages may name different joints: several publishers, or objects that come and go.
+
+    Attributes:
+        tables: One per set of names, the one with the most messages first.
+    """
+
+    tables: tuple[Table, ...]
+
+    @property
+    def main(self) -> Table:
+        """The table with the most messages."""
+        return self.tables[0]
+
+    def newest(self, time: int) -> JointState | None:
+        """The newest message at ``time``, as the live node would have it; None before the first."""
+        rows = [
+            (int(table.times[row]), index, row)
+            for index, table in enumerate(self.tables)
+            if (row := table.newest(time)) >= 0
+        ]
+        if not rows:
+            return None
+        _, index, row = max(rows)
+        return self.tables[index].joint_state(row)
+
+    def from_stamp(self, stamp: int) -> JointState | None:
+        """The first message whose header is at least as new as ``stamp`` (lockstep); None where there is none."""
+        found = None
+        for table in self.tables:
+            row = int(np.searchsorted(table.stamps, stamp))
+            if row < len(table.stamps) and (found is None or table.stamps[row] < found.stamp):
+                found = table.joint_state(row)
+        return found
+
+    def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
+        """The message whose header is nearest to ``stamp``, of those that had come at ``now``; None if too far."""
+        best = None
+        for table in self.tables:
+            come = table.newest(now) + 1
+            after = int(np.searchsorted(table.stamps[:come], stamp))
+            for row in (after - 1, after):
+                if 0 <= row < come and (
+                    best is None or abs(int(table.stamps[row]) - stamp) < abs(best.stamp - stamp)
+                ):
+                    best = table.joint_state(row)
+        return best if best is not None and abs(best.stamp - stamp) <= tolerance else None
 
 
 @dataclass(frozen=True)
@@ -56,10 +105,10 @@ class Recording:
         skipped: What was left out of these topics, and how often.
     """
 
-    joints: Table | None
-    truth: Table | None
+    joints: Feed | None
+    truth: Feed | None
     instructions: tuple[tuple[int, str], ...] = ()
-    state: dict[str, Table] = field(default_factory=dict)
+    state: dict[str, Feed] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
 
     def instruction(self, time: int, default: str = "") -> str:
@@ -71,30 +120,38 @@ class Recording:
 
 
 class _Rows:
-    """Collects rows of one topic in flat arrays: a fifth of the memory of message objects."""
+    """Collects the rows of one set of names in flat arrays: a fifth of the memory of message objects."""
 
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] | None = None
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
         self.times, self.stamps, self.values = array("q"), array("q"), array("d")
 
-    def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
-        """False where the message has other columns than those before it (a second publisher)."""
-        if self.names is None:
-            self.names = names
-        if names != self.names or len(values) != len(names):
-            return False
-        self.times.append(time)
-        self.stamps.append(stamp)
-        self.values.extend(values)
-        return True
-
-    def table(self) -> Table | None:
-        if not self.names or not self.times:
-            return None
+    def table(self) -> Table:
         times = np.array(self.times, np.int64)
         order = np.argsort(times, kind="stable")
         values = np.array(self.values).reshape(len(times), len(self.names))
         return Table(self.names, times[order], np.array(self.stamps, np.int64)[order], values[order])
+
+
+class _Topic:
+    """Collects the messages of one topic."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, ...], _Rows] = {}
+
+    def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
+        """False for a message that cannot be used: no names, or not one number for each."""
+        if not names or len(values) != len(names):
+            return False
+        rows = self._rows.setdefault(names, _Rows(names))
+        rows.times.append(time)
+        rows.stamps.append(stamp)
+        rows.values.extend(values)
+        return True
+
+    def feed(self) -> Feed | None:
+        tables = sorted((rows.table() for rows in self._rows.values()), key=lambda table: -len(table.times))
+        return Feed(tuple(tables)) if tables else None
 
 
 def read(bag: Bag, selection: Selection) -> Recording:
@@ -102,7 +159,7 @@ def read(bag: Bag, selection: Selection) -> Recording:
     types = {topic.name: topic.type for topic in bag.topics}
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": topic for key, topic in selection.state}
-    rows = {role: _Rows() for role, topic in roles.items() if topic}
+    rows = {role: _Topic() for role, topic in roles.items() if topic}
     skipped: Counter[str] = Counter()
     instructions: list[tuple[int, str]] = []
     wanted = {topic for topic in (*roles.values(), selection.instruction) if topic}
@@ -121,8 +178,8 @@ def read(bag: Bag, selection: Selection) -> Recording:
             continue
         for role, topic in roles.items():
             if topic == record.topic and not rows[role].add(record.time, *_columns(message, kind)):
-                skipped[f"{record.topic}: other joints than in its first message"] += 1
-    tables = {role: collected.table() for role, collected in rows.items()}
+                skipped[f"{record.topic}: without a number for every name"] += 1
+    tables = {role: collected.feed() for role, collected in rows.items()}
     feeds = {
         role.removeprefix("state/"): table for role, table in tables.items() if role.startswith("state/") and table
     }

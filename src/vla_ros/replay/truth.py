@@ -104,9 +104,10 @@ def align(
         return Truth(nothing, "none", "the bag has neither actions, commands nor joint states")
     if selection.truth is None:
         return _by_difference(nothing, frame_times, recording, spec, config, kinematics, period)
-    table = recording.truth
-    if table is None:
+    if recording.truth is None:
         return Truth(nothing, "none", f"{selection.truth} holds no message that can be used")
+    table = recording.truth.main
+    joints = recording.joints.main if recording.joints else None
     rows, rule = pair(frame_times, frame_stamps, table, tolerance)
     known = np.flatnonzero(rows >= 0)
     if not known.size:
@@ -126,9 +127,9 @@ def align(
         scale = np.repeat([config.control.translation_scale, config.control.rotation_scale], 3)
         nothing[np.ix_(known, motion)] = values * (period * 1e-9) / scale
         return Truth(nothing, rule)
-    measured = _interpolated(recording.joints, frame_times[known])
+    measured = _interpolated(joints, frame_times[known])
     commanded = Table(table.names, frame_times[known], table.stamps[rows[known]], values)
-    problem = _fill_from_joints(nothing, known, recording.joints, measured, commanded, spec, config, kinematics)
+    problem = _fill_from_joints(nothing, known, joints, measured, commanded, spec, config, kinematics)
     return Truth(nothing, "none" if problem else rule, problem)
 
 
@@ -141,9 +142,9 @@ def _by_difference(
     kinematics: Kinematics | None,
     period: int,
 ) -> Truth:
-    joints = recording.joints
-    if joints is None:
+    if recording.joints is None:
         return Truth(result, "none", "the bag has no usable joint states")
+    joints = recording.joints.main
     known = np.flatnonzero((frame_times >= joints.times[0]) & (frame_times + period <= joints.times[-1]))
     now = _interpolated(joints, frame_times[known])
     later = _interpolated(joints, frame_times[known] + period)
