@@ -277,6 +277,12 @@ class TopicsConfig:
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
     heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")
     diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
+    status: str = option(
+        "~/status", "Out: std_msgs/String, JSON; state and reasons at each change, TRANSIENT_LOCAL"
+    )
+    debug_image: str = option(
+        "~/debug_image", "Out: sensor_msgs/Image; what the policy saw and where it wants to go, if subscribed to"
+    )
 
 
 @dataclass(frozen=True)
@@ -289,6 +295,8 @@ class NodeConfig:
         choices=("auto", "rclpy", "dds"),
     )
     log_level: str = option("info", "Least severe messages shown", choices=("debug", "info", "warn", "error"))
+    metrics_port: int = option(0, "TCP port of the Prometheus endpoint /metrics; 0: none", low=0, high=65535)
+    metrics_address: str = option("127.0.0.1", "Address it listens on; 0.0.0.0 lets other hosts read it")
 
 
 @dataclass(frozen=True)
