@@ -1,0 +1,80 @@
+"""On a GPU: the CPU's tokens in float32, quantised weights on the device, errors with the allocator's table."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.errors import OutOfMemoryError
+from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cuda")
+    write_tiny(path, architecture=tiny_architecture(vocabulary=768, empty_token=500, llm_width=128))
+    return path
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_float32_gives_the_cpus_tokens(folder, make_policy, observe, attention):
+    policies = [
+        make_policy(folder, device=device, dtype="float32", attention=attention) for device in ("cpu", "cuda")
+    ]
+    for policy in policies:
+        policy.load()
+    for seed in range(20):
+        here, there = (policy.infer(observe(seed)) for policy in policies)
+        np.testing.assert_array_equal(there.tokens, here.tokens)
+        assert all(value > 0 for value in there.stages_ms.values())
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
+def test_auto_is_bfloat16_on_the_device(folder, make_policy, observe, quantization):
+    if quantization != "none":
+        pytest.importorskip("bitsandbytes")
+    policy = make_policy(folder, device="auto", quantization=quantization)
+    policy.load()
+    model = policy.loaded.model
+    assert model.dtype == torch.bfloat16
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cuda"}
+    assert policy.infer(observe()).tokens.shape == (7,)
+
+
+def test_flash_attention_agrees_with_sdpa(folder, make_policy, observe):
+    pytest.importorskip("flash_attn")
+    tokens = []
+    for attention in ("sdpa", "flash_attention_2"):
+        policy = make_policy(folder, device="cuda", attention=attention)
+        policy.load()
+        tokens.append(policy.infer(observe()).tokens[0])
+    assert tokens[0] == tokens[1]
+
+
+def test_closing_gives_the_memory_back(folder, make_policy):
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    policy = make_policy(folder, device="cuda")
+    policy.load()
+    assert torch.cuda.memory_allocated() > before
+    policy.close()
+    assert torch.cuda.memory_allocated() <= before + (32 << 20)  # cuBLAS keeps its workspace
+
+
+def test_running_out_ends_with_the_allocators_table(folder, make_policy, observe, monkeypatch, caplog):
+    policy = make_policy(folder, device="cuda")
+    policy.load()
+
+    def embed(model, pixels):
+        return torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+
+    monkeypatch.setattr(type(policy.loaded.model), "embed_image", embed)
+    with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match="What fits"):
+        policy.infer(observe())
+    assert "PyTorch CUDA memory summary" in caplog.text
