@@ -34,4 +34,5 @@ def test_percentiles_are_over_the_last_times_only() -> None:
     assert stats.summary() == {
         "latency_ms": {},
         "frames": {"received": 0, "used": 0, "dropped": {}, "commands": 0},
+        "latency_samples_ms": {},
     }

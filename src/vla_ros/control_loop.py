@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from vla_ros.config import Config
 from vla_ros.control.inputs import Inputs, Snapshot
@@ -44,6 +45,19 @@ class Frame:
     arrived: float
 
 
+class Witness(Protocol):
+    """Looks on; see :class:`vla_ros.telemetry.Telemetry`."""
+
+    def show(self, trip: Trip) -> None:
+        """A step was made."""
+
+    def answered(self, stamp: int, received: int, now: Now, moved: bool, stages_ms: Mapping[str, float]) -> None:
+        """A frame was answered; ``moved`` where its motion was sent."""
+
+    def dropped(self, stamp: int, camera: str, received: int, reason: Reason) -> None:
+        """A frame was not used."""
+
+
 class ControlLoop:
     """Runs a :class:`Stepper` on live inputs.
 
@@ -56,7 +70,7 @@ class ControlLoop:
         watchdog: Told about inference.
         stats: Told about everything.
         send: Sends a trip's command; called only while motion is allowed, and quick.
-        show: Shows a trip whether or not the arm may move (``~/action``).
+        witness: Told of every step and of what became of every frame, whether or not the arm may move.
         supervise: Asks the watchdog and tells ``safety``; called before each trip, so that a frame which ends a
             hold is itself answered.
         now: The present on both clocks.
@@ -73,7 +87,7 @@ class ControlLoop:
         watchdog: Watchdog,
         stats: Stats,
         send: Callable[[Trip], None],
-        show: Callable[[Trip], None],
+        witness: Witness,
         supervise: Callable[[], None],
         now: Callable[[], Now],
         logger: Logger,
@@ -87,7 +101,7 @@ class ControlLoop:
         self._watchdog = watchdog
         self._stats = stats
         self._send = send
-        self._show = show
+        self._witness = witness
         self._supervise = supervise
         self._now = now
         self._logger = logger
@@ -140,10 +154,7 @@ class ControlLoop:
     def _cycle(self) -> None:
         if not self._pace():
             return
-        snapshot = self._inputs.snapshot
-        if snapshot.epoch != self._epoch:
-            self._epoch = snapshot.epoch
-            self._stepper.reset()
+        snapshot = self._take_epoch()
         if not self._safety.may_move:
             self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
         if not self._stepper.wants_frame:
@@ -153,8 +164,21 @@ class ControlLoop:
         if frame is not None:
             self._answer(frame)
 
+    def _take_epoch(self) -> Snapshot:
+        """The newest inputs; where they belong to another task, what was planned for the old one is forgotten."""
+        snapshot = self._inputs.snapshot
+        if snapshot.epoch != self._epoch:
+            self._epoch = snapshot.epoch
+            self._stepper.reset()
+        return snapshot
+
     def _pace(self) -> bool:
-        """Wait for the next tick; False where it has not come yet (or the thread is to end)."""
+        """Wait for the next tick; False where it has not come yet (or the thread is to end).
+
+        In lockstep the simulation sets the pace.
+        """
+        if self._config.control.lockstep:
+            return True
         left = self._next - time.monotonic()
         if left <= 0:
             return True
@@ -178,16 +202,19 @@ class ControlLoop:
         try:
             trip = self._trip(frame)
         except ImageError as error:
-            self._stats.dropped(Reason.IMAGE_INVALID.value)
-            self._refuse(Reason.IMAGE_INVALID, str(error))
+            self._drop(frame, Reason.IMAGE_INVALID, str(error))
             return
         except Refused as refused:
-            self._stats.dropped(refused.reason.value)
-            self._refuse(refused.reason, refused.detail)
+            self._drop(frame, refused.reason, refused.detail)
             return
         self._stats.used()
         self._stats.record({"wait": 1e3 * (began - frame.arrived), **trip.stages_ms})
         self._finish(trip, frame)
+
+    def _drop(self, frame: Frame, reason: Reason, detail: str) -> None:
+        self._stats.dropped(reason.value)
+        self._witness.dropped(frame.stamp, self._config.camera.topics[0], frame.received, reason)
+        self._refuse(reason, detail)
 
     def _trip(self, frame: Frame) -> Trip:
         if self._config.control.lockstep:
@@ -196,9 +223,7 @@ class ControlLoop:
                 raise Refused(
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 )
-        inputs: Snapshot = self._inputs.snapshot
-        if inputs.epoch != self._epoch:
-            raise Refused(Reason.TASK_CHANGED, "another instruction came")
+        inputs = self._take_epoch()
         self._watchdog.inference_began(self._now())
         try:
             trip = self._stepper.trip(
@@ -220,9 +245,9 @@ class ControlLoop:
 
     def _finish(self, trip: Trip, frame: Frame | None) -> None:
         """Show the action, and send the command where it may be sent."""
-        self._show(trip)
-        if trip.refused is not None or trip.command is None:
-            refused = trip.refused or Refused(Reason.ACTION_INVALID, "there is no command")
+        self._witness.show(trip)
+        refused = trip.refused or self._too_old(trip)
+        if refused is not None:
             self._stepper.schedule.reset()
             self._refuse(refused.reason, refused.detail)
             self._tick()
@@ -243,7 +268,24 @@ class ControlLoop:
                 stages["frame_age"] = (self._now().ros - frame.stamp) / 1e6
                 stages["total"] = 1e3 * (time.monotonic() - frame.arrived)
             self._stats.record(stages)
+        if frame is not None:
+            self._witness.answered(frame.stamp, frame.received, self._now(), allowed, trip.stages_ms)
         self._tick()
+
+    def _too_old(self, trip: Trip) -> Refused | None:
+        """No motion on a frame that is older than it may be when it comes, and thinking and its turn may take.
+
+        The watchdog looks at frames as they come. This catches what happens to them later: a process that was
+        suspended, or a frame that waited behind a slow answer.
+        """
+        timeouts = self._config.timeouts
+        if not timeouts.frame_age:
+            return None
+        allowed = timeouts.frame_age + timeouts.inference + (trip.index + 1) * self._step_time()
+        age = (self._now().ros - trip.stamp) / 1e9
+        if age <= allowed:
+            return None
+        return Refused(Reason.FRAME_OLD, f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s")
 
     def _refuse(self, reason: Reason, detail: str) -> None:
         """Hold, stop or count, as the reason's level says; a hold ends with the next good step."""

@@ -110,7 +110,7 @@ def write_stats(node: PolicyNode, path: Path) -> None:
         VlaRosError: The file cannot be written.
     """
     try:
-        path.write_text(json.dumps(node.stats.summary(), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(node.stats.summary()) + "\n", encoding="utf-8")
     except OSError as error:
         raise VlaRosError(f"--stats {path}: cannot be written ({error.strerror})") from None
 

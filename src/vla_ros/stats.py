@@ -71,6 +71,11 @@ class Stats:
                 "commands": self._commands,
             }
 
+    def samples_ms(self) -> dict[str, list[float]]:
+        """Stage to its last times in milliseconds, oldest first: for histograms."""
+        with self._lock:
+            return {name: [round(value, 3) for value in values] for name, values in self._stages.items()}
+
     def latency_ms(self) -> dict[str, dict[str, float]]:
         """Stage to ``p50``, ``p99`` and ``count`` over the last frames, milliseconds."""
         with self._lock:
@@ -85,5 +90,9 @@ class Stats:
         }
 
     def summary(self) -> dict[str, Any]:
-        """``latency_ms`` and ``frames``, as ``vla-ros run --stats`` writes them."""
-        return {"latency_ms": self.latency_ms(), "frames": self.frames()}
+        """``latency_ms``, ``frames`` and ``latency_samples_ms``, as ``vla-ros run --stats`` writes them."""
+        return {
+            "latency_ms": self.latency_ms(),
+            "frames": self.frames(),
+            "latency_samples_ms": self.samples_ms(),
+        }
