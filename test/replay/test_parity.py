@@ -1,0 +1,105 @@
+"""Replay and the live node give identical actions and commands for the same frames.
+
+`demo_jpeg` was recorded from the live policy node over DDS (see test/data/bags/README.md); the slow test records
+such a bag anew.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_ros.cli import main
+from vla_ros.config import load
+from vla_ros.replay import series, truth
+from vla_ros.replay.bag import Bag
+from vla_ros.replay.play import Options
+from vla_ros.replay.topics import JOINTS, select
+from vla_ros.sim.expert import ExpertPolicy
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "config" / "demo.yaml"
+
+
+def commands_equal(path, outcome, config, tolerance=0.0):
+    """Compare the commands of a replay with those that the live node sent; the number of compared ones."""
+    with Bag(path) as bag:
+        selection = select(bag.topics, config, {"truth": "/arm/joint_command"})
+        assert selection.truth_type == JOINTS
+        recorded = series.read(bag, selection).truth.main
+    found = outcome.samples
+    rows, rule = truth.pair(found.times, found.stamps, recorded, 200_000_000)
+    assert rule == "stamp"
+    known = np.flatnonzero(rows >= 0)
+    assert recorded.names == found.command_names
+    assert np.abs(found.commands[known] - recorded.values[rows[known]]).max() <= tolerance
+    return len(known)
+
+
+def replayed(play, path):
+    config = load([DEMO], ["control.lockstep:=true"])
+    outcome = play(path, ExpertPolicy(config), Options(), config=config)
+    assert outcome.samples.problem == ""
+    return outcome, config
+
+
+def test_a_recorded_live_run_is_answered_identically(play):
+    path = ROOT / "test" / "data" / "bags" / "demo_jpeg"
+    outcome, config = replayed(play, path)
+    found = outcome.samples
+    compared = np.isfinite(found.recorded).all(axis=1)
+    assert compared.sum() == 40
+    # Another processor may round differently.
+    assert np.abs(found.predicted[compared] - found.recorded[compared]).max() < 1e-9
+    assert commands_equal(path, outcome, config, 1e-6) == 41
+
+
+def test_recorded_joint_commands_come_back_as_actions(tmp_path):
+    path = ROOT / "test" / "data" / "bags" / "demo_jpeg"
+    arguments = ["--config", DEMO, "-p", "control.lockstep:=true", "--topics", "truth=/arm/joint_command"]
+    assert main(["replay", *map(str, (path, *arguments, "--json", tmp_path / "a.json"))]) == 0
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert content["truth"]["rule"] == ["stamp"]
+    assert content["direction_cosine"] > 0.99
+    assert content["gripper_f1"] == 1
+    assert content["verdict"]["level"] == "good"
+
+
+@pytest.mark.slow
+def test_a_live_run_over_the_graph_is_answered_identically(play, tmp_path):
+    """Records two episodes of the demo, with the policy node in a process of its own."""
+    environment = {**os.environ, "ROS_DOMAIN_ID": os.environ.get("ROS_DOMAIN_ID", "46")}
+    path = tmp_path / "live"
+    command = [
+        sys.executable,
+        "-m",
+        "vla_ros.cli",
+        "demo",
+        "--episodes",
+        "2",
+        "--seed",
+        "900",
+        "--policy",
+        "expert",
+    ]
+    done = subprocess.run(
+        [*command, "--lockstep", "--record", str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if "EGL" in done.stderr:
+        pytest.skip(f"the simulation cannot render here: {done.stderr[-200:]}")
+    assert done.returncode == 0, done.stderr
+    outcome, config = replayed(play, path)
+    found = outcome.samples
+    compared = np.isfinite(found.recorded).all(axis=1)
+    assert compared.sum() >= 20
+    assert np.array_equal(found.predicted[compared], found.recorded[compared])
+    assert commands_equal(path, outcome, config) >= 20
