@@ -236,6 +236,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(play, write_bag, recording,
     for name in ("times", "predicted", "recorded", "episodes", "commands"):
         assert np.array_equal(getattr(joined, name), getattr(whole, name), equal_nan=True), name
     assert joined.instructions == whole.instructions
+    assert (first.received, joined.received) == (27, 40)
     third = brightness_policy()
     again = play(path, third, partial=tmp_path / "partial").samples
     assert third.asked == []

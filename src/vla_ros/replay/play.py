@@ -116,6 +116,8 @@ class Player:
                 self._open_loop(records)
         except KeyboardInterrupt:
             complete = False
+            # The frame in hand was not answered; it comes again when the run goes on.
+            self._received = len(self._rows) + sum(self._dropped.values()) + self._skipped
         limited = Counter(self._stepper.controller.counters)
         limited.subtract(counted)
         result = self._samples(complete, +limited)
