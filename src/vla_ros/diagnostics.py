@@ -59,6 +59,13 @@ def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
     return Part("latency", OK, message, values)
 
 
+def process_part(resources: Mapping[str, int]) -> Part:
+    """Memory, threads, descriptors and GPU memory of the node."""
+    values = {name: str(value) for name, value in resources.items()}
+    resident = resources.get("resident_bytes")
+    return Part("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)
+
+
 def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
     """A ``diagnostic_msgs/DiagnosticArray``.
 

@@ -8,13 +8,11 @@ lifecycle node walk through the same methods.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vla_ros import diagnostics
 from vla_ros.config import Config
 from vla_ros.control.command import message_type, to_message
 from vla_ros.control.inputs import Inputs
@@ -23,15 +21,15 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
 from vla_ros.control_loop import ControlLoop, Frame
-from vla_ros.errors import ConfigError, ImageError
-from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+from vla_ros.errors import ImageError
 from vla_ros.graph.node import Node, Vocabulary
-from vla_ros.middleware import Frames, examine, sourced_distribution
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
+from vla_ros.telemetry import Telemetry
 from vla_ros.types import JointState
 from vla_ros.vision.decode import image_stamp
+from vla_ros.wiring import Wiring
 
 SUPERVISION_PERIOD = 0.02
 """Seconds between looks at the watchdog: how late a silent input may be noticed beyond its timeout."""
@@ -66,7 +64,8 @@ class PolicyNode:
         self._logger = node.get_logger()
         self._stepper: Stepper | None = None
         self._loop: ControlLoop | None = None
-        self._undo: list[Callable[[], Any]] = []
+        self._telemetry: Telemetry | None = None
+        self._wiring = Wiring(graph, node)
 
     # The life of a managed node
 
@@ -87,8 +86,15 @@ class PolicyNode:
             self._stepper = stepper
             self._mailboxes = [Mailbox[Frame]() for _ in self.config.camera.topics]
             needs_joints = bool(stepper.controller.arm_names)
-            self._watchdog = Watchdog(self.config.timeouts, self.config.camera.topics, joints_required=needs_joints)
-            self._join()
+            # rclpy's ROSClock and ours say so; another clock is the system's.
+            simulated = bool(getattr(self._node.get_clock(), "ros_time_is_active", False))
+            self._watchdog = Watchdog(
+                self.config.timeouts,
+                self.config.camera.topics,
+                joints_required=needs_joints,
+                simulated=simulated,
+            )
+            self._join(stepper)
         except BaseException:
             self.cleanup()
             stepper.close()
@@ -98,6 +104,7 @@ class PolicyNode:
     def activate(self) -> None:
         """Begin to answer frames. The arm moves where ``control.armed`` says so, else after ``~/enable``."""
         assert self._stepper is not None, "configure() comes first"
+        assert self._telemetry is not None
         self._loop = ControlLoop(
             self.config,
             self._stepper,
@@ -107,7 +114,7 @@ class PolicyNode:
             self._watchdog,
             self.stats,
             self._send,
-            self._show,
+            self._telemetry,
             self._supervise,
             self._now,
             self._logger,
@@ -134,8 +141,8 @@ class PolicyNode:
     def cleanup(self) -> None:
         """Leave the topics and free the policy. Safe to call in every state."""
         self.deactivate()
-        while self._undo:
-            self._undo.pop()()
+        self._telemetry = None
+        self._wiring.close()
         stepper, self._stepper = self._stepper, None
         if stepper is not None:
             stepper.close()
@@ -208,68 +215,25 @@ class PolicyNode:
 
     # Wiring
 
-    def _join(self) -> None:
+    def _join(self, stepper: Stepper) -> None:
         """Create publishers, subscriptions, services and timers."""
-        config, topics, make = self.config, self.config.topics, self._graph.message
-        image = make(_IMAGE_TYPES[config.camera.transport])
-        joints = make("sensor_msgs/msg/JointState")
-        self._command = self._publisher(message_type(config.control.output), topics.command, "command")
-        self._action = self._publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
-        self._diagnostics = self._publisher(
-            "diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics"
-        )
-        self._subscribe(joints, topics.joint_states, self._on_joints, "state")
+        config, topics, wiring = self.config, self.config.topics, self._wiring
+        joints = "sensor_msgs/msg/JointState"
+        self._command = wiring.publisher(message_type(config.control.output), topics.command, "command")
+        self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
+        wiring.subscribe(joints, topics.joint_states, self._on_joints, "state")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")
-            self._subscribe(joints, topic, partial(self._on_state, key), "state")
-        self._subscribe(make("std_msgs/msg/String"), topics.instruction, self._on_instruction, "instruction")
-        self._subscribe(make("std_msgs/msg/Bool"), topics.stop, self._on_stop, "command")
-        self._subscribe(make("std_msgs/msg/Empty"), topics.heartbeat, self._on_heartbeat, "state")
+            wiring.subscribe(joints, topic, partial(self._on_state, key), "state")
+        wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
+        wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
+        wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
+        image = _IMAGE_TYPES[config.camera.transport]
         for index, topic in enumerate(config.camera.topics):
-            self._subscribe(image, topic, partial(self._on_image, index), "camera", raw=True)
-        self._service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
-        self._service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
-        watched = [Watched(topic, self._graph.qos("camera")) for topic in config.camera.topics]
-        if self._stepper is not None and self._stepper.controller.arm_names:
-            watched.append(Watched(topics.joint_states, self._graph.qos("state")))
-        self._health = TopicHealth(self._node, watched, config.timeouts.publisher)
-        if config.camera.transport == "raw":
-            self._say_transport()
-        self._timer(SUPERVISION_PERIOD, self._supervise)
-        self._timer(1.0, self._report)
-
-    def _say_transport(self) -> None:
-        """Whether raw frames of the configured size get through, in one line."""
-        frames = Frames.of(self.config)
-        if self._graph.backend == "dds":
-            finding = receive_buffer_finding(self.config.camera.topics[0], frames.image_bytes)
-            if finding is not None:
-                self._logger.warning(finding.text)
-            return
-        try:
-            report = examine("default", frames, sourced_distribution())
-        except ConfigError as error:  # a distribution that is not known here; its frames may well arrive
-            self._logger.info(str(error))
-            return
-        (self._logger.info if report.active else self._logger.warning)(str(report))
-
-    def _publisher(self, type_name: str, topic: str, qos: str) -> Any:
-        publisher = self._node.create_publisher(self._graph.message(type_name), topic, self._graph.qos(qos))
-        self._undo.append(partial(self._node.destroy_publisher, publisher))
-        return publisher
-
-    def _subscribe(
-        self, cls: Any, topic: str, callback: Callable[[Any], None], qos: str, raw: bool = False
-    ) -> None:
-        made = self._node.create_subscription(cls, topic, callback, self._graph.qos(qos), raw=raw)
-        self._undo.append(partial(self._node.destroy_subscription, made))
-
-    def _service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
-        service = self._node.create_service(self._graph.service(type_name), name, callback)
-        self._undo.append(partial(self._node.destroy_service, service))
-
-    def _timer(self, period: float, callback: Callable[[], None]) -> None:
-        self._undo.append(partial(self._node.destroy_timer, self._node.create_timer(period, callback)))
+            wiring.subscribe(image, topic, partial(self._on_image, index), "camera", raw=True)
+        wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
+        wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
+        wiring.timer(SUPERVISION_PERIOD, self._supervise)
 
     def _now(self) -> Now:
         return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
@@ -290,6 +254,8 @@ class PolicyNode:
         reason = self._watchdog.frame(topic, stamp, now, seen)
         if reason is not None:
             self._drop(reason, topic)
+            if self._telemetry is not None:
+                self._telemetry.dropped(stamp, topic, now.ros, reason)
             return
         if self._mailboxes[index].put(Frame(data, stamp, now.ros, arrived)):
             self.stats.dropped("replaced")
@@ -346,12 +312,6 @@ class PolicyNode:
         output = self.config.control.output
         self._command.publish(to_message(trip.command, output, self._graph.message, self._now().ros))
 
-    def _show(self, trip: Trip) -> None:
-        if trip.action is not None:
-            make = self._graph.message
-            layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
-            self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=trip.action.tolist()))
-
     def _on_event(self, event: Event) -> None:
         """Say each change of state; when motion ends, tell the arm to hold where it was measured last."""
         if event.after is not event.before:
@@ -360,6 +320,8 @@ class PolicyNode:
             say(f"{event.before.value} -> {event.after.value}{why}")
         if event.before is State.ARMED and event.after is not State.ARMED:
             self._hold()
+        if self._telemetry is not None:
+            self._telemetry.changed()
 
     def _hold(self) -> None:
         if self._stepper is None:
@@ -379,18 +341,6 @@ class PolicyNode:
         now = self._now()
         self._watchdog.driver(self._command.get_subscription_count(), now)
         self.safety.follow(self._watchdog.active(now), WATCHED)
-
-    def _report(self) -> None:
-        """Say what is wrong with the topics, and publish diagnostics."""
-        for finding in self._health.check():
-            self._logger.warning(finding.text)
-        parts = [
-            diagnostics.state_part(self.safety.status, self.safety.counters, self.inputs.snapshot.instruction),
-            diagnostics.frames_part(self.stats.frames()),
-            diagnostics.latency_part(self.stats.latency_ms()),
-        ]
-        name = self._node.get_fully_qualified_name()
-        self._diagnostics.publish(diagnostics.to_message(parts, name, self._now().ros, self._graph.message))
 
     def _summary(self) -> str:
         """One line: what listens to what."""

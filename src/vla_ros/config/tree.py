@@ -295,6 +295,7 @@ class NodeConfig:
         choices=("auto", "rclpy", "dds"),
     )
     log_level: str = option("info", "Least severe messages shown", choices=("debug", "info", "warn", "error"))
+    trace: str = option("", "JSON-lines file with one line per frame, from camera to command; empty: none")
     metrics_port: int = option(0, "TCP port of the Prometheus endpoint /metrics; 0: none", low=0, high=65535)
     metrics_address: str = option("127.0.0.1", "Address it listens on; 0.0.0.0 lets other hosts read it")
 

@@ -44,6 +44,11 @@ class Clock:
         nanoseconds = time.time_ns() if self._simulated is None else self._simulated
         return Time(nanoseconds, self._types)
 
+    @property
+    def ros_time_is_active(self) -> bool:
+        """True where time comes from ``/clock``; the name is that of ``rclpy.clock.ROSClock``."""
+        return self._simulated is not None
+
     def on_clock(self, message: Any) -> None:
         """Take over a ``rosgraph_msgs/msg/Clock``."""
         self._simulated = message.clock.sec * _SECOND + message.clock.nanosec

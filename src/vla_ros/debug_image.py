@@ -1,0 +1,81 @@
+"""The annotated picture: what the policy saw, and where it wants to go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vla_ros.types import ActionSpec, ControlMode, FloatArray, UInt8Array
+
+_LEAST_SIDE = 448  # px; smaller pictures are enlarged so that text can be read
+_WHITE, _BLACK, _ORANGE, _BLUE = (255, 255, 255), (0, 0, 0), (255, 140, 30), (80, 170, 255)
+_FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarter of the picture
+
+
+def annotate(
+    image: UInt8Array, instruction: str, action: FloatArray, spec: ActionSpec, scale: float, state: str
+) -> UInt8Array:
+    """Draw instruction, action and state on a copy of the policy's picture.
+
+    End-effector deltas are drawn as an arrow on a compass, for without the camera's calibration nobody knows where
+    they point in the picture: forward (+x of ``control.delta_frame``) is up and left (+y) is left, as one looks
+    along with the robot; the bar beside it is +z. A translation of 2 cm reaches the compass's edge.
+
+    Args:
+        image: Uint8 [H, W, 3] RGB, as the policy saw it.
+        instruction: What it was told.
+        action: Float64 [D], un-normalised.
+        spec: What the action's numbers mean.
+        scale: ``control.translation_scale``, metres per unit of the action's translation.
+        state: One line about the arm's state.
+
+    Returns:
+        Uint8 [H', W', 3] RGB, at least 448 pixels wide and high.
+    """
+    import cv2
+
+    factor = max(1, math.ceil(_LEAST_SIDE / min(image.shape[:2])))
+    canvas = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+    height, width = canvas.shape[:2]
+    _say(canvas, (8, 20), _shortened(instruction or "(no instruction)", width // 9))
+    _say(canvas, (8, 40), _shortened(state, width // 9))
+    _say(canvas, (8, height - 10), _numbers(action))
+    if spec.control_mode is ControlMode.END_EFFECTOR_DELTA and len(action) >= 3:
+        _compass(canvas, np.asarray(action[:3]) * scale)
+    drawn: UInt8Array = canvas
+    return drawn
+
+
+def _compass(canvas: UInt8Array, translation: FloatArray) -> None:
+    import cv2
+
+    height, width = canvas.shape[:2]
+    radius = min(height, width) // 8
+    x, y = width - 2 * radius, height - radius - 30
+    cv2.circle(canvas, (x, y), radius, _WHITE, 1, cv2.LINE_AA)
+    reach = np.clip(np.nan_to_num(translation) / _FULL_SCALE, -1, 1) * radius
+    forward, left, up = (round(float(part)) for part in reach)
+    cv2.arrowedLine(canvas, (x, y), (x - left, y - forward), _ORANGE, 3, cv2.LINE_AA)
+    bar = x + radius + 12
+    cv2.line(canvas, (bar, y - radius), (bar, y + radius), _WHITE, 1)
+    cv2.line(canvas, (bar, y), (bar, y - up), _BLUE, 5)
+
+
+def _numbers(action: FloatArray) -> str:
+    return " ".join(f"{number:+.3f}" for number in action[:8]) + (" ..." if len(action) > 8 else "")
+
+
+def _shortened(text: str, limit: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def _say(canvas: UInt8Array, where: Sequence[int], text: str) -> None:
+    """White on a black rim, readable on every picture. OpenCV's fonts know ASCII only."""
+    import cv2
+
+    plain = text.encode("ascii", "replace").decode()
+    for colour, thickness in ((_BLACK, 3), (_WHITE, 1)):
+        cv2.putText(canvas, plain, tuple(where), cv2.FONT_HERSHEY_SIMPLEX, 0.45, colour, thickness, cv2.LINE_AA)

@@ -1,0 +1,37 @@
+"""What a process uses: memory, threads, descriptors, GPU memory. From ``/proc``; empty where there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def process_resources(pid: int | str = "self") -> Mapping[str, int]:
+    """``resident_bytes``, ``threads`` and ``descriptors`` of a process; nothing where they cannot be read."""
+    folder = Path("/proc") / str(pid)
+    try:
+        lines = (folder / "status").read_text(encoding="ascii", errors="replace").splitlines()
+        descriptors = sum(1 for _ in (folder / "fd").iterdir())
+    except OSError:
+        return {}
+    fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    resident, threads = fields.get("VmRSS"), fields.get("Threads")
+    if not resident or not threads:  # a process that has ended and waits for its parent
+        return {}
+    return {"resident_bytes": 1024 * int(resident[0]), "threads": int(threads[0]), "descriptors": descriptors}
+
+
+def gpu_memory() -> Mapping[str, int]:
+    """``gpu_allocated_bytes`` and ``gpu_peak_bytes`` of this process; nothing where no GPU is used.
+
+    Imports nothing: a process that has not loaded torch has no tensors.
+    """
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return {}
+    return {
+        "gpu_allocated_bytes": int(cuda.memory_allocated()),
+        "gpu_peak_bytes": int(cuda.max_memory_allocated()),
+    }

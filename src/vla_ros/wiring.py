@@ -1,0 +1,55 @@
+"""Endpoints of one node that are made one by one and undone together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from vla_ros.graph.node import Node, Vocabulary
+
+
+class Wiring:
+    """Publishers, subscriptions, services and timers on a node; :meth:`close` takes them all away.
+
+    Args:
+        graph: Makes message classes and QoS profiles by name.
+        node: The node to live on.
+    """
+
+    def __init__(self, graph: Vocabulary, node: Node) -> None:
+        self.graph = graph
+        self.node = node
+        self._undo: list[Callable[[], Any]] = []
+
+    def publisher(self, type_name: str, topic: str, qos: str) -> Any:
+        """A publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
+        publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
+        self.undo(partial(self.node.destroy_publisher, publisher))
+        return publisher
+
+    def subscribe(
+        self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str, raw: bool = False
+    ) -> None:
+        """Call ``callback`` with each message, or with its CDR bytes where ``raw``."""
+        cls, profile = self.graph.message(type_name), self.graph.qos(qos)
+        made = self.node.create_subscription(cls, topic, callback, profile, raw=raw)
+        self.undo(partial(self.node.destroy_subscription, made))
+
+    def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
+        """Answer requests of ``pkg/srv/Type``."""
+        service = self.node.create_service(self.graph.service(type_name), name, callback)
+        self.undo(partial(self.node.destroy_service, service))
+
+    def timer(self, period: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` every ``period`` seconds."""
+        self.undo(partial(self.node.destroy_timer, self.node.create_timer(period, callback)))
+
+    def undo(self, action: Callable[[], Any]) -> None:
+        """Do ``action`` at :meth:`close` as well; the last one first."""
+        self._undo.append(action)
+
+    def close(self) -> None:
+        """Leave everything. Safe to call twice."""
+        while self._undo:
+            self._undo.pop()()
