@@ -1,1 +1,7 @@
-"""Execution on CUDA: stream, pinned staging, graphs, decoder, quantisation, drafts."""
+"""Execution of a vision-language-action model at the speed of the hardware, with the tokens of plain decoding.
+
+``weights`` fuses and quantises, ``decoder`` runs them over fixed buffers through ``ops`` (torch) or ``triton_ops``
+(own kernels in ``kernels``), ``drafts`` saves passes, ``program`` and ``programs`` are the stages and the graphs of
+each prompt length, ``runner`` is the device, ``executor`` puts them together. ``preprocess`` and ``staging`` bring
+pictures to the device. Importing the package itself loads no torch.
+"""

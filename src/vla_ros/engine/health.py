@@ -1,0 +1,68 @@
+"""What goes wrong on a device, in words that say what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+
+import torch
+
+from vla_ros.errors import OutOfMemoryError, VlaRosError
+
+
+class DeviceLostError(VlaRosError):
+    """The GPU stopped answering. Everything on it is lost to this process."""
+
+
+class NotFiniteError(VlaRosError):
+    """The network answers with NaN or Inf."""
+
+
+@contextmanager
+def explain_device_errors(device: torch.device) -> Iterator[None]:
+    """Turn what the device's library raises into this package's errors.
+
+    Raises:
+        OutOfMemoryError: An allocation failed. What was cached is given back, so that a smaller try may succeed.
+        DeviceLostError: The device reports an error that it does not recover from.
+    """
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemoryError(
+            f"out of memory on {device}: {_first_line(error)}. Choose policy.quantization int8 or int4, or stop "
+            "what else runs there; then load the policy again"
+        ) from error
+    except RuntimeError as error:
+        if not is_device_error(error):
+            raise
+        raise DeviceLostError(
+            f"{device} stopped answering: {_first_line(error)}. The arm holds. Load the policy again; if that "
+            "fails, this process cannot use the device any more: restart it, and look at nvidia-smi and dmesg"
+        ) from error
+
+
+def is_device_error(error: BaseException) -> bool:
+    """True for errors of the CUDA libraries other than lack of memory."""
+    text = str(error)
+    return any(mark in text for mark in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cudaError"))
+
+
+def require_finite(margins: Sequence[float]) -> None:
+    """Refuse an answer that is no number; margins are NaN wherever a logit is.
+
+    Raises:
+        NotFiniteError: One is NaN or Inf.
+    """
+    if not all(isfinite(margin) for margin in margins):
+        raise NotFiniteError(
+            "the network's logits are not numbers (NaN or Inf); the frame is dropped. If it stays so, the weights "
+            "are damaged: download the checkpoint again and load the policy again"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,1 @@
+"""Triton kernels of the decoder. Imported only where Triton is installed."""

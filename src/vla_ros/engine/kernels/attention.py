@@ -1,0 +1,73 @@
+"""Attention of a few new rows to the filled part of the cache, and the choice of a token."""
+
+# Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
+# ruff: noqa: N803
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_kernel(
+    query, keys, values, positions, out, ROWS, CAPACITY, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of the same shape.
+
+    Row r sees the cache up to ``positions[r]``. The walk ends at the last position needed, whatever the capacity.
+    Blocks that a row does not see leave it untouched to the bit, so rows do not depend on each other.
+    """
+    batch, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row = tl.arange(0, BLOCK_R)
+    feature = tl.arange(0, HEAD)
+    inside = row < ROWS
+    position = tl.load(positions + batch * ROWS + row, mask=inside, other=0)
+    at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]
+    q = tl.load(query + at, mask=inside[:, None], other=0.0)
+    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    norm = tl.zeros((BLOCK_R,), tl.float32)
+    mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
+    end = tl.max(position, axis=0) + 1
+    for start in range(0, end, BLOCK_C):
+        column = start + tl.arange(0, BLOCK_C)
+        there = (column < end)[:, None]
+        k = tl.load(keys + base + column[:, None] * HEAD + feature[None, :], mask=there, other=0.0)
+        v = tl.load(values + base + column[:, None] * HEAD + feature[None, :], mask=there, other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, axis=1))
+        share = tl.exp(score - new_top[:, None])
+        keep = tl.exp(top - new_top)
+        norm = norm * keep + tl.sum(share, axis=1)
+        mixed = mixed * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+        top = new_top
+    tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def choose_kernel(logits, tokens, margins, N, BLOCK: tl.constexpr):
+    """Index of the largest of ``logits`` [M, N] (the first of equals), and its distance to the second largest."""
+    row = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    second = tl.full((BLOCK,), float("-inf"), tl.float32)
+    index = tl.zeros((BLOCK,), tl.int32)
+    wrong = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, N, BLOCK):
+        column = start + lane
+        value = tl.load(logits + row * N + column, mask=column < N, other=float("-inf")).to(tl.float32)
+        wrong += (value != value).to(tl.int32)
+        second = tl.where(value > best, best, tl.maximum(second, value))
+        index = tl.where(value > best, column, index)
+        best = tl.maximum(best, value)
+    top = tl.max(best, axis=0)
+    winner = tl.min(tl.where(best == top, index, N), axis=0)
+    others = tl.where((best == top) & (index == winner), second, best)
+    tl.store(tokens + row, winner.to(tl.int64))
+    margin = top - tl.max(others, axis=0)
+    # Comparisons skip NaN: a NaN anywhere must not pass for a choice.
+    tl.store(margins + row, tl.where(tl.sum(wrong, axis=0) > 0, float("nan"), margin))

@@ -1,0 +1,70 @@
+"""What stands between the matrix products of a prefill, fused so that each tensor is read and written once."""
+
+# Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
+# ruff: noqa: N803
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(x, gain, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row: ``x`` [M, N] to ``out``; rounded before the weight is applied, as Llama has it."""
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    at = tl.program_id(0).to(tl.int64) * N + column
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
+    weight = tl.load(gain + column, mask=inside, other=0.0)
+    tl.store(out + at, (value * scale).to(out.dtype.element_ty) * weight, mask=inside)
+
+
+@triton.jit
+def rotate_kernel(
+    qkv, positions, cosine, sine, query, keys, values, ROWS, CAPACITY,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """One program per row: ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD] to queries and cache, rotated.
+
+    ``query`` [B, HEADS, ROWS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD].
+    """
+    half: tl.constexpr = HEAD // 2
+    row = tl.program_id(0)
+    batch, r = row // ROWS, row % ROWS
+    head = tl.arange(0, BLOCK_H)
+    feature = tl.arange(0, half)
+    position = tl.load(positions + row)
+    turns = (head < HEADS + KV_HEADS)[:, None]
+    cos = tl.where(turns, tl.load(cosine + position * half + feature).to(tl.float32)[None, :], 1.0)
+    sin = tl.where(turns, tl.load(sine + position * half + feature).to(tl.float32)[None, :], 0.0)
+    source = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD) + head[:, None] * HEAD + feature[None, :]
+    there = (head < HEADS + 2 * KV_HEADS)[:, None]
+    first = tl.load(qkv + source, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(qkv + source + half, mask=there, other=0.0).to(tl.float32)
+    low = (first * cos - second * sin).to(query.dtype.element_ty)
+    high = (second * cos + first * sin).to(query.dtype.element_ty)
+    to_query = query + ((batch * HEADS + head)[:, None] * ROWS + r) * HEAD + feature[None, :]
+    is_query = (head < HEADS)[:, None]
+    tl.store(to_query, low, mask=is_query)
+    tl.store(to_query + half, high, mask=is_query)
+    kv_head = (head - HEADS) % KV_HEADS
+    slot = ((batch * KV_HEADS + kv_head)[:, None] * CAPACITY + position) * HEAD + feature[None, :]
+    is_key = ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
+    is_value = ((head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS))[:, None]
+    tl.store(keys + slot, low, mask=is_key)
+    tl.store(keys + slot + half, high, mask=is_key)
+    tl.store(values + slot, low, mask=is_value)
+    tl.store(values + slot + half, high, mask=is_value)
+
+
+@triton.jit
+def silu_multiply_kernel(both, out, N, BLOCK: tl.constexpr):
+    """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N]."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * N + column, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)

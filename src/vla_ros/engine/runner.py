@@ -1,0 +1,166 @@
+"""Where an engine's stages run: on the host as they are, or on a CUDA stream of their own, as graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Stage = Callable[[], None]
+"""A stage over fixed buffers; it neither takes nor returns anything."""
+
+
+class Runner(Protocol):
+    """What differs between devices."""
+
+    @property
+    def graphs(self) -> bool:
+        """True where :meth:`capture` makes stages faster."""
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Everything inside runs where the engine runs."""
+
+    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
+        """Copy to a buffer of the device without waiting; ``source`` may be changed at once."""
+
+    def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+        """Copy to the host and wait for it, and for nothing else."""
+
+    def capture(self, stage: Stage) -> Stage:
+        """The stage as one launch. It runs a few times for that."""
+
+    def mark(self) -> Any:
+        """A point in time on the device."""
+
+    def milliseconds(self, start: Any, end: Any) -> float:
+        """Between two marks that a download has passed."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+class HostRunner:
+    """Stages run when they are called; for CPUs and tests."""
+
+    graphs = False
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """See :class:`Runner`."""
+        return nullcontext()
+
+    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
+        """See :class:`Runner`."""
+        target.copy_(torch.from_numpy(np.ascontiguousarray(source)))
+
+    def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+        """See :class:`Runner`."""
+        return [tensor.numpy().copy() for tensor in tensors]
+
+    def capture(self, stage: Stage) -> Stage:
+        """See :class:`Runner`."""
+        return stage
+
+    def mark(self) -> float:
+        """See :class:`Runner`."""
+        return time.perf_counter()
+
+    def milliseconds(self, start: float, end: float) -> float:
+        """See :class:`Runner`."""
+        return (end - start) * 1e3
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+
+
+class CudaRunner:
+    """One stream of high priority; pinned staging per buffer; graphs that share one memory pool.
+
+    Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    graphs = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._pinned: dict[tuple[int, str], Tensor] = {}
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """See :class:`Runner`."""
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
+        return context
+
+    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
+        """See :class:`Runner`.
+
+        Each target has its own pinned buffer. It is written again only after the next download, which waits for
+        everything uploaded before it.
+        """
+        staging = self._staging(target, "up")
+        np.copyto(staging.numpy(), source)
+        target.copy_(staging, non_blocking=True)
+
+    def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+        """See :class:`Runner`."""
+        staged = [self._staging(tensor, "down") for tensor in tensors]
+        for host, tensor in zip(staged, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        self._done.record(self._stream)
+        self._done.synchronize()
+        return [host.numpy().copy() for host in staged]
+
+    def capture(self, stage: Stage) -> Stage:
+        """See :class:`Runner`."""
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side):
+            for _ in range(3):  # compiles kernels, sizes the libraries' workspaces
+                stage()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Not torch.cuda.graph(): that waits for the whole device and empties the allocator's cache, which the
+        # thread that answers would feel. thread_local: it may allocate meanwhile without breaking the capture.
+        with torch.cuda.stream(side):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                stage()
+            finally:
+                graph.capture_end()
+        return graph.replay
+
+    def mark(self) -> torch.cuda.Event:
+        """See :class:`Runner`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """See :class:`Runner`."""
+        return float(start.elapsed_time(end))
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+        self._pinned.clear()
+
+    def _staging(self, tensor: Tensor, direction: str) -> Tensor:
+        key = (tensor.data_ptr(), direction)
+        staging = self._pinned.get(key)
+        if staging is None or staging.shape != tensor.shape or staging.dtype != tensor.dtype:
+            staging = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._pinned[key] = staging
+        return staging
+
+
+def make_runner(device: torch.device) -> Runner:
+    """The runner for ``device``."""
+    return CudaRunner(device) if device.type == "cuda" else HostRunner()

@@ -1,0 +1,85 @@
+"""A tiny random checkpoint, its reference model, and engines over the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.engine.executor import Engine, EngineOptions
+from vla_ros.engine.weights import collect
+from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros.policies.openvla.loading import build_empty, fill, read_manifest
+from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@dataclass
+class Tiny:
+    """The reference model and what is asked of it."""
+
+    model: torch.nn.Module
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+
+    @property
+    def architecture(self):
+        return self.model.architecture
+
+    def see(self, images):
+        return self.model.embed_image(self.model.normalize(images))
+
+    def engine(self, kind="none", ops=None, runner=None, **options):
+        weights = collect(self.model.language_model, self.architecture.llm, kind)
+        return Engine(
+            self.see,
+            weights,
+            self.architecture.patches,
+            EngineOptions(answer=7, image_size=(28, 28), **options),
+            ops,
+            runner,
+        )
+
+    def images(self, batch=1):
+        return self.rng.integers(0, 256, (batch, 28, 28, 3), dtype=np.uint8)
+
+    def prompt(self, length):
+        """BOS, random words, the closing token."""
+        words = self.rng.integers(3, 400, length - 2)
+        return np.array([1, *words, self.architecture.empty_token], dtype=np.int64)
+
+    @torch.inference_mode()
+    def reference(self, images, prompt):
+        """Tokens [7] and margins [7] of the reference path for one picture."""
+        patches = self.see(torch.from_numpy(images))
+        logits, cache = self.model.prefill(patches, torch.from_numpy(prompt)[None])
+        answer = self.model.greedy(logits, cache, 7)
+        return answer.tokens[0].numpy(), answer.margins[0].numpy()
+
+
+def load(folder, seed=0):
+    """A model with 4 patches, so that the decoder's work is all there is."""
+    from dataclasses import replace
+
+    base = tiny_architecture(vocabulary=768, empty_token=500)
+    towers = tuple(replace(tower, image_size=28) for tower in base.towers)
+    write_tiny(folder, seed, replace(base, towers=towers))
+    model = build_empty(read_architecture(folder))
+    fill(model, read_manifest(folder), torch.device("cpu"), torch.float32)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    return Tiny(load(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture
+def own_tiny(tmp_path):
+    """One that the test may damage."""
+    return Tiny(load(tmp_path / "tiny", seed=3))

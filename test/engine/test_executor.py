@@ -1,0 +1,233 @@
+"""The engine against the reference path: the same tokens, whatever drafts, buckets and batches do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.engine.drafts import DraftPolicy
+from vla_ros.engine.health import DeviceLostError, NotFiniteError
+from vla_ros.engine.ops import TorchOps
+from vla_ros.engine.runner import HostRunner
+from vla_ros.errors import ConfigError, OutOfMemoryError
+
+
+def test_tokens_of_200_random_inputs_equal_the_reference(tiny):
+    """Plain and with every kind of draft: none, right, wrong from a random place on, of another action."""
+    plain, drafted, exact = tiny.engine(drafts="none"), tiny.engine(), tiny.engine(drafts="verify")
+    previous, saved = None, 0
+    for case in range(200):
+        images, prompt = tiny.images(), tiny.prompt(3 + case % 90)
+        expected, margins = tiny.reference(images, prompt)
+        answer = plain.answer(images, [prompt])[0]
+        assert np.array_equal(answer.tokens, expected), case
+        np.testing.assert_allclose(answer.margins, margins, atol=2e-4)
+        draft = expected.copy()
+        if case % 3 == 1:
+            draft[case % 7 :] += 1
+        if case % 3 == 2 and previous is not None:
+            draft = previous
+        result = drafted.answer(images, [prompt], [draft])[0]
+        assert np.array_equal(result.tokens, expected), case
+        if case % 4 == 0:
+            assert np.array_equal(exact.answer(images, [prompt], [draft])[0].tokens, expected), case
+        saved += result.accepted or 0
+        previous = expected
+    assert saved > 67 * 6 * 0.9  # a third of the drafts was right
+
+
+def test_a_right_draft_needs_no_pass_and_a_wrong_one_no_more_than_none(tiny):
+    engine = tiny.engine()
+    images, prompt = tiny.images(), tiny.prompt(20)
+    tokens = engine.answer(images, [prompt])[0].tokens
+    right = engine.answer(images, [prompt], [tokens])[0]
+    assert (right.accepted, right.passes) == (6, 0)
+    for place in range(6):
+        draft = tokens.copy()
+        draft[place] += 1
+        partly = engine.answer(images, [prompt], [draft])[0]
+        assert np.array_equal(partly.tokens, tokens)
+        assert partly.passes <= 6 - place
+        assert partly.accepted == 6 - partly.passes
+    last = tokens.copy()
+    last[6] += 1  # nothing follows the last token: the draft of it does not matter
+    assert engine.answer(images, [prompt], [last])[0].passes == 0
+
+
+def test_verify_drafts_take_one_pass_when_right(tiny):
+    engine = tiny.engine(drafts="verify")
+    images, prompt = tiny.images(), tiny.prompt(20)
+    tokens = engine.answer(images, [prompt])[0].tokens
+    right = engine.answer(images, [prompt], [tokens])[0]
+    assert (right.accepted, right.passes) == (5, 1)
+
+
+def test_a_guard_beyond_all_margins_accepts_nothing_inside_the_prefill(tiny):
+    engine = tiny.engine(guard=1e9)
+    images, prompt = tiny.images(), tiny.prompt(20)
+    tokens = engine.answer(images, [prompt])[0].tokens
+    answer = engine.answer(images, [prompt], [tokens])[0]
+    assert answer.passes == 1  # the prefill's own predictions are the guesses of the first pass
+    assert np.array_equal(answer.tokens, tokens)
+
+
+@pytest.mark.parametrize("drafts", ["none", "prefill", "verify"])
+def test_a_batch_answers_each_observation_as_if_alone(tiny, drafts):
+    engine = tiny.engine(drafts=drafts)
+    images = tiny.images(5)
+    prompts = [tiny.prompt(length) for length in (9, 31, 17, 40, 9)]
+    alone = [engine.answer(images[i : i + 1], [prompts[i]])[0].tokens for i in range(5)]
+    for given in ([None] * 5, alone, [alone[0], None, alone[1], alone[3] + 1, alone[4]]):
+        together = engine.answer(images, prompts, given)
+        for one, tokens in zip(together, alone, strict=True):
+            assert np.array_equal(one.tokens, tokens)
+
+
+def test_instructions_change_length_from_step_to_step(tiny):
+    """What a longer prompt or a rejected draft left in a cache must not show in the next answer."""
+    engine = tiny.engine()
+    images = tiny.images()
+    prompts = [tiny.prompt(length) for length in (60, 5, 33, 5, 61, 90)]
+    expected = [tiny.reference(images, prompt)[0] for prompt in prompts]
+    for step in range(18):
+        case = step % len(prompts)
+        answer = engine.answer(images, [prompts[case]], [expected[step % 5]])[0]
+        assert np.array_equal(answer.tokens, expected[case])
+
+
+def test_quantised_engines_answer_like_the_dequantised_weights(tiny):
+    from vla_ros.engine.executor import Engine
+    from vla_ros.engine.weights import DecoderWeights, Layer, collect, dense, dequantize
+
+    def exact(layer):
+        parts = {name: getattr(layer, name) for name in ("qkv", "output", "gate_up", "down")}
+        plain = {name: dense(dequantize(matrix, torch.float32)) for name, matrix in parts.items()}
+        return Layer(attention_norm=layer.attention_norm, mlp_norm=layer.mlp_norm, **plain)
+
+    for kind in ("int8", "int4"):
+        weights = collect(tiny.model.language_model, tiny.architecture.llm, kind)
+        engine = tiny.engine(kind)
+        fields = dict(vars(weights), layers=tuple(exact(layer) for layer in weights.layers))
+        other = Engine(tiny.see, DecoderWeights(**fields), tiny.architecture.patches, engine.options)
+        for _ in range(5):
+            images, prompt = tiny.images(), tiny.prompt(20)
+            tokens = engine.answer(images, [prompt])[0].tokens
+            assert np.array_equal(tokens, other.answer(images, [prompt])[0].tokens)
+            assert np.array_equal(tokens, engine.answer(images, [prompt], [tokens])[0].tokens)
+
+
+def test_stages_are_timed(tiny):
+    answer = tiny.engine().answer(tiny.images(), [tiny.prompt(10)])[0]
+    assert list(answer.stages_ms) == ["upload", "vision", "prefill", "decode", "download"]
+    assert all(value >= 0 for value in answer.stages_ms.values())
+
+
+def test_wrong_use_is_refused(tiny):
+    with pytest.raises(ConfigError, match=r"policy.drafts: found 'yes'"):
+        tiny.engine(drafts="yes")
+    with pytest.raises(ConfigError, match="2 pictures and 1 prompts"):
+        tiny.engine().answer(tiny.images(2), [tiny.prompt(10)])
+    with pytest.raises(ConfigError, match=r"policy.instruction: 3000 tokens .* shorten it"):
+        tiny.engine().answer(tiny.images(), [tiny.prompt(3000)])
+
+
+@pytest.mark.parametrize("name", ["language_model.lm_head.weight", "projector.fc2.weight"])
+def test_nan_in_the_weights_is_an_error_and_no_action(own_tiny, name):
+    engine = own_tiny.engine()
+    images, prompt = own_tiny.images(), own_tiny.prompt(10)
+    engine.answer(images, [prompt])
+    with torch.no_grad():
+        own_tiny.model.get_parameter(name)[5] = float("nan")
+    with pytest.raises(NotFiniteError, match="not numbers"):
+        engine.answer(images, [prompt])
+    with pytest.raises(NotFiniteError, match="not numbers"):
+        engine.answer(images, [prompt], [np.arange(7)])
+
+
+class Failing(TorchOps):
+    """Operations that fail when told to, as a device does."""
+
+    error: Exception | None = None
+
+    def head(self, weights, hidden):
+        if self.error is not None:
+            raise self.error
+        return super().head(weights, hidden)
+
+
+def test_out_of_memory_is_explained_and_asking_again_works(tiny):
+    ops = Failing()
+    engine = tiny.engine(ops=ops)
+    images, prompt = tiny.images(), tiny.prompt(10)
+    expected = engine.answer(images, [prompt])[0].tokens
+    ops.error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    with pytest.raises(OutOfMemoryError, match=r"2.00 GiB.* int8 or int4"):
+        engine.answer(images, [prompt])
+    ops.error = None
+    assert np.array_equal(engine.answer(images, [prompt])[0].tokens, expected)
+
+
+def test_a_lost_device_stays_lost_until_a_new_engine_is_made(tiny):
+    ops = Failing()
+    engine = tiny.engine(ops=ops)
+    images, prompt = tiny.images(), tiny.prompt(10)
+    expected = engine.answer(images, [prompt])[0].tokens
+    ops.error = RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
+    with pytest.raises(DeviceLostError, match=r"unspecified launch failure.*The arm holds"):
+        engine.answer(images, [prompt])
+    ops.error = None
+    with pytest.raises(DeviceLostError):
+        engine.answer(images, [prompt])
+    engine.close()
+    assert np.array_equal(tiny.engine(ops=ops).answer(images, [prompt])[0].tokens, expected)
+
+
+def test_other_errors_are_not_disguised(tiny):
+    ops = Failing()
+    ops.error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        tiny.engine(ops=ops).answer(tiny.images(), [tiny.prompt(10)])
+
+
+class Recorder(HostRunner):
+    """A runner that keeps account of captures, as if there were graphs."""
+
+    graphs = True
+
+    def __init__(self):
+        self.captures = 0
+
+    def capture(self, stage):
+        for _ in range(3):
+            stage()
+        self.captures += 1
+        return stage
+
+
+def test_new_prompt_lengths_are_captured_behind_the_scenes(tiny):
+    runner = Recorder()
+    engine = tiny.engine(runner=runner, drafts="none")
+    engine.warm_up([90])
+    assert runner.captures == 4
+    images = tiny.images()
+    for length in (90, 10, 90, 40):  # 10 is answered by the program for 90 at first
+        prompt = tiny.prompt(length)
+        assert np.array_equal(engine.answer(images, [prompt])[0].tokens, tiny.reference(images, prompt)[0])
+        assert engine._of(1).wait(60)
+    assert runner.captures == 12
+    engine.close()
+
+
+def test_drafts_rest_while_they_do_not_pay():
+    policy = DraftPolicy(patience=2, rest=3)
+    tried = []
+    for _ in range(12):
+        tried.append(policy.wanted())
+        if tried[-1]:
+            policy.record(0)
+    assert tried == [True, True, False, False, False, True, False, False, False, True, False, False]
+    policy.reset()
+    assert policy.wanted()
+    policy.record(3)
+    assert all(policy.wanted() for _ in range(5))
