@@ -59,7 +59,14 @@ def decide(task: Task, joints: FloatArray, fingers: float, objects: Mapping[str,
     Raises:
         KeyError: The target is not among ``objects``.
     """
-    pose = arm.forward(joints)
+    return decide_at(task, arm.forward(joints), fingers, objects)
+
+
+def decide_at(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
+    """As :func:`decide`, for a known ``pose`` of ``tool`` in the base frame, float64 [4, 4], metres.
+
+    For many tasks in one state, where the arm's kinematics need be computed only once.
+    """
     place = objects[task.target]
     if task.verb == "pick":
         way, gripper = _pick(pose[:3, 3], place, fingers)
