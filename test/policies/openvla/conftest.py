@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,13 @@ from vla_ros.types import Observation
 DATA = Path(__file__).parents[2] / "data" / "openvla"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _few_threads():
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+@pytest.fixture(autouse=True)
+def _threads():
+    """Each test begins with two threads, whatever policy.threads the last one set."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
