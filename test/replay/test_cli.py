@@ -112,7 +112,7 @@ def test_what_can_be_played_is_played(jpeg_bag, tmp_path, capsys):
 def test_several_bags_on_several_processes_give_the_same(jpeg_bag, write_bag, small_recording, tmp_path):
     other = write_bag("other", small_recording)
     raw = ["--topics", "truth=none"]
-    assert replay(jpeg_bag, jpeg_bag.parent, other, "--json", tmp_path / "one.json", *raw) == 0
+    assert replay(jpeg_bag, jpeg_bag, other, "--json", tmp_path / "one.json", *raw) == 0
     assert replay(jpeg_bag, other, "--json", tmp_path / "two.json", "--jobs", 2, *raw) == 0
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     assert one["frames"] == two["frames"]

@@ -16,7 +16,7 @@ from vla_ros.replay.play import Options
 from vla_ros.replay.prepare import fit, pictures_at
 from vla_ros.replay.topics import select
 from vla_ros.stepper import Stepper
-from vla_ros.types import JointState
+from vla_ros.types import ActionChunk, ActionSpec, JointState
 
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 JOINTS = tuple(f"joint_{index}" for index in range(1, 8))
@@ -278,3 +278,53 @@ def test_a_policy_that_does_not_look_costs_no_resize(play, write_bag, recording,
     found = play(write_bag("bag", recording), HoldPolicy(replay_config)).samples
     assert found.pictures == 0
     assert len(found.times) == 40
+
+
+def test_two_cameras_give_their_newest_pictures(play, write_bag, make):
+    class Both:
+        spec = ActionSpec(image_keys=("image", "wrist"))
+
+        def __init__(self):
+            self.levels = []
+
+        def load(self, progress=None):
+            pass
+
+        def infer(self, observation):
+            self.levels.append(tuple(round(float(observation.images[key].mean())) for key in self.spec.image_keys))
+            return ActionChunk(np.zeros((1, 7)), observation.stamp)
+
+        def reset(self):
+            pass
+
+        def close(self):
+            pass
+
+    config = build({"camera.topics": ["/front", "/hand"], "camera.keys": ["image", "wrist"]})
+    messages = []
+    for step in range(6):
+        stamp = make.start + step * 100_000_000
+        for topic, level, late in (("/hand", 100 + step, 0), ("/front", step, 10_000_000)):
+            if topic == "/front" or step % 2 == 0:  # the second camera is slower
+                messages.append((stamp + late, topic, make.image(stamp, np.full((30, 40, 3), level, np.uint8))))
+    policy = Both()
+    outcome = play(write_bag("bag", messages), policy, Options(instruction="x"), config=config)
+    assert policy.levels == [(0, 100), (1, 100), (2, 102), (3, 102), (4, 104), (5, 104)]
+    assert outcome.samples.received == 6
+
+
+@pytest.mark.parametrize("wrong", [0, 7_000_000_000, 4 * 10**18 // 2])
+def test_wrong_stamps_do_not_matter_to_the_comparison(
+    play, write_bag, recording, brightness_policy, replay_config, make, wrong
+):
+    """Clocks that stand still, start at zero, or run in another year: the recorder's time decides."""
+    changed = []
+    for index, (time, topic, message) in enumerate(recording):
+        if topic == "/camera/image_raw":
+            pixels = message.data.reshape(48, 64, 3)
+            message = make.image(wrong + (index if wrong else 0), pixels)
+        changed.append((time, topic, message))
+    found, judgement = summary(play(write_bag("bag", changed), brightness_policy()), replay_config)
+    assert found["direction_cosine"] == pytest.approx(1)
+    assert found["frames"]["compared"] == 40
+    assert judgement.level == "good"

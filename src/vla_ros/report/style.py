@@ -25,7 +25,7 @@ margin:20px 0;background:var(--card)}.verdict strong{font-size:1.1rem}.verdict u
 .tile .label{font-size:.82rem;color:var(--soft)}.tile .value{font-size:1.45rem;font-weight:600;line-height:1.25}
 .tile .under{font-size:.8rem;color:var(--soft)}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:12px;margin:12px 0}
-.wide{overflow-x:auto}.wide svg{min-width:640px}
+.wide{overflow-x:auto}.wide svg{min-width:860px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem;margin:8px 0}
 caption{text-align:left;color:var(--soft);font-size:.85rem;padding:4px 0}
 th,td{padding:5px 10px;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
@@ -43,7 +43,7 @@ svg .ci{stroke:var(--ink);stroke-width:1.3}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:5px;vertical-align:middle}
 .strip{display:flex;gap:4px;overflow-x:auto;margin:8px 0}.strip figure{margin:0;flex:0 0 auto}
 figure{margin:0}figcaption{font-size:.78rem;color:var(--soft);text-align:center}
-img{max-width:100%;border-radius:4px;display:block}.strip img{height:112px;width:auto;max-width:none}
+img{max-width:100%;height:auto;border-radius:4px;display:block}.strip img{height:112px;width:auto;max-width:none}
 .flip{background-repeat:no-repeat;border-radius:4px;width:100%;background-color:var(--grid)}
 .controls{display:flex;gap:8px;align-items:center;margin-top:6px}.controls input{flex:1;
 min-width:0;accent-color:var(--s1)}
@@ -51,7 +51,7 @@ button{font:inherit;font-size:.85rem;color:var(--ink);background:var(--bg);borde
 border-radius:6px;padding:4px 10px;min-width:64px;cursor:pointer}
 .moment{display:grid;grid-template-columns:minmax(80px,112px) minmax(0,1fr);gap:10px}
 .moment table{margin:0;font-size:.82rem}
-.moment th,.moment td{padding:2px 6px}
+.moment th,.moment td{padding:2px 4px}
 .flag{display:inline-block;font-size:.78rem;font-weight:600;border-radius:10px;padding:0 8px}
 .flag.good{color:var(--good);background:var(--good-bg)}.flag.bad{color:var(--bad);background:var(--bad-bg)}
 .flag.warn{color:var(--warn);background:var(--warn-bg)}
