@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,9 @@ DATA = Path(__file__).parents[2] / "data" / "openvla"
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """Each test begins with two threads, whatever policy.threads the last one set."""
+    """One thread: tiny matrices gain nothing from more, and on a busy machine threads wait for each other."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

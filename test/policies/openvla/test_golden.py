@@ -48,6 +48,7 @@ def model():
 @pytest.mark.parametrize("number", range(12))
 @torch.inference_mode()
 def test_the_published_codes_tokens_and_actions(model, cases, number):
+    torch.set_num_threads(os.cpu_count() or 1)
     case = {key[3:]: value for key, value in cases.items() if key.startswith(f"{number:02d}_")}
     picture = Image.fromarray(case["image"]).resize((224, 224), Image.Resampling.BICUBIC)
     pixels = model.normalize(torch.from_numpy(np.array(picture))[None].to(model.device))
