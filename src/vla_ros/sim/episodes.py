@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +13,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.sim.description import TIMESTEP
 from vla_ros.sim.node import WRIST_TOPIC, ReceivedCommand, SimNode
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.scene import Scene
-from vla_ros.sim.tasks import make_task
+from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import SUBSTEPS, TableTop
 from vla_ros.types import UInt8Array
@@ -75,15 +74,11 @@ class _Episodes:
     def _begin(self, seed: int) -> tuple[Scene, str]:
         """Reset the world; the scene to be judged and the instruction to be given."""
         scene = self._world.reset(seed)
-        words = scene.instruction
-        if self._options.shuffle:
-            other = int(np.random.default_rng([seed, 0x5117]).integers(1, len(scene.objects)))
-            words = make_task(scene.task.name, scene.objects[other].name).instruction
-        return scene, words
+        return scene, shuffled_instruction(scene) if self._options.shuffle else scene.instruction
 
     def _switched(self, scene: Scene) -> Scene:
         """The same scene with the first distractor as target; the world is judged by it from now on."""
-        scene = replace(scene, task=make_task(scene.task.name, scene.objects[1].name))
+        scene = switched(scene)
         self._world.judge_by(scene)
         return scene
 

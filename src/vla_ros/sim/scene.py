@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -106,6 +106,17 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",)) -> Scene:
         for (colour, shape), (x, y) in zip(kinds, places, strict=True)
     )
     return Scene(seed, objects, task, rng.uniform(START_LOW, START_HIGH))
+
+
+def switched(scene: Scene) -> Scene:
+    """The same table with the first distractor as the target: the command changes in mid-scene."""
+    return replace(scene, task=make_task(scene.task.name, scene.objects[1].name))
+
+
+def shuffled_instruction(scene: Scene) -> str:
+    """The words for another object of the scene, drawn by its seed: what a policy that listens must obey."""
+    other = int(np.random.default_rng([scene.seed, 0x5117]).integers(1, len(scene.objects)))
+    return make_task(scene.task.name, scene.objects[other].name).instruction
 
 
 def _draw_kinds(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:

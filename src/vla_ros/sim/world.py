@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -242,6 +243,20 @@ class TableTop:
         if self.options.camera_gain != 1.0:
             picture = np.clip(picture * self.options.camera_gain, 0, 255).astype(np.uint8)
         return picture
+
+    def project(self, point: FloatArray, camera: str = "front") -> FloatArray:
+        """Where a point shows in the upright picture: float64 [2], row and column in pixels from the top left.
+
+        Args:
+            point: Float64 [3], metres in the base frame.
+            camera: ``front`` or ``wrist``.
+        """
+        seen = self._data.camera(camera)
+        right, up, backward = seen.xmat.reshape(3, 3).T @ (np.asarray(point) - seen.xpos)
+        focal = self.options.height / (2 * math.tan(math.radians(float(self._model.camera(camera).fovy[0])) / 2))
+        row = self.options.height / 2 + focal * up / backward
+        column = self.options.width / 2 - focal * right / backward
+        return np.array([row, column])
 
     def close(self) -> None:
         """Free the renderer. Safe to call twice."""
