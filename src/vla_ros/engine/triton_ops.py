@@ -151,7 +151,7 @@ class TritonOps:
     def _skinny(
         self, role: str, matrix: Matrix, rows: Tensor, gain: Tensor | None, out: Tensor, eps: float
     ) -> None:
-        launch = self._launch(role, matrix, matrix.outputs)
+        launch, rows = self._launch(role, matrix, matrix.outputs), rows.contiguous()
         linear.linear_kernel[(matrix.outputs // launch.outputs,)](
             rows, rows if gain is None else gain, *_data(matrix), out, rows.shape[0] * rows.shape[1],
             matrix.outputs, eps, NORM=gain is not None, ADD=role == "add", **_constants(matrix, launch, rows),
@@ -170,7 +170,7 @@ class TritonOps:
     def _product(self, rows: Tensor, matrix: Matrix, add: Tensor | None = None) -> Tensor:
         """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
         batch, count, _ = rows.shape
-        flat = rows.reshape(batch * count, -1)
+        flat = rows.reshape(batch * count, -1).contiguous()
         if matrix.kind != "dense" and self.fused_gemm:
             out = add if add is not None else rows.new_empty(batch, count, matrix.outputs)
             self._fused(flat, matrix, out, add is not None)

@@ -1,0 +1,149 @@
+"""Compare one decoder layer and a choice of tokens in Triton's interpreter with torch; run by test_kernels.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from triton.runtime import interpreter
+
+from vla_ros.engine.decoder import Cache, decode, verify
+from vla_ros.engine.ops import TorchOps
+from vla_ros.engine.triton_ops import SKINNY, TritonOps
+from vla_ros.engine.weights import QUANTIZE, DecoderWeights, Layer, dense, dequantize, rotary_tables
+
+
+@dataclass(frozen=True)
+class Shape:
+    vocab_size: int = 80
+    hidden_size: int = 64
+    intermediate_size: int = 96
+    layers: int = 1
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e4
+    max_positions: int = 96
+
+
+def allow_loop_bounds() -> None:
+    """The interpreter takes loop bounds from arrays of one element, which current numpy refuses to convert."""
+    original = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+def make_weights(shape: Shape, kind: str, dtype: torch.dtype) -> DecoderWeights:
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(*size: int) -> torch.Tensor:
+        return (torch.randn(*size, generator=generator) / size[-1] ** 0.5).to(dtype)
+
+    def gain() -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(shape.hidden_size, generator=generator)).to(dtype)
+
+    quantize, heads = QUANTIZE[kind], (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    layers = tuple(
+        Layer(
+            gain(),
+            quantize(noise(heads, shape.hidden_size)),
+            quantize(noise(shape.hidden_size, shape.heads * shape.head_dim)),
+            gain(),
+            quantize(noise(2 * shape.intermediate_size, shape.hidden_size)),
+            quantize(noise(shape.hidden_size, shape.intermediate_size)),
+        )
+        for _ in range(shape.layers)
+    )
+    cosine, sine = rotary_tables(shape)
+    embedding = torch.randn(shape.vocab_size, shape.hidden_size, generator=generator).to(dtype)
+    head = dense(noise(shape.vocab_size, shape.hidden_size))
+    return DecoderWeights(shape, embedding, layers, gain(), head, cosine.to(dtype), sine.to(dtype))
+
+
+def close(name: str, ours: torch.Tensor, theirs: torch.Tensor, bound: float) -> None:
+    """Relative error in the norm, as float64; NaN does not pass."""
+    ours, theirs = ours.double(), theirs.double()
+    error = ((ours - theirs).norm() / theirs.norm()).item()
+    assert error <= bound, f"{name}: relative error {error:.2e}, at most {bound:.0e} expected"
+
+
+def poisoned(weights: DecoderWeights) -> Cache:
+    """A cache whose unwritten places would show: large, but finite."""
+    cache = Cache.allocate(weights, 2, 40)
+    for part in (*cache.keys, *cache.values):
+        part.fill_(100.0)
+    return cache
+
+
+def main(kind: str, name: str) -> None:
+    allow_loop_bounds()
+    dtype = getattr(torch, name)
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    weights = make_weights(Shape(), kind, dtype)
+    ours, theirs = TritonOps(), TorchOps()
+
+    # Few rows: every kernel of a decoding pass, two observations at different positions.
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, weights.shape.vocab_size, (2, 6), generator=generator)
+    start = torch.zeros(2, dtype=torch.int32)
+    results = []
+    for ops in (ours, theirs):
+        cache = poisoned(weights)
+        verify(weights, ops, cache, tokens[:, :5], start)
+        results.append((verify(weights, ops, cache, tokens, start + torch.tensor([5, 3])), cache))
+    close("verify", results[0][0], results[1][0], bound)
+    for a, b in zip(
+        results[0][1].keys + results[0][1].values, results[1][1].keys + results[1][1].values, strict=True
+    ):
+        close("cache", a, b, bound)
+
+    # One row at a time gives the bits of several at once.
+    cache = poisoned(weights)
+    logits = verify(weights, ours, cache, tokens[:, :3], start)
+    again = poisoned(weights)
+    for row in range(3):
+        single = verify(weights, ours, again, tokens[:, row : row + 1], start + row)
+        assert torch.equal(single[:, 0], logits[:, row]), f"row {row} depends on its neighbours"
+    chosen, margins = decode(weights, ours, cache, tokens[:, 3], start + 3, 1)
+    assert chosen.shape == (2, 1)
+    assert margins.isfinite().all()
+
+    # Many rows: norm, product, rotation and activation of a prefill, with a fused and a separate dequantisation.
+    rows, layer = SKINNY // 2 + 3, weights.layers[0]
+    hidden = torch.randn(2, rows, weights.shape.hidden_size, generator=generator).to(dtype)
+    positions = torch.arange(rows, dtype=torch.int32).expand(2, rows).contiguous()
+    for ops in (ours, TritonOps(fused_gemm=False)) if kind != "none" else (ours,):
+        caches = [poisoned(weights), poisoned(weights)]
+        queries = [
+            one.qkv(weights, layer, hidden, positions, cache.keys[0], cache.values[0])
+            for one, cache in zip((ops, theirs), caches, strict=True)
+        ]
+        close("prefill queries", queries[0], queries[1], bound)
+        close("prefill keys", caches[0].keys[0], caches[1].keys[0], bound)
+        close("prefill values", caches[0].values[0], caches[1].values[0], bound)
+        close("gate", ops.gate_up(weights, layer, hidden), theirs.gate_up(weights, layer, hidden), bound)
+        mixed = queries[1].reshape(2, rows, -1)
+        added = ops.add_linear(hidden.clone(), mixed, layer.output)
+        close("residual", added, theirs.add_linear(hidden, mixed, layer.output), bound)
+        if kind != "none":
+            close("dequantised", ops._dequantize(layer.down, dtype), dequantize(layer.down, dtype), bound)
+
+    # Ties, order and NaN in the choice of a token.
+    table = torch.randn(1, 5, 5000, generator=generator)
+    table[0, 1, [7, 4999]] = 9.0
+    table[0, 2, 3] = float("nan")
+    for a, b in zip(ours.choose(table), theirs.choose(table), strict=True):
+        assert torch.equal(a[0, [0, 1, 3, 4]], b[0, [0, 1, 3, 4]])
+    assert ours.choose(table)[0][0, 1] == 7
+    assert ours.choose(table)[1][0, 2].isnan()
+    print("equal")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

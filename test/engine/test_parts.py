@@ -1,0 +1,220 @@
+"""The engine's parts without a model: drafts, prompt lengths, programs, frames, quantised weights."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.engine.drafts import agreed, settle_all, settling
+from vla_ros.engine.programs import Programs
+from vla_ros.engine.shapes import Buckets
+from vla_ros.engine.staging import FrameRing
+from vla_ros.engine.weights import dequantize, group_size, quantize_int4, quantize_int8
+from vla_ros.errors import ConfigError
+
+
+def network(tokens):
+    """A made-up greedy network: what follows depends on everything before it."""
+    value = 17
+    for token in tokens:
+        value = (value * 31 + token) % 5  # few answers, so that guesses often hit
+    return value
+
+
+def greedy(count, seed):
+    tokens = []
+    while len(tokens) < count:
+        tokens.append(network([seed, *tokens]))
+    return tokens
+
+
+def answers(seed, certain, fed):
+    """What the network says after each of ``fed``, behind ``certain`` tokens."""
+    return [network([seed, *certain, *fed[: i + 1]]) for i in range(len(fed))]
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(
+        st.tuples(st.integers(0, 99), st.lists(st.integers(0, 4), min_size=8, max_size=8)), min_size=1, max_size=4
+    ),
+)
+def test_drafts_never_change_the_answer(count, observations):
+    """Any draft, any batch: the greedy tokens, in no more passes than decoding takes, each pass for all."""
+    results = {}
+
+    def start(index, seed, draft):
+        draft = draft[: count - 1]
+        predictions = [network([seed]), *answers(seed, [], draft)]
+        return settling(draft, (predictions, [1.0] * count), 0.5)
+
+    expected = [greedy(count, seed) for seed, _ in observations]
+
+    def verify(wants):
+        replies = []
+        for index, want in enumerate(wants):
+            if want is None:
+                replies.append(([], []))
+                continue
+            fed, known = want
+            assert fed[0] == expected[index][known]  # the newest certain token
+            reply = answers(observations[index][0], expected[index][:known], fed)
+            replies.append(([*reply, 99], [1.0] * (len(reply) + 1)))  # rows of padding behind it
+        results["passes"] = results.get("passes", 0) + 1
+        return replies
+
+    settled = settle_all([start(i, *observation) for i, observation in enumerate(observations)], verify)
+    for one, tokens in zip(settled, expected, strict=True):
+        assert list(one.tokens) == tokens
+        assert one.passes <= count - 1
+        assert one.accepted == count - 1 - one.passes
+    assert results.get("passes", 0) == max(one.passes for one in settled)
+
+
+def test_low_margins_and_nan_end_a_drafted_row():
+    tokens = [3, 4, 5, 6]
+    assert agreed([3, 4, 5], (tokens, [9.0, 9.0, 9.0, 9.0]), 1.0) == 4
+    assert agreed([3, 4, 5], (tokens, [0.0, 9.0, 0.9, 9.0]), 1.0) == 2
+    assert agreed([3, 4, 5], (tokens, [9.0, float("nan"), 9.0, 9.0]), 1.0) == 1
+    assert agreed([3, 0, 5], (tokens, [9.0] * 4), 1.0) == 2
+    assert agreed([], (tokens, [9.0] * 4)) == 1
+
+
+def test_buckets():
+    buckets = Buckets.up_to(patches=256, answer=7, max_positions=2048)
+    assert buckets.lengths[:3] == (288, 320, 352)
+    assert buckets.lengths[-1] == 2041
+    assert buckets.choose(26) == 288  # 256 + 26 + 6
+    assert buckets.choose(27) == 320
+    assert buckets.choose(26, (640, 320)) == 320
+    assert buckets.choose(500, (640, 320)) is None
+    assert buckets.text(288) == 32
+    longest = 2041 - 256 - 6
+    assert buckets.require(longest) == 2041
+    with pytest.raises(ConfigError, match=f"has room for {longest}"):
+        buckets.require(longest + 1)
+    with pytest.raises(ConfigError, match="too few"):
+        Buckets.up_to(256, 7, 200)
+
+
+BUCKETS = Buckets.up_to(4, 7, 200)
+
+
+def test_programs_answer_while_others_are_prepared():
+    gate, built = threading.Event(), []
+
+    def build(length):
+        built.append(length)
+        return {"length": length, "ready": False}
+
+    def prepare(program):
+        assert gate.wait(30)
+        program["ready"] = True
+
+    programs = Programs(BUCKETS, build, prepare)
+    first = programs.take(10)
+    assert first == {"length": 32, "ready": False}
+    assert programs.take(10) is first  # not a new one at each step
+    gate.set()
+    assert programs.wait(30)
+    ready = programs.take(10)
+    assert ready == {"length": 32, "ready": True}
+    assert ready is not first  # the one that answered meanwhile had buffers of its own
+    gate.clear()
+    assert programs.take(40)["length"] == 64
+    gate.set()
+    assert programs.wait(30)
+    assert programs.ready == (32, 64)
+    programs.close()
+    assert programs.ready == ()
+
+
+def test_a_longer_ready_program_is_better_than_an_unprepared_one():
+    gate = threading.Event()
+    programs = Programs(BUCKETS, lambda length: length, lambda _: None)
+    programs.ensure(96)
+    programs._prepare = lambda _: gate.wait(30)
+    assert programs.take(10) == 96
+    gate.set()
+    assert programs.wait(30)
+    assert programs.take(10) == 32
+
+
+def test_a_length_that_cannot_be_prepared_is_tried_once():
+    def prepare(length):
+        raise RuntimeError("no capture")
+
+    programs = Programs(BUCKETS, lambda length: length, prepare)
+    for _ in range(3):
+        assert programs.take(10) == 32
+        assert programs.wait(30)
+    assert str(programs.failures[32]) == "no capture"
+    with pytest.raises(RuntimeError, match="no capture"):
+        programs.ensure(64)
+
+
+def test_frame_ring_gives_whole_newest_frames():
+    """A writer at full speed and a reader: frames are whole, stamps rise, nothing waits, every frame is counted."""
+    ring = FrameRing(lambda: np.zeros(1000, np.int64))
+    assert ring.take() is None
+    total, seen, lost = 3000, [], 0
+
+    def write():
+        for stamp in range(1, total + 1):
+            ring.put(lambda slot, stamp=stamp: slot.fill(stamp), stamp)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while True:
+        alive = writer.is_alive()
+        held = ring.take()
+        if held is not None:
+            assert (held.slot == held.stamp).all()
+            seen.append(held.stamp)
+            lost += held.overwritten
+        elif not alive:
+            break
+    writer.join()
+    assert seen == sorted(set(seen))
+    assert seen[-1] == total
+    assert len(seen) + lost == total
+
+
+def test_the_frame_in_use_is_not_written_to():
+    ring = FrameRing(lambda: np.zeros(4, np.int64))
+    ring.put(lambda slot: slot.fill(1), 1)
+    held = ring.take()
+    for stamp in range(2, 9):
+        ring.put(lambda slot, stamp=stamp: slot.fill(stamp), stamp)
+        assert (held.slot == 1).all()
+    newest = ring.take()
+    assert (newest.stamp, newest.overwritten) == (8, 6)
+
+
+@pytest.mark.parametrize(("quantize", "bound"), [(quantize_int8, 0.008), (quantize_int4, 0.09)])
+def test_quantised_weights_are_near(quantize, bound):
+    weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(0))
+    weight[3] *= 100  # an outlier row must not cost the others anything
+    back = dequantize(quantize(weight), torch.float32)
+    assert ((back - weight).norm(dim=1) / weight.norm(dim=1)).max() < bound
+
+
+def test_int4_keeps_zero_and_the_layout_it_promises():
+    weight = torch.zeros(2, 64)
+    weight[0, 1], weight[0, 33], weight[1, 40] = 15.0, 7.0, -15.0
+    matrix = quantize_int4(weight)
+    assert matrix.group == 32
+    assert torch.equal(dequantize(matrix, torch.float32), weight)
+    assert matrix.data[0, 1] == 15 | (15 << 4)  # weight 1 of the group below, weight 33 above: 7 of 7 steps
+    assert matrix.nbytes == 64 + 2 * 2 * 3
+
+
+def test_group_sizes():
+    assert [group_size(width) for width in (4096, 11008, 64, 96, 32)] == [128, 128, 32, 16, 16]
+    with pytest.raises(ConfigError, match="found 40"):
+        group_size(40)

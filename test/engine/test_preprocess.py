@@ -1,0 +1,85 @@
+"""The pipelines on a device against those of ``vla_ros.vision``, on random and on smooth pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.engine.preprocess import make_pipeline, make_turn
+from vla_ros.errors import ConfigError
+from vla_ros.vision.geometry import orient
+from vla_ros.vision.pipelines import crop_center, resize_bicubic, resize_lanczos3
+
+CPU = torch.device("cpu")
+SIZES = [(480, 640), (720, 1280), (128, 128), (224, 224), (240, 224), (33, 500)]
+
+
+def pictures(height, width):
+    rng = np.random.default_rng(height)
+    noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    y, x = np.mgrid[0:height, 0:width]
+    smooth = np.stack([127 + 120 * np.sin(x / 20), 255 * y / height, (x + y) % 256], -1).astype(np.uint8)
+    return noise, smooth
+
+
+def assert_close(ours, theirs):
+    difference = np.abs(ours.astype(int) - theirs.astype(int)).max(axis=-1)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() <= 1e-3
+
+
+def run(pipeline, image):
+    return pipeline(torch.from_numpy(image)[None])[0].numpy()
+
+
+@pytest.mark.parametrize("source", SIZES)
+def test_bicubic(source):
+    pipeline = make_pipeline("openvla", source, (224, 224), CPU)
+    for image in pictures(*source):
+        assert np.array_equal(run(pipeline, image), resize_bicubic(image))
+
+
+@pytest.mark.parametrize("source", SIZES)
+def test_lanczos_and_crop(source):
+    plain = make_pipeline("libero", source, (224, 224), CPU)
+    cropped = make_pipeline("libero", source, (224, 224), CPU, 0.9)
+    for image in pictures(*source):
+        resized = resize_lanczos3(image)
+        assert_close(run(plain, image), resized)
+        # The crop's own difference: on the same resized picture, as a level before it may be another after it.
+        again = run(make_pipeline("libero", (224, 224), (224, 224), CPU, 0.9), resized)
+        assert_close(again, crop_center(resized, 0.9))
+        assert np.abs(run(cropped, image).astype(int) - again).max() <= 2
+
+
+def test_crop_of_the_openvla_pipeline():
+    image = pictures(240, 320)[0]
+    pipeline = make_pipeline("openvla", (240, 320), (224, 224), CPU, 0.9)
+    assert_close(run(pipeline, image), crop_center(image, 0.9))
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_turns(orientation):
+    image = pictures(60, 90)[0]
+    assert np.array_equal(run(make_turn(orientation), image), orient(image, orientation))
+    pipeline = make_pipeline("openvla", (60, 90), (28, 28), CPU, orientation=orientation)
+    assert_close(run(pipeline, image), resize_bicubic(np.ascontiguousarray(orient(image, orientation)), (28, 28)))
+
+
+def test_batches():
+    images = np.stack(pictures(100, 120))
+    pipeline = make_pipeline("libero", (100, 120), (28, 28), CPU, 0.9)
+    together = pipeline(torch.from_numpy(images)).numpy()
+    for image, result in zip(images, together, strict=True):
+        assert_close(result, run(pipeline, image))
+
+
+def test_unknown_names():
+    with pytest.raises(ConfigError, match="'bridge'"):
+        make_pipeline("bridge", (10, 10), (5, 5), CPU)
+    with pytest.raises(ConfigError, match="'up'"):
+        make_pipeline("openvla", (10, 10), (5, 5), CPU, orientation="up")
+    with pytest.raises(ConfigError, match="crop_area"):
+        make_pipeline("libero", (10, 10), (5, 5), CPU, 0.0)
