@@ -196,7 +196,7 @@ def test_the_frame_in_use_is_not_written_to():
     assert (newest.stamp, newest.overwritten) == (8, 6)
 
 
-@pytest.mark.parametrize(("quantize", "bound"), [(quantize_int8, 0.008), (quantize_int4, 0.09)])
+@pytest.mark.parametrize(("quantize", "bound"), [(quantize_int8, 0.012), (quantize_int4, 0.14)])
 def test_quantised_weights_are_near(quantize, bound):
     weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(0))
     weight[3] *= 100  # an outlier row must not cost the others anything
@@ -209,7 +209,9 @@ def test_int4_keeps_zero_and_the_layout_it_promises():
     weight[0, 1], weight[0, 33], weight[1, 40] = 15.0, 7.0, -15.0
     matrix = quantize_int4(weight)
     assert matrix.group == 32
-    assert torch.equal(dequantize(matrix, torch.float32), weight)
+    back = dequantize(matrix, torch.float32)
+    assert torch.equal(back == 0, weight == 0)
+    torch.testing.assert_close(back, weight, rtol=4e-3, atol=0)  # scales are bfloat16
     assert matrix.data[0, 1] == 15 | (15 << 4)  # weight 1 of the group below, weight 33 above: 7 of 7 steps
     assert matrix.nbytes == 64 + 2 * 2 * 3
 
