@@ -1,0 +1,204 @@
+"""What may happen to messages between a driver and the node, from a seed: nothing here knows of DDS or time.
+
+A channel takes messages as CDR bytes and says which bytes are sent when. All messages here begin with a
+``std_msgs/Header``, whose stamp lies at bytes 4 to 12.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+SECOND = 1_000_000_000
+_STAMP = slice(4, 12)
+
+Sent = list[tuple[float, bytes]]
+"""Seconds from now, and the bytes that are sent then."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a channel.
+
+    Attributes:
+        kind: A key of :data:`KINDS`.
+        amount: Its strength, in the unit that the kind's description names.
+    """
+
+    kind: str
+    amount: float = 1.0
+
+
+@dataclass
+class Channel:
+    """Bytes in, bytes out, spoiled by the present fault.
+
+    Attributes:
+        rng: Decides everything.
+        fault: The present fault, or None.
+    """
+
+    rng: random.Random
+    fault: Fault | None = None
+    _kept: list[bytes] = field(default_factory=list)
+
+    def set(self, fault: Fault | None) -> Sent:
+        """Take another fault (None: none any more); answers what the old one had kept back."""
+        kept = [(0.0, message) for message in self._kept] if self.fault and self.fault.kind in _GIVES_BACK else []
+        self._kept.clear()
+        self.fault = fault
+        return kept
+
+    def push(self, message: bytes) -> Sent:
+        """What is sent for this message."""
+        if self.fault is None:
+            return [(0.0, message)]
+        return KINDS[self.fault.kind](self, message, self.fault.amount)
+
+
+def read_stamp(message: bytes) -> int:
+    """Nanoseconds of a little-endian message's header."""
+    seconds, nanoseconds = struct.unpack("<iI", message[_STAMP])
+    return int(seconds) * SECOND + int(nanoseconds)
+
+
+def with_stamp(message: bytes, stamp: int) -> bytes:
+    """The same message with another stamp."""
+    return message[: _STAMP.start] + struct.pack("<iI", *divmod(stamp, SECOND)) + message[_STAMP.stop :]
+
+
+def _drop(channel: Channel, message: bytes, share: float) -> Sent:
+    return [] if channel.rng.random() < share else [(0.0, message)]
+
+
+def _delay(channel: Channel, message: bytes, seconds: float) -> Sent:
+    return [(seconds, message)]
+
+
+def _jitter(channel: Channel, message: bytes, seconds: float) -> Sent:
+    return [(channel.rng.uniform(0, seconds), message)]
+
+
+def _duplicate(channel: Channel, message: bytes, copies: float) -> Sent:
+    return [(0.0, message)] * (1 + int(copies))
+
+
+def _reorder(channel: Channel, message: bytes, length: float) -> Sent:
+    channel._kept.append(message)
+    if len(channel._kept) < length:
+        return []
+    mixed = channel._kept[:]
+    channel._kept.clear()
+    channel.rng.shuffle(mixed)
+    return [(0.002 * index, each) for index, each in enumerate(mixed)]
+
+
+def _burst(channel: Channel, message: bytes, length: float) -> Sent:
+    channel._kept.append(message)
+    if len(channel._kept) < length:
+        return []
+    kept = channel._kept[:]
+    channel._kept.clear()
+    return [(0.0, each) for each in kept]
+
+
+def _freeze(channel: Channel, message: bytes, _: float) -> Sent:
+    if not channel._kept:
+        channel._kept.append(message)
+    return [(0.0, with_stamp(channel._kept[0], read_stamp(message)))]
+
+
+def _repeat(channel: Channel, message: bytes, _: float) -> Sent:
+    if not channel._kept:
+        channel._kept.append(message)
+    return [(0.0, channel._kept[0])]
+
+
+def _shift(channel: Channel, message: bytes, seconds: float) -> Sent:
+    return [(0.0, with_stamp(message, read_stamp(message) + int(seconds * SECOND)))]
+
+
+def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
+    """Flips bits of random bytes; half of them in the first 64, where lengths, stamps and names are."""
+    spoiled = bytearray(message)
+    for _ in range(int(count)):
+        end = min(64, len(spoiled)) if channel.rng.random() < 0.5 else len(spoiled)
+        spoiled[channel.rng.randrange(end)] ^= 1 << channel.rng.randrange(8)
+    return [(0.0, bytes(spoiled))]
+
+
+def _truncate(channel: Channel, message: bytes, _: float) -> Sent:
+    return [(0.0, message[: channel.rng.randrange(5, len(message))])]
+
+
+def _garbage(channel: Channel, message: bytes, _: float) -> Sent:
+    return [(0.0, b"\0\1\0\0" + channel.rng.randbytes(channel.rng.randrange(1, 4096)))]
+
+
+def _encoding(channel: Channel, message: bytes, _: float) -> Sent:
+    return [(0.0, message.replace(b"rgb8", channel.rng.choice((b"hsv8", b"16UC", b"\0\0\0\0", b"yuvX")), 1))]
+
+
+def _huge(channel: Channel, message: bytes, _: float) -> Sent:
+    """Height and width say terabytes; the data are as before."""
+    name = struct.unpack_from("<I", message, 12)[0]
+    at = 16 + name + -name % 4
+    return [(0.0, message[:at] + struct.pack("<II", 2**31 - 1, 2**31 - 1) + message[at + 8 :])]
+
+
+def _empty(channel: Channel, message: bytes, _: float) -> Sent:
+    return [(0.0, message[:16] + bytes(4))]
+
+
+KINDS: Mapping[str, Callable[[Channel, bytes, float], Sent]] = {
+    "drop": _drop,  # share that is lost
+    "delay": _delay,  # seconds
+    "jitter": _jitter,  # seconds at most, each its own: messages overtake each other
+    "duplicate": _duplicate,  # further copies
+    "reorder": _reorder,  # messages that are shuffled
+    "burst": _burst,  # messages that come at once
+    "freeze": _freeze,  # the same content with new stamps
+    "repeat": _repeat,  # the same message, stamp and all
+    "shift": _shift,  # seconds by which stamps are wrong
+    "corrupt": _corrupt,  # bits that flip
+    "truncate": _truncate,
+    "garbage": _garbage,
+    "encoding": _encoding,
+    "huge": _huge,
+    "empty": _empty,
+}
+"""What can be done to a message, and what the amount means."""
+
+_GIVES_BACK = frozenset({"reorder", "burst"})
+"""Kinds that keep messages back which are sent after all when the fault ends."""
+
+
+def spoil_joints(
+    kind: str, names: list[str], positions: list[float], rng: random.Random
+) -> tuple[list[str], list[float]]:
+    """A joint state whose content is wrong, though its bytes are a whole message.
+
+    Args:
+        kind: ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``
+            (where the URDF says it cannot be), ``renamed`` or ``none`` (no joint at all).
+        names: Names of all joints, the arm's seven first.
+        positions: Their positions.
+        rng: Decides which joint.
+    """
+    names, positions = list(names), list(positions)
+    index = rng.randrange(7)
+    if kind in ("nan", "infinite", "outside"):
+        positions[index] = {"nan": float("nan"), "infinite": float("inf"), "outside": positions[index] + 10.0}[kind]
+    elif kind == "missing":
+        del names[index], positions[index]
+    elif kind == "short":
+        del positions[index]
+    elif kind == "renamed":
+        names[index] = "elbow"
+    elif kind == "none":
+        names, positions = [], []
+    else:
+        raise ValueError(f"no such fault of joint states: '{kind}'")
+    return names, positions

@@ -1,0 +1,284 @@
+"""The fault table: what is injected, and what must follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+Order = Mapping[str, Any]
+
+
+class Reaction(str, Enum):
+    """What the node must do.
+
+    ``GOES_ON``: motions keep coming. ``HOLDS``: they end, and come again by themselves after the fault. ``STOPS``:
+    they end, and come again only after a person has reset and armed. ``DISARMED``: they end until a person arms.
+    ``ENDS``: the process is gone, and its successor moves nothing before a person has armed it.
+    """
+
+    GOES_ON = "goes on"
+    HOLDS = "holds"
+    STOPS = "stops"
+    DISARMED = "disarmed"
+    ENDS = "ends"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault.
+
+    Attributes:
+        name: Unique, for people.
+        reaction: What must follow.
+        reasons: One of these must be named on ``~/status`` (any, where empty).
+        begin: Orders for the robot at the injection.
+        end: Orders that take it back.
+        within: Seconds after which no motion may come any more (timeouts included), where it holds or stops.
+        lasts: Seconds that the fault lasts at least and at most.
+        node: Signals for the node's process at the injection and after it, by name; ``DISK_FULL`` lets no file of
+            it grow any more.
+        robot: Signals for the robot's process in the same way. One that is killed has a successor afterwards.
+        options: Options of the node, besides :data:`OPTIONS`.
+        horizon: Steps per chunk of the policy.
+        think: Seconds that the policy takes.
+        simulated: With simulated time.
+        lag: Seconds that the robot's process is late because of the fault.
+        fresh: Each injection needs a node that was started for it.
+        lease: Seconds after which DDS believes a silent process dead (Cyclone's default is 10).
+    """
+
+    name: str
+    reaction: Reaction
+    reasons: tuple[str, ...] = ()
+    begin: tuple[Order, ...] = ()
+    end: tuple[Order, ...] = ()
+    within: float = 0.0
+    lasts: tuple[float, float] = (0.3, 0.6)
+    node: tuple[str, ...] = ()
+    robot: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    horizon: int = 1
+    think: float = 0.0
+    simulated: bool = False
+    lag: float = 0.0
+    fresh: bool = False
+    lease: float = 0.0
+
+
+OPTIONS: Mapping[str, str] = {
+    "robot.urdf": "demo",
+    "robot.tip_frame": "tool",
+    "robot.gripper_joint_names": "[finger_left, finger_right]",
+    "policy.instruction": "wave",
+    "camera.width": "64",
+    "camera.height": "48",
+    "control.rate_hz": "0.0",
+    "limits.max_translation_step": "0.03",
+    "limits.max_rotation_step": "0.15",
+    "limits.max_joint_step": "0.15",
+    "limits.joint_margin": "0.02",
+    "limits.velocity_scale": "0.8",
+    "limits.workspace_low": "[0.25, -0.42, 0.05]",
+    "limits.workspace_high": "[0.80, 0.42, 0.60]",
+    "timeouts.camera": "0.3",
+    "timeouts.joint_state": "0.3",
+    "timeouts.joint_state_age": "0.3",
+    "timeouts.inference": "0.3",
+    "timeouts.frame_age": "0.4",
+    "timeouts.driver": "0.3",
+    "timeouts.clock_jump": "0.5",
+    "timeouts.frozen_frames": "6",
+}
+"""Options of every row: short timeouts, so that fifty injections take a minute."""
+
+_SUPERVISION = 0.1  # s; for a watchdog that looks every 20 ms on a machine with other work
+_SILENT = 0.3 + _SUPERVISION
+_NO_FRAMES, _NO_JOINTS = {"do": "frames"}, {"do": "joints"}
+_WAVE = {"do": "instruct", "text": "wave"}
+
+
+def _frames(kind: str, amount: float = 1.0) -> tuple[Order, ...]:
+    return ({"do": "frames", "kind": kind, "amount": amount},)
+
+
+def _joints(kind: str, amount: float = 1.0) -> tuple[Order, ...]:
+    return ({"do": "joints", "kind": kind, "amount": amount},)
+
+
+def _camera(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any) -> Row:
+    if reaction is Reaction.HOLDS:
+        more.setdefault("within", _SILENT)
+        more.setdefault("lasts", (0.6, 0.9))
+    return Row(f"camera {name}", reaction, reasons, _frames(kind, amount), (_NO_FRAMES,), **more)
+
+
+def _state(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any) -> Row:
+    if reaction is Reaction.HOLDS:
+        more.setdefault("within", _SILENT)
+        more.setdefault("lasts", (0.6, 0.9))
+    return Row(f"joint states {name}", reaction, reasons, _joints(kind, amount), (_NO_JOINTS,), **more)
+
+
+def _content(kind: str) -> Row:
+    return Row(
+        f"joint states {kind}",
+        Reaction.HOLDS,
+        ("joint_state_invalid",),
+        ({"do": "content", "kind": kind},),
+        ({"do": "content", "kind": ""},),
+        within=_SUPERVISION,
+    )
+
+
+def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION) -> Row:
+    return Row(
+        f"policy {name}",
+        Reaction.HOLDS,
+        (reason,),
+        ({"do": "instruct", "text": text},),
+        (_WAVE,),
+        within=within,
+        lasts=(0.5, 0.8),
+    )
+
+
+_GOES_ON, _HOLDS, _STOPS = Reaction.GOES_ON, Reaction.HOLDS, Reaction.STOPS
+_DISARMED, _ENDS = Reaction.DISARMED, Reaction.ENDS
+
+ROWS: tuple[Row, ...] = (
+    _camera("silent", _HOLDS, "drop", 1.0, "camera_stale"),
+    _camera("loses half", _GOES_ON, "drop", 0.5),
+    _camera("late 0.2 s", _GOES_ON, "delay", 0.2),
+    _camera("late 0.6 s", _HOLDS, "delay", 0.6, "frame_old", "camera_stale", lasts=(1.0, 1.3)),
+    _camera("jitter", _GOES_ON, "jitter", 0.1),
+    _camera("duplicated", _GOES_ON, "duplicate", 2),
+    _camera("reordered", _GOES_ON, "reorder", 4),
+    _camera("in bursts", _GOES_ON, "burst", 6),
+    _camera("frozen pixels", _HOLDS, "freeze", 1.0, "camera_frozen"),
+    _camera("repeats a message", _HOLDS, "repeat", 1.0, "camera_stale"),
+    _camera("stamps 5 s old", _HOLDS, "shift", -5.0, "frame_old", within=_SUPERVISION),
+    _camera("stamps 5 s ahead", _HOLDS, "shift", 5.0, "frame_from_future", within=_SUPERVISION),
+    _camera("bits flip", _GOES_ON, "corrupt", 3),
+    _camera("truncated", _HOLDS, "truncate", 1.0, "camera_stale", within=_SILENT + 0.3),
+    _camera("garbage", _HOLDS, "garbage", 1.0, "camera_stale", "frame_old", "frame_from_future"),
+    _camera("wrong encoding", _HOLDS, "encoding", 1.0, "image_invalid", within=_SUPERVISION),
+    _camera("impossible size", _HOLDS, "huge", 1.0, "image_invalid", within=_SUPERVISION),
+    _camera("empty message", _HOLDS, "empty", 1.0, "image_invalid", within=_SUPERVISION),
+    Row(
+        "camera disconnects",
+        _HOLDS,
+        ("camera_stale",),
+        ({"do": "leave", "what": "/camera/image_raw"},),
+        ({"do": "join", "what": "/camera/image_raw"},),
+        within=_SILENT,
+        lasts=(0.6, 0.9),
+    ),
+    _state("silent", _HOLDS, "drop", 1.0, "joint_state_stale"),
+    _state("late 0.15 s", _GOES_ON, "delay", 0.15),
+    _state("late 0.6 s", _HOLDS, "delay", 0.6, "joint_state_stale", lasts=(1.0, 1.3)),
+    _state("frozen", _HOLDS, "repeat", 1.0, "joint_state_stale"),
+    _state("reordered", _GOES_ON, "reorder", 4),
+    _state("bits flip", _GOES_ON, "corrupt", 2),
+    _state("truncated", _HOLDS, "truncate", 1.0, "joint_state_stale", "joint_state_invalid"),
+    *(_content(kind) for kind in ("nan", "infinite", "missing", "short", "outside", "renamed", "none")),
+    _policy("late", "late 0.5", "inference_late", within=0.3 + _SUPERVISION),
+    _policy("raises", "raise", "inference_error"),
+    _policy("answers NaN", "nan", "action_invalid"),
+    _policy("answers infinity", "infinite", "action_invalid"),
+    _policy("answers 5 numbers", "shape", "action_invalid"),
+    _policy("answers nothing", "empty", "action_invalid"),
+    Row("operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION),
+    Row(
+        "operator stops in a chunk",
+        _STOPS,
+        ("operator_stop",),
+        ({"do": "stop"},),
+        within=_SUPERVISION,
+        horizon=8,
+        options={"control.rate_hz": "30.0", "control.chunk_blending": "linear"},
+    ),
+    Row("operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION),
+    Row(
+        "heartbeat lost",
+        _STOPS,
+        ("heartbeat_lost",),
+        ({"do": "heartbeat", "on": False},),
+        ({"do": "heartbeat", "on": True},),
+        within=0.5 + _SUPERVISION,
+        lasts=(0.8, 1.0),
+        options={"timeouts.heartbeat": "0.5"},
+    ),
+    Row(
+        "driver unsubscribes",
+        _STOPS,
+        ("driver_gone",),
+        ({"do": "leave", "what": "command"},),
+        ({"do": "join", "what": "command"},),
+        within=_SILENT,
+        lasts=(0.7, 0.9),
+    ),
+    Row(
+        "driver suspended",
+        _HOLDS,
+        ("camera_stale", "joint_state_stale"),
+        robot=("SIGSTOP", "SIGCONT"),
+        within=_SILENT,
+        lasts=(0.8, 1.2),
+        lag=1.4,
+    ),
+    Row("driver killed", _HOLDS, ("camera_stale",), robot=("SIGKILL",), within=_SILENT, lasts=(0.5, 1.0)),
+    Row(
+        "driver killed for good",
+        _STOPS,
+        ("driver_gone",),
+        robot=("SIGKILL",),
+        within=_SILENT,
+        lasts=(2.2, 2.8),
+        lease=1.5,
+    ),
+    Row(
+        "driver slow to read",
+        _GOES_ON,
+        (),
+        ({"do": "slow", "seconds": 0.2},),
+        ({"do": "slow", "seconds": 0.0},),
+        lasts=(1.0, 1.2),
+        lag=0.5,
+    ),
+    Row("node suspended", _HOLDS, node=("SIGSTOP", "SIGCONT"), within=_SUPERVISION, lasts=(0.5, 1.2)),
+    Row("node killed", _ENDS, node=("SIGKILL",), within=_SUPERVISION, lasts=(0.1, 0.2)),
+    Row(
+        "clock leaps 10 s",
+        _HOLDS,
+        ("clock_jump", "frame_old", "frame_from_future"),
+        ({"do": "jump", "seconds": 10.0},),
+        simulated=True,
+        within=0.15,
+        lasts=(0.0, 0.1),
+    ),
+    Row(
+        "clock goes back 10 s",
+        _HOLDS,
+        ("clock_jump", "frame_old", "frame_from_future"),
+        ({"do": "jump", "seconds": -10.0},),
+        simulated=True,
+        within=0.15,
+        lasts=(0.0, 0.1),
+    ),
+    Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(1.0, 1.5), fresh=True),
+)
+"""Every row, in the order of the table."""
+
+
+def find(name: str) -> Row:
+    """The row called ``name``.
+
+    Raises:
+        KeyError: There is none.
+    """
+    for row in ROWS:
+        if row.name == name:
+            return row
+    raise KeyError(name)
