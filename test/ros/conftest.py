@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,14 +38,26 @@ QUICK = (
 """Options of a node that is up in a second: a policy that moves nothing, on the simulation's arm."""
 
 
+# Domains whose ports lie above Linux's ephemeral ones; `vla-ros demo` and its tests take theirs from 1 to 100.
+DOMAINS = range(215, 232)
+
+
+def quiet_domain() -> int:
+    """A domain in which nobody on this host takes part at the moment."""
+    candidates = list(DOMAINS)
+    random.shuffle(candidates)
+    for domain in candidates:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("", 7400 + 250 * domain + 10))  # the first participant's (DDSI-RTPS 2.5, 9.6.2.4)
+            return domain
+    pytest.fail(f"all domains of {DOMAINS} are in use")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def own_domain() -> Iterator[None]:
     """A domain of this file's own, on this host only."""
-    from vla_ros.sim.process import free_domain
-
     with pytest.MonkeyPatch.context() as patch:
-        if not os.environ.get("ROS_DOMAIN_ID"):
-            patch.setenv("ROS_DOMAIN_ID", str(free_domain()))
+        patch.setenv("ROS_DOMAIN_ID", str(quiet_domain()))
         patch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
         patch.setenv("OMP_NUM_THREADS", "1")
         yield

@@ -134,7 +134,7 @@ def test_an_instruction_parameter_reaches_the_policy(robot: Any, policy: Callabl
 def test_a_mistake_at_start_ends_the_node_with_the_reason(
     policy: Callable[..., Any], option: str, reason: str
 ) -> None:
-    node = policy(option)
+    node = policy(option, quick=("policy.name:=hold",))
     assert node.process.wait(60) == 1
     assert reason in node.output
     assert "Traceback" not in node.output
