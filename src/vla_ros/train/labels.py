@@ -1,0 +1,57 @@
+"""What the expert would do in a state for every object and task, and where each object shows in the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros.sim.description import COLOURS, SHAPES, SLOTS
+from vla_ros.sim.expert import decide_at
+from vla_ros.sim.tasks import make_task
+from vla_ros.types import FloatArray
+
+KINDS: tuple[str, ...] = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
+"""Every object that a scene may hold, by name."""
+
+NOWHERE = -1
+"""Patch of an object that does not show; kind of an empty slot."""
+
+
+def counterfactual_actions(
+    pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray], tasks: Sequence[str]
+) -> NDArray[np.float32]:
+    """The expert's action for each task and each object in the same state.
+
+    A network that is only ever asked for the object which the arm is approaching learns to follow the arm and not
+    the words; the other answers for the same picture cost no rendering.
+
+    Args:
+        pose: Pose of the tool in the base frame, float64 [4, 4], metres.
+        fingers: Opening of one finger, metres.
+        objects: Name to centre [3], metres in the base frame, in the order of the scene's slots.
+        tasks: Names of tasks.
+
+    Returns:
+        Float32 [tasks, SLOTS, 7]; zeros for empty slots.
+    """
+    actions = np.zeros((len(tasks), SLOTS, 7), np.float32)
+    for row, name in enumerate(tasks):
+        for slot, thing in enumerate(objects):
+            actions[row, slot] = decide_at(make_task(name, thing), pose, fingers, objects)
+    return actions
+
+
+def kinds_of(objects: Sequence[str]) -> NDArray[np.int8]:
+    """Index in :data:`KINDS` of each slot's object, int8 [SLOTS]; :data:`NOWHERE` for empty slots."""
+    kinds = np.full(SLOTS, NOWHERE, np.int8)
+    kinds[: len(objects)] = [KINDS.index(name) for name in objects]
+    return kinds
+
+
+def patch_of(pixel: FloatArray, image_size: int = 224, patch_size: int = 14) -> int:
+    """Index of the patch, rows first, that holds ``pixel`` (row, column); :data:`NOWHERE` outside the picture."""
+    row, column = (int(np.floor(value / patch_size)) for value in pixel)
+    side = image_size // patch_size
+    return row * side + column if 0 <= row < side and 0 <= column < side else NOWHERE

@@ -1,0 +1,161 @@
+"""What decides a trained checkpoint, as data: the same recipes give the same demonstrations and the same steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vla_ros.errors import ConfigError
+
+TRAINING_SEED = 10_000_000
+"""First seed of demonstrations. Demos and evaluations use seeds far below, so that no scene is met twice."""
+
+HELD_OUT_EVERY = 50
+"""Each 50th episode is kept from training and used to measure what the network has learned."""
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """How demonstrations are made.
+
+    Attributes:
+        episodes: Number of episodes; their seeds are ``seed`` and the following ones.
+        seed: First seed.
+        tasks: Tasks that are drawn and labelled (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
+        max_steps: Steps after which an episode ends.
+        noise_m: Standard deviations of the disturbance, metres; each episode draws one.
+        burst_chance: Chance per step of a shove over a few steps.
+        flip_chance: Chance per step that the gripper does the opposite for a few steps.
+        switch_share: Share of episodes in which the command changes to another object on the way.
+        shard_episodes: Episodes in one file.
+    """
+
+    episodes: int = 8000
+    seed: int = TRAINING_SEED
+    tasks: tuple[str, ...] = ("pick",)
+    max_steps: int = 60
+    noise_m: tuple[float, ...] = (0.0, 0.003, 0.006, 0.009)
+    burst_chance: float = 0.03
+    flip_chance: float = 0.02
+    switch_share: float = 0.2
+    shard_episodes: int = 20
+
+
+@dataclass(frozen=True)
+class NetworkRecipe:
+    """Sizes of the network.
+
+    Attributes:
+        vision_width: Features per patch in each tower.
+        vision_blocks: Blocks that run in each tower.
+        vision_heads: Attention heads of the towers.
+        llm_width: Features per token of the decoder.
+        llm_layers: Its layers.
+        llm_heads: Its attention heads.
+        llm_hidden: Hidden features of its gated MLP.
+    """
+
+    vision_width: int = 192
+    vision_blocks: int = 6
+    vision_heads: int = 3
+    llm_width: int = 256
+    llm_layers: int = 6
+    llm_heads: int = 4
+    llm_hidden: int = 512
+
+
+@dataclass(frozen=True)
+class LabelRecipe:
+    """What the action tokens say.
+
+    Attributes:
+        closed_value: Gripper number of a closing hand (1 opens). See ``docs/demo-policy.md``: it is read as an
+            analog trigger that is pressed part of the way, so that a consumer has to apply the threshold.
+        step_cap: Longest translation of a label, metres; 0 leaves the expert's.
+        step_grid: Labels are rounded to multiples of this many metres; 0 does not round.
+    """
+
+    closed_value: float = 0.7
+    step_cap: float = 0.0
+    step_grid: float = 0.0
+
+
+@dataclass(frozen=True)
+class FitRecipe:
+    """How the network is trained.
+
+    Attributes:
+        steps: Optimiser steps.
+        batch: Frames of one micro-batch.
+        prompts: Instructions that each frame is asked: the one followed and others (counterfactual labels).
+        accumulate: Micro-batches per step.
+        learning_rate: Highest rate.
+        warmup: Steps of linear warm-up.
+        final_share: Share of the rate at the end of the cosine.
+        weight_decay: AdamW's, on matrices only.
+        clip: Largest norm of the gradient.
+        seed: Of the initial weights and of the order of the frames.
+        rotation_weight: Weight of the three rotation tokens, which hardly vary.
+        location_weight: Weight of the auxiliary loss "in which patch is the named object?".
+        kind_weight: Weight of the auxiliary loss "what does this patch show?".
+        background_weight: Weight of the class "nothing" in it.
+    """
+
+    steps: int = 6000
+    batch: int = 256
+    prompts: int = 2
+    accumulate: int = 1
+    learning_rate: float = 7e-4
+    warmup: int = 200
+    final_share: float = 0.02
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    seed: int = 0
+    rotation_weight: float = 0.5
+    location_weight: float = 0.5
+    kind_weight: float = 0.5
+    background_weight: float = 0.02
+
+
+Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, LabelRecipe, FitRecipe)
+
+
+def as_json(recipe: DataRecipe | NetworkRecipe | LabelRecipe | FitRecipe) -> dict[str, Any]:
+    """The recipe as plain JSON values."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(recipe).items()}
+
+
+def from_json(kind: type[Recipe], values: dict[str, Any]) -> Recipe:
+    """Inverse of :func:`as_json`.
+
+    Raises:
+        ConfigError: An entry is unknown or missing.
+    """
+    names = {field.name for field in fields(kind)}
+    if set(values) != names:
+        raise ConfigError(f"{kind.__name__}: found {sorted(values)}, expected {sorted(names)}")
+    fitting: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return kind(**fitting)
+
+
+def claim(path: Path, values: dict[str, Any]) -> None:
+    """Write ``values`` to ``path``, or check that it holds them already: work goes on only with its own recipe.
+
+    Raises:
+        ConfigError: The file holds another recipe; the text names the first difference.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found != values:
+        name = next(key for key in {**found, **values} if found.get(key) != values.get(key))
+        raise ConfigError(
+            f"{path}: was begun with {name}={found.get(name)!r}, now {values.get(name)!r} is asked for; "
+            "take the same options to go on, or another folder"
+        )
