@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,20 +16,24 @@ from torch import Tensor
 
 from vla_ros.config import Config
 from vla_ros.config.tree import PolicyConfig
+from vla_ros.engine.executor import Engine
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla import memory
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros.policies.openvla.fast import make_engine, uses_engine
 from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.stages import StageTimer
-from vla_ros.types import ActionChunk, ActionSpec, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ActionSpec, FloatArray, IntArray, Observation, UInt8Array
 
 logger = logging.getLogger(__name__)
 
 SELF_TEST_INSTRUCTION = "pick up the red cube"
+LONG_PROMPT = 80
+"""Tokens of a long prompt. Its program is made ready at the start: it answers while a better one is captured."""
 SELF_TEST_THRESHOLD = 1e-4
 """Least change of a logit between two pictures, as a share of the logits' spread. Rounding stays below it."""
 
@@ -44,6 +48,7 @@ class Loaded:
         bins: Tokens to normalised actions.
         statistics: Normalised actions to the robot's units.
         advice: What to choose when memory runs out.
+        engine: Executes in place of ``model``; None on the reference path.
     """
 
     model: OpenVLAModel
@@ -51,6 +56,7 @@ class Loaded:
     bins: ActionBins
     statistics: ActionStatistics
     advice: partial[str]
+    engine: Engine | None = None
 
 
 class OpenVLAPolicy:
@@ -61,7 +67,8 @@ class OpenVLAPolicy:
         self._image_key = config.camera.keys[0]
         self._spec = ActionSpec(image_keys=(self._image_key,))
         self._loaded: Loaded | None = None
-        self._encoded: tuple[str, Tensor] | None = None
+        self._encoded: tuple[str, IntArray, Tensor] | None = None
+        self._previous: IntArray | None = None  # tokens of the last answer
 
     @property
     def spec(self) -> ActionSpec:
@@ -99,12 +106,15 @@ class OpenVLAPolicy:
         architecture = read_architecture(folder)
         statistics = choose(read_statistics(folder), self._options.unnorm_key)
         prompt = load_prompt_encoder(folder, architecture, self._options.prompt, statistics.dimension)
-        model = build_empty(architecture, self._options.attention, self._options.quantization)
+        fast = uses_engine(self._options, device)
+        # The engine quantises by itself, from the weights as they are stored.
+        quantization = "none" if fast else self._options.quantization
+        model = build_empty(architecture, self._options.attention, quantization)
         manifest = read_manifest(folder)
         check_weights(model, manifest, folder)
 
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        need = memory.check_memory(shapes, architecture, dtype, self._options.quantization, str(device))
+        need = memory.check_memory(shapes, architecture, dtype, quantization, str(device))
         logger.info("OpenVLA %s: %s", folder.name, need)
         progress(0.0, need)
         advice = partial(memory.advise, shapes, architecture, str(device))
@@ -126,7 +136,7 @@ class OpenVLAPolicy:
                 image_size=(architecture.image_size, architecture.image_size),
             )
             try:
-                self._warm_up(folder)
+                self._warm_up(folder, fast)
             except BaseException:
                 self.close()
                 raise
@@ -154,41 +164,40 @@ class OpenVLAPolicy:
             return self._answer(loaded, image, observation.instruction, observation.stamp)
 
     def reset(self) -> None:
-        """Nothing to forget: OpenVLA answers each observation by itself."""
+        """Forget the last answer, which the engine drafts from; answers do not depend on it."""
+        self._previous = None
 
     def close(self) -> None:
         """Free the weights."""
         if self._loaded is None:
             return
         cuda = self._loaded.model.device.type == "cuda"
+        if self._loaded.engine is not None:
+            self._loaded.engine.close()
         self._loaded = None
         self._encoded = None
+        self._previous = None
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def _answer(self, loaded: Loaded, image: UInt8Array, instruction: str, stamp: int) -> ActionChunk:
-        model, count = loaded.model, loaded.statistics.dimension
-        timer = StageTimer(model.device)
-        input_ids = self._prompt_ids(loaded, instruction)
-        pixels = model.normalize(_to_device(image, model.device))
-        timer.mark("preprocess")
-        patches = model.embed_image(pixels)
-        timer.mark("vision")
-        logits, cache = model.prefill(patches, input_ids, room=count)
-        timer.mark("prefill")
-        answer = model.greedy(logits, cache, count)
-        timer.mark("decode")
-        tokens = answer.tokens[0].cpu().numpy()
-        margins = answer.margins[0].cpu().numpy()
+        ids, ids_there = self._prompt_ids(loaded, instruction)
+        if loaded.engine is None:
+            tokens, margins, stages = reference_answer(loaded, image, ids_there)
+            info: dict[str, object] = {}
+        else:
+            answer = loaded.engine.answer(image[None], [ids], [self._previous])[0]
+            tokens, margins, stages = answer.tokens, answer.margins, dict(answer.stages_ms)
+            info = {"draft_accepted": answer.accepted, "decoder_passes": answer.passes}
+            self._previous = tokens
 
         started = time.perf_counter()
         if not np.isfinite(margins).all():
             raise VlaRosError("OpenVLA: the network's logits are not numbers (NaN or Inf); the frame is dropped")
         normalized = loaded.bins.decode(tokens)
         actions = loaded.statistics.unnormalize(normalized)
-        stages = timer.milliseconds()
         stages["post"] = (time.perf_counter() - started) * 1e3
         return ActionChunk(
             actions=actions[None],
@@ -199,15 +208,18 @@ class OpenVLAPolicy:
             info={
                 "logit_margins": tuple(float(margin) for margin in margins),
                 "outside_bins": loaded.bins.outside(tokens),
-                "prompt_tokens": int(input_ids.shape[1]),
+                "prompt_tokens": len(ids),
+                **info,
             },
         )
 
-    def _prompt_ids(self, loaded: Loaded, instruction: str) -> Tensor:
+    def _prompt_ids(self, loaded: Loaded, instruction: str) -> tuple[IntArray, Tensor]:
+        """Tokens [L] on the host and [1, L] on the device, kept until the instruction changes."""
         if self._encoded is None or self._encoded[0] != instruction:
-            ids = torch.from_numpy(loaded.prompt.encode(instruction))[None].to(loaded.model.device)
-            self._encoded = (instruction, ids)
-        return self._encoded[1]
+            ids = loaded.prompt.encode(instruction)
+            self._encoded = (instruction, ids, torch.from_numpy(ids)[None].to(loaded.model.device))
+            self._previous = None
+        return self._encoded[1:]
 
     def _image(self, observation: Observation) -> UInt8Array:
         image = observation.images.get(self._image_key)
@@ -221,17 +233,47 @@ class OpenVLAPolicy:
             )
         return image
 
-    def _warm_up(self, folder: Path) -> None:
-        """One whole answer, so that the first frame is not the slow one; then the self-test."""
+    def _warm_up(self, folder: Path, fast: bool) -> None:
+        """The self-test, then one whole answer, so that the first frame is not the slow one."""
         height, width = self._spec.image_size
         first = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
         second = np.full((height, width, 3), 32, dtype=np.uint8)
         second[:, : width // 2, 0] = 224
         if self._options.self_test:
-            ids = self._prompt_ids(self.loaded, SELF_TEST_INSTRUCTION)
+            ids = self._prompt_ids(self.loaded, SELF_TEST_INSTRUCTION)[1]
             check_sight(self.loaded.model, first, second, ids, folder)
+        if fast:
+            loaded, dense = self.loaded, self._options.quantization == "none"
+            engine = make_engine(
+                loaded.model,
+                loaded.statistics.dimension,
+                self._options.quantization,
+                self._options.drafts,
+                keep=dense,
+            )
+            engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT])
+            self._loaded = replace(loaded, engine=engine)
         self._answer(self.loaded, first, SELF_TEST_INSTRUCTION, 0)
         self._encoded = None
+        self._previous = None
+
+
+def reference_answer(
+    loaded: Loaded, image: UInt8Array, input_ids: Tensor
+) -> tuple[IntArray, FloatArray, dict[str, float]]:
+    """Tokens [D], logit margins [D] and stage times of the reference path."""
+    model, count = loaded.model, loaded.statistics.dimension
+    timer = StageTimer(model.device)
+    pixels = model.normalize(_to_device(image, model.device))
+    timer.mark("preprocess")
+    patches = model.embed_image(pixels)
+    timer.mark("vision")
+    logits, cache = model.prefill(patches, input_ids, room=count)
+    timer.mark("prefill")
+    answer = model.greedy(logits, cache, count)
+    timer.mark("decode")
+    tokens, margins = answer.tokens[0].cpu().numpy(), answer.margins[0].cpu().numpy()
+    return tokens, margins.astype(np.float64), timer.milliseconds()
 
 
 @torch.inference_mode()

@@ -1,0 +1,80 @@
+"""OpenVLA through :mod:`vla_ros.engine`: what connects the reference model's weights with the engine."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from vla_ros.config.tree import PolicyConfig
+from vla_ros.engine.executor import Engine, EngineOptions
+from vla_ros.engine.weights import collect
+from vla_ros.policies.openvla.model import OpenVLAModel
+
+logger = logging.getLogger(__name__)
+
+KINDS = {"none": "none", "int8": "int8", "nf4": "int4"}
+"""``policy.quantization`` to the engine's own kinds: its 4 bits are integers in groups, not nf4's code book."""
+
+
+def uses_engine(options: PolicyConfig, device: torch.device) -> bool:
+    """Whether ``policy.engine`` means the engine on ``device``."""
+    return options.engine == "graph" or (options.engine == "auto" and device.type == "cuda")
+
+
+def make_engine(
+    model: OpenVLAModel, answer: int, quantization: str = "none", drafts: str = "prefill", *, keep: bool = True
+) -> Engine:
+    """An engine over the weights of ``model``.
+
+    Args:
+        model: Loaded, not quantised, on its device.
+        answer: Tokens to decode.
+        quantization: ``none``, ``int8`` or ``nf4``.
+        drafts: ``policy.drafts``.
+        keep: True leaves ``model`` usable: dense weights are shared, quantised ones exist beside them. False frees
+            the decoder's dense weights layer by layer.
+    """
+    size = model.architecture.image_size
+    weights = collect(model.language_model, model.architecture.llm, KINDS[quantization], keep=keep)
+    return Engine(
+        Sight(model),
+        weights,
+        model.architecture.patches,
+        EngineOptions(answer=answer, image_size=(size, size), drafts=drafts),
+    )
+
+
+class Sight:
+    """Uint8 pictures [B, H, W, 3] to patch embeddings, the two towers side by side on a GPU.
+
+    One tower fills a part of a large GPU only. The second runs on a stream of its own; a graph keeps that.
+    """
+
+    def __init__(self, model: OpenVLAModel) -> None:
+        self._model = model
+        # By the stream that calls: one that is captured must not be touched by the thread that answers.
+        self._sides: dict[int, torch.cuda.Stream] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[B, patches, llm_width]."""
+        model, second = self._model, self._model.vision_backbone.fused_featurizer
+        pixels = model.normalize(images)  # [B, 3 * towers, H, W]
+        if second is None or not images.is_cuda:
+            return model.embed_image(pixels)
+        main = torch.cuda.current_stream(images.device)
+        side = self._sides.get(main.cuda_stream)
+        if side is None:
+            side = self._sides[main.cuda_stream] = torch.cuda.Stream(images.device, priority=main.priority)  # type: ignore[no-untyped-call]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            right = second(pixels[:, 3:])  # [B, patches, width of the second tower]
+        left = model.vision_backbone.featurizer(pixels[:, :3])
+        main.wait_stream(side)
+        if not torch.cuda.is_current_stream_capturing():
+            # The allocator may not give memory to one stream while the other still reads it.
+            pixels.record_stream(side)
+            right.record_stream(main)
+        patches: Tensor = model.projector(torch.cat([left, right], dim=-1))
+        return patches

@@ -1,0 +1,78 @@
+"""OpenVLA by the engine against OpenVLA by the reference path, through the policy seam."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_ros.config import Config, PolicyConfig
+from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+from vla_ros.types import Observation
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    base = tiny_architecture(vocabulary=768, empty_token=500)
+    write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))
+    return folder
+
+
+def policy(checkpoint, **options):
+    loaded = OpenVLAPolicy(Config(policy=PolicyConfig(checkpoint=str(checkpoint), device="cpu", **options)))
+    loaded.load()
+    return loaded
+
+
+def observations(count):
+    rng = np.random.default_rng(0)
+    words = ("pick up the red cube", "push the green block to the left", "open the drawer")
+    image = rng.integers(0, 256, (28, 28, 3), dtype=np.uint8)
+    for stamp in range(count):
+        if stamp % 3 == 0:
+            image = rng.integers(0, 256, (28, 28, 3), dtype=np.uint8)
+        yield Observation({"image": image}, words[stamp // 4 % 3], stamp)
+
+
+@pytest.mark.parametrize("drafts", ["none", "verify", "prefill"])
+def test_both_executors_give_the_same_actions(checkpoint, drafts):
+    reference, engine = policy(checkpoint, engine="reference"), policy(checkpoint, engine="graph", drafts=drafts)
+    accepted = 0
+    for observation in observations(12):
+        expected, answer = reference.infer(observation), engine.infer(observation)
+        assert np.array_equal(answer.tokens, expected.tokens)
+        assert np.array_equal(answer.actions, expected.actions)
+        assert answer.info["prompt_tokens"] == expected.info["prompt_tokens"]
+        np.testing.assert_allclose(answer.info["logit_margins"], expected.info["logit_margins"], atol=1e-3)
+        accepted += answer.info["draft_accepted"] or 0
+    assert (accepted > 0) == (drafts != "none")
+
+
+def test_a_new_instruction_and_a_reset_forget_the_draft(checkpoint):
+    engine = policy(checkpoint, engine="graph")
+    first, *_, other = observations(5)
+    assert engine.infer(first).info["draft_accepted"] is None
+    assert engine.infer(first).info["draft_accepted"] == 6
+    assert engine.infer(other).info["draft_accepted"] is None
+    engine.reset()
+    assert engine.infer(other).info["draft_accepted"] is None
+    engine.close()
+    engine.load()
+    assert engine.infer(first).info["draft_accepted"] is None
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_the_engine_quantises_by_itself(checkpoint, quantization):
+    engine = policy(checkpoint, engine="graph", quantization=quantization, drafts="none")
+    for observation in observations(2):
+        chunk = engine.infer(observation)
+        assert chunk.actions.shape == (1, 7)
+        assert np.isfinite(chunk.actions).all()
+
+
+def test_auto_is_the_reference_path_on_a_cpu(checkpoint):
+    loaded = policy(checkpoint)
+    assert loaded.loaded.engine is None
