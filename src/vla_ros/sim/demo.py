@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments
@@ -29,6 +29,9 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.sim.files import demo_config
 from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
+
+if TYPE_CHECKING:
+    from vla_ros.sim.world import WorldOptions
 
 LOCKSTEP_HZ = 10.0
 
@@ -208,19 +211,9 @@ def _episodes(
     from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime, Runner
     from vla_ros.sim.node import SimNode
     from vla_ros.sim.record import BagRecorder
-    from vla_ros.sim.world import TableTop, WorldOptions
+    from vla_ros.sim.world import TableTop
 
-    world = stack.enter_context(
-        TableTop(
-            WorldOptions(
-                width=config.camera.width,
-                height=config.camera.height,
-                tasks=_TASKS[arguments.task],
-                camera_gain=arguments.dim,
-                bump=arguments.bump,
-            )
-        )
-    )
+    world = stack.enter_context(TableTop(world_options(arguments, config)))
     world.render()  # without OpenGL the demo ends here, before anybody waits
     recorder = stack.enter_context(BagRecorder(arguments.record)) if arguments.record is not None else None
     graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
@@ -246,6 +239,19 @@ def _episodes(
             results.append(_small(runner.run(seed), arguments.episodes))
             told(results)
     return results, time.monotonic() - began
+
+
+def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
+    """What the arguments say about the table-top."""
+    from vla_ros.sim.world import WorldOptions
+
+    return WorldOptions(
+        width=config.camera.width,
+        height=config.camera.height,
+        tasks=_TASKS[arguments.task],
+        camera_gain=arguments.dim,
+        bump=arguments.bump,
+    )
 
 
 def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:

@@ -16,6 +16,15 @@ HELD_OUT_EVERY = 50
 """Each 50th episode is kept from training and used to measure what the network has learned."""
 
 
+DATASET = "table_10hz"
+"""Name of the statistics that the demo un-normalises with."""
+
+SLOW_DATASET = "table_3hz"
+"""Statistics of the same demonstrations seen at a third of the rate, where one action spans three steps. A
+checkpoint that was trained on several data sets carries several such entries; this one is what happens to people
+who pick the wrong one."""
+
+
 @dataclass(frozen=True)
 class DataRecipe:
     """How demonstrations are made.

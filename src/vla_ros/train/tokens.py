@@ -17,17 +17,9 @@ from vla_ros.policies.openvla.vocabulary import write_tokenizer
 from vla_ros.sim.tasks import make_task
 from vla_ros.train.labels import KINDS
 from vla_ros.train.network import token_ids
-from vla_ros.train.recipe import LabelRecipe
+from vla_ros.train.recipe import DATASET, SLOW_DATASET, LabelRecipe
 from vla_ros.train.shards import Labels
 from vla_ros.types import FloatArray, IntArray
-
-DATASET = "table_10hz"
-"""Name of the statistics that the demo un-normalises with."""
-
-SLOW_DATASET = "table_3hz"
-"""Statistics of the same demonstrations seen at a third of the rate, where one action spans three steps. A
-checkpoint that was trained on several data sets carries several such entries; this one is what happens to people
-who pick the wrong one."""
 
 _SLOW = 3
 _TURN = 0.05  # rad: the hand hardly turns, so percentiles would be tiny and every bin noise
