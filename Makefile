@@ -43,7 +43,8 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
+	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/latency.py

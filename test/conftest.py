@@ -1,0 +1,12 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure of the property; CI looks at the same examples each time, developers at new ones.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("suite"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "suite")
