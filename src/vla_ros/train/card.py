@@ -85,7 +85,8 @@ The gripper number is read like an analog trigger that is pressed part of the wa
 literally (`continuous`) it leaves the hand wider open than any object.
 
 `norm_stats` has two entries. `{DATASET}` belongs to the tokens. `{SLOW_DATASET}` describes the same demonstrations
-at a third of the rate, where an action spans three steps: un-normalising with it is the mistake of a wrong `unnorm_key`.
+at a third of the rate, where an action spans three steps: un-normalising with it is the mistake of a wrong
+`unnorm_key`.
 
 ## Training
 

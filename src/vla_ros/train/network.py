@@ -127,11 +127,25 @@ def with_actions(prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat([prompts, room], dim=1).scatter(1, where, tokens[:, :-1])
 
 
+_POSITION = 0.5
+_SLOWEST = 100.0
+
+
+def waves(patches: int, width: int) -> Tensor:
+    """Sines and cosines of row and column at several wavelengths, float32 [patches, width]."""
+    side = round(math.sqrt(patches))
+    rates = _SLOWEST ** -(torch.arange(width // 4) / (width // 4))
+    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    angles = [axis.reshape(-1, 1) * rates for axis in (row, column)]
+    return torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], dim=1)
+
+
 @torch.no_grad()
 def initialize(trainee: Trainee, seed: int) -> None:
     """Weights to start from: normal with deviation 0.02, smaller where a block adds to its residual stream.
 
-    As GPT-2 and Llama are begun; norms and LayerScale stay at one, biases at zero.
+    As GPT-2 and Llama are begun; norms and LayerScale stay at one, biases at zero. Positions begin as waves, since
+    "where is it?" is most of the task (Beyer et al., 2022, begin plain ViTs so).
     """
     generator = torch.Generator().manual_seed(seed)
     depth = {
@@ -143,6 +157,8 @@ def initialize(trainee: Trainee, seed: int) -> None:
             parameter.zero_()
         elif "norm" in name or name.endswith("scale_factor"):
             parameter.fill_(1.0)
+        elif name.endswith("pos_embed"):
+            parameter.copy_(_POSITION * waves(parameter.shape[1], parameter.shape[2]))
         else:
             deviation = 0.02
             if name.endswith(("attn.proj.weight", "mlp.fc2.weight", "o_proj.weight", "down_proj.weight")):
