@@ -14,10 +14,12 @@ DDS = [
 VISION = ["simplejpeg>=1.9", "opencv-python-headless>=4.10"]
 KINEMATICS = ["pin>=3.3"]
 SIM = ["mujoco>=3.3"]
-OPENVLA = ["torch>=2.6", "transformers>=4.53", "safetensors>=0.5", "sentencepiece>=0.2"]
+OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>=0.2"]
 QUANT = ["bitsandbytes>=0.46"]
-REPLAY = ["rosbags>=0.11", "matplotlib>=3.9"]
+REPLAY = ["rosbags>=0.11"]
+BENCH = ["transformers>=4.53"]  # what the engine and the prompt are compared with, never what runs a policy
 DEV = [
+    *BENCH,
     "pytest>=8.3",
     "pytest-timeout>=2.3",
     "hypothesis>=6.120",
@@ -55,6 +57,7 @@ setup(
         "openvla": OPENVLA,
         "quant": QUANT,
         "replay": REPLAY,
+        "bench": BENCH,
         "dev": DEV,
         "test": DEV,  # where colcon looks to choose pytest
         "all": ALL,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy", "matplotlib")
+HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy")
 
 
 def vla_ros(*words: str) -> subprocess.CompletedProcess[str]:
