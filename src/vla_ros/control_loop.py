@@ -202,6 +202,7 @@ class ControlLoop:
         try:
             trip = self._trip(frame)
         except ImageError as error:
+            self._watchdog.pictures(self._now(), readable=False)
             self._drop(frame, Reason.IMAGE_INVALID, str(error))
             return
         except Refused as refused:
@@ -233,6 +234,7 @@ class ControlLoop:
                 self._inputs.joints_at(frame.stamp),
                 lambda: self._inputs.snapshot.joints,
             )
+            self._watchdog.pictures(self._now(), readable=True)
         finally:
             in_time = self._watchdog.inference_ended(self._now())
         if not in_time:

@@ -320,6 +320,8 @@ class PolicyNode:
             say(f"{event.before.value} -> {event.after.value}{why}")
         if event.before is State.ARMED and event.after is not State.ARMED:
             self._hold()
+        if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
+            self.inputs.forget_measurements()  # their stamps may come again
         if self._telemetry is not None:
             self._telemetry.changed()
 

@@ -373,3 +373,21 @@ def test_a_digest_of_a_vga_frame_takes_a_fraction_of_a_millisecond() -> None:
         digest(data)
         samples.append(time.perf_counter_ns() - began)
     assert min(samples) < 500_000
+
+
+def test_frames_that_are_no_pictures_are_a_silent_camera() -> None:
+    world = World().all_well()
+    for _ in range(20):
+        world.run(0.05)
+        world.watchdog.pictures(world.now, readable=False)
+    assert world.active == {Reason.CAMERA_STALE}
+    world.watchdog.pictures(world.now, readable=True)
+    assert world.active == set()
+
+
+def test_one_damaged_frame_among_good_ones_is_none() -> None:
+    world = World().all_well()
+    for number in range(20):
+        world.run(0.05)
+        world.watchdog.pictures(world.now, readable=number % 2 == 0)
+    assert world.active == set()

@@ -7,8 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from vla_ros.errors import ImageError
 from vla_ros.faults.channel import KINDS, Channel, Fault, read_stamp, spoil_joints, with_stamp
-from vla_ros.vision.decode import image_stamp
+from vla_ros.graph.messages import message_types
+from vla_ros.vision.decode import decode_image, image_stamp
 from vla_ros.vision.messages import encode_image, image_header
 
 PICTURE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(6, 8, 3)
@@ -66,10 +68,18 @@ def test_delays_and_shifts() -> None:
 
 def test_damage_is_damage() -> None:
     assert all(item != message(1_000_000_001 + index) for index, (_, item) in enumerate(through("corrupt", 1)))
-    assert all(len(item) < len(message()) for _, item in through("truncate", 1))
-    assert all(b"rgb8" not in item for _, item in through("encoding", 1))
     header = image_header(through("huge", 1, count=1)[0][1])
     assert (header.height, header.width, header.encoding) == (2**31 - 1, 2**31 - 1, "rgb8")
+
+
+@pytest.mark.parametrize("kind", ["short", "garbage", "encoding", "huge", "empty"])
+def test_pictures_that_are_none_are_whole_messages_of_their_type(kind: str) -> None:
+    types = message_types("jazzy")
+    for _, item in through(kind, 1, count=50):
+        parsed = types.deserialize(item, types.message("sensor_msgs/msg/Image"))
+        assert parsed.height == image_header(item).height
+        with pytest.raises(ImageError):
+            decode_image(item)
 
 
 @pytest.mark.parametrize("kind", ["nan", "infinite", "outside", "missing", "short", "renamed", "none"])

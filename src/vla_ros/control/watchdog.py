@@ -112,6 +112,7 @@ class Watchdog:
         self._joints_wrong = ""
         self._joints_late = ""
         self._joints_since_jump = True
+        self._unreadable_since: int | None = None
         self._thinking_since: int | None = None
         self._late = ""
         self._driver_seen: int | None = None
@@ -155,6 +156,14 @@ class Watchdog:
             known.same = known.same + 1 if digest is not None and digest == known.digest else 1
             known.digest = digest
             return None
+
+    def pictures(self, now: Now, *, readable: bool) -> None:
+        """The frames of a trip became pictures, or one of them did not. Those that never do are as good as none."""
+        with self._lock:
+            if readable:
+                self._unreadable_since = None
+            elif self._unreadable_since is None:
+                self._unreadable_since = now.steady
 
     def joint_state(self, stamp: int, now: Now, wrong: str = "") -> bool:
         """A joint state came.
@@ -219,6 +228,9 @@ class Watchdog:
             found: dict[Reason, str] = {}
             for name, camera in self._cameras.items():
                 found.update(self._of_camera(name, camera, now))
+            unreadable = self._unreadable_since
+            if unreadable is not None and _silent(unreadable, self._config.camera, now):
+                found[Reason.CAMERA_STALE] = f"no frame that is a picture: {_since(unreadable, now)}"
             if self._joints_required:
                 found.update(self._of_joints(now))
             late = self._overdue(now) or self._late

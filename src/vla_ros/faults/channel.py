@@ -10,6 +10,9 @@ import random
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from vla_ros.vision.messages import read_image
 
 SECOND = 1_000_000_000
 _STAMP = slice(4, 12)
@@ -129,27 +132,50 @@ def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
     return [(0.0, bytes(spoiled))]
 
 
-def _truncate(channel: Channel, message: bytes, _: float) -> Sent:
-    return [(0.0, message[: channel.rng.randrange(5, len(message))])]
+def _rebuilt(message: bytes, **changes: Any) -> bytes:
+    """A ``sensor_msgs/Image`` whose fields need not agree with each other; whole CDR, which Cyclone insists on."""
+    header, pixels = read_image(message)
+    found: dict[str, Any] = {
+        "height": header.height,
+        "width": header.width,
+        "encoding": b"rgb8",
+        "step": header.step,
+        "data": pixels,
+    }
+    found |= changes
+    head = message[:12] + struct.pack("<I", 1) + bytes(4)
+    head += struct.pack("<III", found["height"], found["width"], len(found["encoding"]) + 1)
+    head += found["encoding"] + bytes(2)
+    head += bytes(-len(head) % 4)
+    return head + struct.pack("<II", found["step"], len(found["data"])) + bytes(found["data"])
+
+
+def _short(channel: Channel, message: bytes, _: float) -> Sent:
+    _header, pixels = read_image(message)
+    return [(0.0, _rebuilt(message, data=pixels[: channel.rng.randrange(len(pixels))]))]
 
 
 def _garbage(channel: Channel, message: bytes, _: float) -> Sent:
-    return [(0.0, b"\0\1\0\0" + channel.rng.randbytes(channel.rng.randrange(1, 4096)))]
+    rng = channel.rng
+    changes: dict[str, Any] = {
+        name: rng.choice((0, 1, rng.randrange(2**32))) for name in ("height", "width", "step")
+    }
+    changes["encoding"] = bytes(rng.choices(range(32, 127), k=rng.randrange(12)))
+    changes["data"] = rng.randbytes(rng.randrange(4096))
+    return [(0.0, _rebuilt(message, **changes))]
 
 
 def _encoding(channel: Channel, message: bytes, _: float) -> Sent:
-    return [(0.0, message.replace(b"rgb8", channel.rng.choice((b"hsv8", b"16UC", b"\0\0\0\0", b"yuvX")), 1))]
+    wrong = channel.rng.choice((b"hsv8", b"16UC9", b"", b"rgb", b"RGB8", b"jpeg"))
+    return [(0.0, _rebuilt(message, encoding=wrong))]
 
 
 def _huge(channel: Channel, message: bytes, _: float) -> Sent:
-    """Height and width say terabytes; the data are as before."""
-    name = struct.unpack_from("<I", message, 12)[0]
-    at = 16 + name + -name % 4
-    return [(0.0, message[:at] + struct.pack("<II", 2**31 - 1, 2**31 - 1) + message[at + 8 :])]
+    return [(0.0, _rebuilt(message, height=2**31 - 1, width=2**31 - 1))]
 
 
 def _empty(channel: Channel, message: bytes, _: float) -> Sent:
-    return [(0.0, message[:16] + bytes(4))]
+    return [(0.0, _rebuilt(message, height=0, width=0, step=0, data=b""))]
 
 
 KINDS: Mapping[str, Callable[[Channel, bytes, float], Sent]] = {
@@ -163,11 +189,11 @@ KINDS: Mapping[str, Callable[[Channel, bytes, float], Sent]] = {
     "repeat": _repeat,  # the same message, stamp and all
     "shift": _shift,  # seconds by which stamps are wrong
     "corrupt": _corrupt,  # bits that flip
-    "truncate": _truncate,
-    "garbage": _garbage,
-    "encoding": _encoding,
-    "huge": _huge,
-    "empty": _empty,
+    "short": _short,  # pixels are missing at the end
+    "garbage": _garbage,  # size, encoding and pixels at random
+    "encoding": _encoding,  # one that is none
+    "huge": _huge,  # size says terabytes
+    "empty": _empty,  # no pixels at all
 }
 """What can be done to a message, and what the amount means."""
 

@@ -54,7 +54,7 @@ class Process:
 
     def signal(self, name: str) -> None:
         """Send a signal, or let its files grow no more (``DISK_FULL``)."""
-        if name == "DISK_FULL":
+        if name == "DISK_FULL" and self.alive:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         elif self.alive:
             self.process.send_signal(getattr(signal, name))
@@ -132,7 +132,8 @@ class RobotProcess(Process):
         """End it, and wait until its last record was read."""
         if self.alive:
             self.signal("SIGCONT")
-            self.order(do="end")
+            with contextlib.suppress(VlaRosError):  # it ended meanwhile
+                self.order(do="end")
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
@@ -140,8 +141,9 @@ class RobotProcess(Process):
                 self.process.wait(10)
         self._reader.join(10)
         for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
 
     def _read(self) -> None:
         lines: IO[str] | None = self.process.stdout

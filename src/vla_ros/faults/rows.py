@@ -46,6 +46,7 @@ class Row:
         simulated: With simulated time.
         lag: Seconds that the robot's process is late because of the fault.
         fresh: Each injection needs a node that was started for it.
+        traced: The node records what becomes of each frame (``node.trace``).
         lease: Seconds after which DDS believes a silent process dead (Cyclone's default is 10).
     """
 
@@ -64,6 +65,7 @@ class Row:
     simulated: bool = False
     lag: float = 0.0
     fresh: bool = False
+    traced: bool = False
     lease: float = 0.0
 
 
@@ -161,11 +163,11 @@ ROWS: tuple[Row, ...] = (
     _camera("stamps 5 s old", _HOLDS, "shift", -5.0, "frame_old", within=_SUPERVISION),
     _camera("stamps 5 s ahead", _HOLDS, "shift", 5.0, "frame_from_future", within=_SUPERVISION),
     _camera("bits flip", _GOES_ON, "corrupt", 3),
-    _camera("truncated", _HOLDS, "truncate", 1.0, "camera_stale", within=_SILENT + 0.3),
-    _camera("garbage", _HOLDS, "garbage", 1.0, "camera_stale", "frame_old", "frame_from_future"),
+    _camera("pixels missing", _HOLDS, "short", 1.0, "image_invalid", within=_SUPERVISION),
+    _camera("garbage", _HOLDS, "garbage", 1.0, "image_invalid", within=_SUPERVISION),
     _camera("wrong encoding", _HOLDS, "encoding", 1.0, "image_invalid", within=_SUPERVISION),
     _camera("impossible size", _HOLDS, "huge", 1.0, "image_invalid", within=_SUPERVISION),
-    _camera("empty message", _HOLDS, "empty", 1.0, "image_invalid", within=_SUPERVISION),
+    _camera("no pixels", _HOLDS, "empty", 1.0, "image_invalid", within=_SUPERVISION),
     Row(
         "camera disconnects",
         _HOLDS,
@@ -181,7 +183,6 @@ ROWS: tuple[Row, ...] = (
     _state("frozen", _HOLDS, "repeat", 1.0, "joint_state_stale"),
     _state("reordered", _GOES_ON, "reorder", 4),
     _state("bits flip", _GOES_ON, "corrupt", 2),
-    _state("truncated", _HOLDS, "truncate", 1.0, "joint_state_stale", "joint_state_invalid"),
     *(_content(kind) for kind in ("nan", "infinite", "missing", "short", "outside", "renamed", "none")),
     _policy("late", "late 0.5", "inference_late", within=0.3 + _SUPERVISION),
     _policy("raises", "raise", "inference_error"),
@@ -267,7 +268,7 @@ ROWS: tuple[Row, ...] = (
         within=0.15,
         lasts=(0.0, 0.1),
     ),
-    Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(1.0, 1.5), fresh=True),
+    Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
 )
 """Every row, in the order of the table."""
 
