@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vla_ros.engine import drafts as drafting
 from vla_ros.engine.health import DeviceLostError, explain_device_errors, require_finite
@@ -125,14 +126,15 @@ class Engine:
     @torch.inference_mode()
     def answer(
         self,
-        images: UInt8Array,
+        images: UInt8Array | Tensor,
         prompts: Sequence[IntArray],
         drafts: Sequence[IntArray | None] | None = None,
     ) -> list[Answer]:
         """Answer B observations.
 
         Args:
-            images: Uint8 [B, H, W, 3] RGB of ``options.image_size``.
+            images: Uint8 [B, H, W, 3] RGB of ``options.image_size``: an array of the host, or a tensor of the
+                device that was made on the runner's stream.
             prompts: Int64 [L] each: BOS, prompt, closing token.
             drafts: The previous answer of each, int64 [D], or None.
 
@@ -168,7 +170,7 @@ class Engine:
         self.runner.close()
 
     def _answer(
-        self, images: UInt8Array, prompts: Sequence[IntArray], drafts: Sequence[IntArray | None]
+        self, images: UInt8Array | Tensor, prompts: Sequence[IntArray], drafts: Sequence[IntArray | None]
     ) -> list[Answer]:
         batch, runner, rows = len(prompts), self.runner, self.options.answer
         program = self._of(batch).take(max(len(prompt) for prompt in prompts))
@@ -178,7 +180,10 @@ class Engine:
         text, last = self._layout(program, prompts, drafts)
 
         marks = [runner.mark()]
-        runner.upload(program.images, images)
+        if isinstance(images, Tensor):
+            program.images.copy_(images)
+        else:
+            runner.upload(program.images, images)
         runner.upload(program.text, text)
         runner.upload(program.last, last)
         marks.append(runner.mark())

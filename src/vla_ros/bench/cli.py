@@ -1,0 +1,183 @@
+"""Measure how fast this machine answers, against the plain path with the same weights and against its own limits.
+
+The plain path is transformers' eager generate over the same weights and the same pictures, in the same run.
+--model tiny needs no checkpoint and runs on a CPU in under a minute; its figures say that all works, no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_ros.errors import VlaRosError
+
+if TYPE_CHECKING:
+    from vla_ros.bench.models import Subject
+    from vla_ros.types import IntArray, UInt8Array
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros bench``."""
+    parser.add_argument(
+        "--model", default="tiny", help="tiny, openvla-7b (random weights) or a checkpoint's folder"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--quantization", default="none", choices=("none", "int8", "nf4"))
+    parser.add_argument("--steps", type=int, default=0, help="measured steps; 0: 200 on a GPU, 3 on a CPU")
+    parser.add_argument("--prompt-tokens", type=int, default=22, help="tokens of the prompt, without patches")
+    parser.add_argument("--frame", metavar="WxH", help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU")
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="skip the plain path, and keep no weights for it"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures; '-' prints them instead of a table"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a profile of three steps for ui.perfetto.dev"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write."""
+    result = bench(arguments)
+    from vla_ros.bench.report import render
+
+    text = json.dumps(result, indent=2)
+    if arguments.json is not None and str(arguments.json) == "-":
+        print(text)
+        return 0
+    print(render(result))
+    if arguments.json is not None:
+        try:
+            arguments.json.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise VlaRosError(f"--json {arguments.json}: cannot be written ({error.strerror})") from None
+    return 0
+
+
+def bench(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The measurement that ``arguments`` describe, as one dictionary.
+
+    Raises:
+        ConfigError: An option does not fit this machine.
+        CheckpointError: The model cannot be read.
+        MissingDependencyError: torch or transformers is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        from vla_ros.errors import MissingDependencyError
+
+        raise MissingDependencyError("bench needs torch: pip install 'vla_ros[openvla]'") from error
+
+    from vla_ros.bench.machine import floor_ms, measure_machine, memory_gb
+    from vla_ros.bench.measure import Trip, compare, run_baseline, run_engine
+    from vla_ros.bench.models import eager_baseline, open_subject
+    from vla_ros.bench.report import summarize
+    from vla_ros.engine.memory import plan
+    from vla_ros.policies.openvla.fast import make_engine
+    from vla_ros.policies.openvla.policy import choose_device
+
+    device = choose_device(arguments.device)
+    cuda = device.type == "cuda"
+    name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
+    steps = arguments.steps or (200 if cuda else 3)
+    warmup = 20 if cuda else 1
+    height, width = _frame_size(arguments.frame or ("1280x720" if cuda else "320x240"))
+
+    machine = measure_machine(device, getattr(torch, name))
+    began = time.perf_counter()
+    subject = open_subject(arguments.model, device, getattr(torch, name), _progress())
+    baseline_wanted = not arguments.no_baseline
+    engine = make_engine(subject.model, 7, arguments.quantization, "prefill", keep=baseline_wanted)
+    print(plan(engine.weights, engine.buckets, subject.model), file=sys.stderr)
+    loaded = time.perf_counter()
+    frames, prompt = _inputs(subject, steps, height, width, arguments.prompt_tokens)
+    engine.warm_up([len(prompt)])
+    trip = Trip(subject, engine, (height, width))
+    trip.step(frames[0], prompt, None)
+    first = time.perf_counter()
+
+    with _profile(arguments.trace, cuda):
+        if arguments.trace is not None:
+            run_engine(trip, frames[:3], prompt, [None], 0)
+    times, answers = run_engine(trip, frames, prompt, [None], warmup)
+    accepted, repeated = run_engine(trip, frames, prompt, [answer.tokens for answer in answers], warmup)
+    previous = [answers[index - 1].tokens for index in range(len(answers))]
+    temporal, tried = run_engine(trip, frames, prompt, previous, 0)
+    drafts_equal = all((a.tokens == b.tokens).all() and (a.tokens == c.tokens).all()
+                       for a, b, c in zip(answers, repeated, tried, strict=True))  # fmt: skip
+
+    agreement: dict[str, Any] = {"tokens_equal": None, "token_match": None, "mismatch_margins": []}
+    baseline: list[float] | None = None
+    if baseline_wanted:
+        images = [trip.resize(frame) for frame in frames]
+        baseline, tokens = run_baseline(subject, eager_baseline(subject.model), images, prompt, 7, min(warmup, 5))
+        agreement = compare(answers, tokens)
+    sequence = subject.model.architecture.patches + len(prompt)
+    floors = tuple(floor_ms(machine, subject.model, engine.weights, sequence, passes) for passes in (6, 0))
+    rates = [answer.accepted or 0 for answer in tried if answer.accepted is not None]
+    details = {
+        "dtype": name,
+        "quantization": arguments.quantization,
+        "graphs": "CUDA graphs" if cuda else "no graphs (CPU)",
+        "memory_gb": memory_gb(device),
+        "load_s": loaded - began,
+        "first_action_s": first - began,
+        "draft_acceptance": sum(rates) / (6 * len(rates)) if rates else 0.0,
+        "drafted_ms": {"p50": temporal.percentile(50), "p99": temporal.percentile(99)},
+        "drafted_tokens_equal": drafts_equal,
+        "prompt_tokens": len(prompt),
+        "frame": [width, height],
+        "capture_failures": {length: str(error) for length, error in engine.failures().items()},
+    }
+    engine.close()
+    return summarize(subject, machine, times, accepted, baseline, agreement, (floors[0], floors[1]), details)
+
+
+def _inputs(
+    subject: Subject, count: int, height: int, width: int, prompt_tokens: int
+) -> tuple[list[UInt8Array], IntArray]:
+    """Random frames, never zeros: zeros run faster than real data. A prompt of random words."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    frames = [np.roll(base, 7 * index, axis=1) for index in range(min(count, 32))]
+    architecture = subject.model.architecture
+    words = rng.integers(3, architecture.action_vocab_size // 2, max(1, prompt_tokens - 2))
+    prompt = np.array([architecture.llm.bos_token, *words, architecture.empty_token], dtype=np.int64)
+    return [frames[index % len(frames)] for index in range(count)], prompt
+
+
+def _frame_size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
+        raise VlaRosError(f"--frame {text}: expected WIDTHxHEIGHT in pixels, such as 1280x720")
+    return int(height), int(width)
+
+
+def _progress() -> Any:
+    from vla_ros.policies.base import no_progress
+
+    if not sys.stderr.isatty():
+        return no_progress
+    from vla_ros.run import _bar
+
+    return _bar()
+
+
+def _profile(path: Path | None, cuda: bool) -> AbstractContextManager[Any]:
+    """A profiler that writes a Chrome trace, which Perfetto reads; nothing where no path is given."""
+    if path is None:
+        return nullcontext()
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    return profile(activities=activities, on_trace_ready=lambda done: done.export_chrome_trace(str(path)))

@@ -1,0 +1,54 @@
+"""``vla-ros bench`` as a user runs it, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def bench(*words):
+    command = [sys.executable, "-m", "vla_ros.cli", "bench", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.slow
+def test_tiny_bench_measures_everything(tmp_path):
+    file, trace = tmp_path / "bench.json", tmp_path / "trace.json"
+    answer = bench("--model", "tiny", "--device", "cpu", "--steps", "2", "--json", str(file), "--trace", str(trace))
+    assert answer.returncode == 0, answer.stderr
+    for word in ("prefill", "draft accepted", "transformers generate", "tokens: equal", "random weights"):
+        assert word in answer.stdout
+    assert "plan: " in answer.stderr
+    result = json.loads(file.read_text())
+    assert set(result["total_ms"]) == {"p50", "p99"}
+    stages = ("receive", "upload", "preprocess", "vision", "prefill", "decode", "download", "post")
+    assert tuple(result["stages_ms"]) == stages
+    assert all(value >= 0 for value in result["stages_ms"].values())
+    assert sum(result["stages_ms"].values()) < 1.5 * result["total_ms"]["p99"]
+    for name in ("baseline_ms", "speedup", "floor_ms", "memory_gb", "load_s", "first_action_s"):
+        assert result[name] > 0
+    assert result["tokens_equal"] is True
+    assert result["token_match"] == 1.0
+    assert result["drafted_tokens_equal"] is True
+    assert 0 <= result["draft_acceptance"] <= 1
+    assert result["random_weights"] is True
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert any(event.get("name", "").startswith("aten::") for event in events)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--device", "cuda:77"), "policy.device"),
+        (("--frame", "big", "--device", "cpu"), "expected WIDTHxHEIGHT"),
+        (("--model", "/no/such/folder", "--device", "cpu"), "no folder"),
+    ],
+)
+def test_wrong_use_ends_with_one_line(words, message):
+    answer = bench(*words)
+    assert answer.returncode == 1
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
