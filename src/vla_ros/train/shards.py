@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,11 +99,11 @@ def read(path: Path) -> Shard:
         VlaRosError: It is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             labels = Labels(**{field.name: arrays[field.name] for field in fields(Labels)})
             height, width = (int(value) for value in arrays["size"])
             return Shard(labels, arrays["blob"], arrays["offsets"], (height, width), arrays["results"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise VlaRosError(
             f"{path}: damaged ({error}); delete it and run `vla-ros train-demo data` again"
         ) from error
