@@ -56,7 +56,7 @@ def test_training_logits_are_the_policys(
 def test_a_batch_asks_for_the_followed_object_first_and_others_after(
     tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
 ) -> None:
-    run, frames = make_run(tmp_path, demonstrations, small, fit)
+    _, frames = make_run(tmp_path, demonstrations, small, fit)
     batch = frames.draw(0, 1, frames=16, prompts=3)
     words = [tuple(prompt.tolist()) for prompt in batch.prompts]
     index = {tuple(prompt.tolist()): number for number, prompt in enumerate(frames.prompts)}
@@ -78,7 +78,7 @@ def test_a_batch_asks_for_the_followed_object_first_and_others_after(
 def test_the_tokens_of_a_batch_are_those_of_the_named_object(
     tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
 ) -> None:
-    run, frames = make_run(tmp_path, demonstrations, small, fit)
+    _, frames = make_run(tmp_path, demonstrations, small, fit)
     row = int(frames.training[5])
     one = dataclasses.replace(frames, training=frames.training[5:6])
     batch = one.draw(0, 0, frames=1, prompts=3)
