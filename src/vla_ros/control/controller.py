@@ -26,7 +26,7 @@ from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.limits import JointLimits, Violation, limit_joints
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.transforms import rotation_vector
-from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState
+from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, IntArray, JointState
 
 _BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed
 _REACHED = 0.005  # m
@@ -66,6 +66,9 @@ class Controller:
         self._spec = spec
         self._kinematics = kinematics
         self._gripper = Gripper(config.gripper)
+        gripper = {spec.gripper_index % spec.dimension} if spec.gripper_index is not None else set()
+        self._motion = np.array([number for number in range(spec.dimension) if number not in gripper])
+        self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
         self.counters: Counter[str] = Counter()
         self.arm_names = kinematics.joint_names if kinematics else tuple(config.robot.joint_names)
         self.configure(config)
@@ -147,14 +150,12 @@ class Controller:
         """
         if not (math.isfinite(dt) and dt > 0):
             raise Refused(Reason.CLOCK_JUMP, f"{dt} s until the next command, expected more than 0")
-        if action.shape != (self._spec.dimension,) or not np.isfinite(action).all():
+        if action.shape != (self._spec.dimension,) or not all(map(math.isfinite, action.tolist())):
             raise Refused(
                 Reason.ACTION_INVALID,
                 f"found {np.array2string(action, precision=4)}, expected {self._spec.dimension} finite numbers",
             )
-        motion = np.asarray(action, dtype=np.float64)
-        if self._spec.gripper_index is not None:
-            motion = np.delete(motion, self._spec.gripper_index)
+        motion = np.asarray(action, dtype=np.float64)[self._motion]
         if self._spec.control_mode is ControlMode.END_EFFECTOR_DELTA and self._kinematics is None:
             return self._twist_only(motion, stamp, dt)
         measured = self._measured(joints)
@@ -162,8 +163,10 @@ class Controller:
         reach = self._limits.step
         origin = measured
         if self._last is not None and self._config.control.delta_from == "commanded":
-            origin = np.clip(self._last, measured - reach, measured + reach)
-        start = origin if origin is not measured or reference is None else self._measured(reference)
+            origin = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
+        start = origin
+        if origin is measured and reference is not None and reference is not joints:
+            start = self._measured(reference)
         positions = self._limited(self._target(start, motion), measured, origin, dt)
         twist, frame = None, ""
         if self._kinematics is not None:
@@ -175,7 +178,7 @@ class Controller:
         self._made = _Made(positions, (positions - origin) / dt, fingers)
         return Command(
             names=self.names,
-            positions=np.concatenate((positions, fingers)),
+            positions=np.array(positions.tolist() + fingers),
             stamp=stamp,
             duration=dt,
             frame_id=frame,
@@ -244,11 +247,17 @@ class Controller:
         if len(joints.names) != len(joints.positions):
             found = f"{len(joints.names)} names and {len(joints.positions)} positions"
             raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected as many")
-        try:
-            positions = joints.select(self.arm_names)
-        except KeyError as error:
-            raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
-        if not np.isfinite(positions).all():
+        names, columns = self._columns
+        if joints.names != names:  # a driver names its joints in the same order every time
+            try:
+                joints.select(self.arm_names)
+            except KeyError as error:
+                raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
+            place = {name: index for index, name in enumerate(joints.names)}
+            columns = np.array([place[name] for name in self.arm_names], np.int64)
+            self._columns = joints.names, columns
+        positions = joints.positions[columns]
+        if not all(map(math.isfinite, positions.tolist())):
             worst = int(np.argmax(~np.isfinite(positions)))
             raise Refused(Reason.JOINT_STATE_INVALID, f"joint '{self.arm_names[worst]}' is {positions[worst]}")
         return positions
@@ -263,7 +272,7 @@ class Controller:
             return
         low, high = self._kinematics.position_low, self._kinematics.position_high
         outside = np.maximum(low - measured, measured - high)
-        worst = int(np.argmax(outside))
+        worst = int(outside.argmax())
         if outside[worst] > _BELIEVABLE:
             raise Refused(
                 Reason.JOINT_STATE_INVALID,
@@ -290,7 +299,7 @@ class Controller:
             high=self._limits.high,
             posture=np.array(config.robot.home) if config.robot.home else None,
         )
-        if np.linalg.norm(self._kinematics.forward(solved).position - wanted.position) > _REACHED:
+        if math.dist(self._kinematics.forward(solved).position.tolist(), wanted.position.tolist()) > _REACHED:
             self.counters["not_reached"] += 1
         return solved
 

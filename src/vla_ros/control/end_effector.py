@@ -47,17 +47,17 @@ def read_delta(motion: FloatArray, control: ControlConfig, limits: LimitsConfig)
         limits: ``max_translation_step`` and ``max_rotation_step``.
     """
     violations = []
-    raw = np.clip(motion, -1e9, 1e9)  # far beyond every limit, and no product of it overflows
+    raw = np.minimum(np.maximum(motion, -1e9), 1e9)  # far beyond every limit, and no product of it overflows
     translation, shortened = limit_length(raw[:3] * control.translation_scale, limits.max_translation_step)
     if shortened:
-        found = float(np.linalg.norm(raw[:3])) * control.translation_scale
+        found = math.hypot(*raw[:3].tolist()) * control.translation_scale
         detail = f"a step of {found:.4g} m, allowed {limits.max_translation_step:g} m"
         violations.append(Violation(Reason.LIMIT_TRANSLATION, detail))
     angles, unwound = limit_length(raw[3:] * control.rotation_scale, math.pi)
     rotation = euler_xyz_matrix(angles) if control.rotation == "euler_xyz" else rotation_vector_matrix(angles)
     vector, shortened = limit_length(rotation_vector(rotation), limits.max_rotation_step)
     if shortened or unwound:
-        found = float(np.linalg.norm(raw[3:])) * control.rotation_scale
+        found = math.hypot(*raw[3:].tolist()) * control.rotation_scale
         detail = f"a step of {found:.4g} rad, allowed {limits.max_rotation_step:g} rad"
         violations.append(Violation(Reason.LIMIT_ROTATION, detail))
         rotation = rotation_vector_matrix(vector)
@@ -107,13 +107,15 @@ def shorten_for_tip(
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig, steps: bool) -> tuple[float, str]:
     """By what factor a step from ``start`` to ``end`` is too long (at most 1 is right), and in words."""
+    if end is start:  # kinematics remembers poses: nothing moves
+        return 0.0, ""
     if limits.workspace_low:
         _, outside = limit_box(end.position, start.position, limits.workspace_low, limits.workspace_high)
         if outside:
             return math.inf, f"tip at {np.round(end.position, 4).tolist()} m, {_box(limits)}"
     if not steps:
         return 0.0, ""
-    moved = float(np.linalg.norm(end.position - start.position))
+    moved = math.dist(end.position.tolist(), start.position.tolist())
     turned = rotation_angle(end.rotation @ start.rotation.T)
     worst = 0.0
     for found, allowed in ((moved, limits.max_translation_step), (turned, limits.max_rotation_step)):

@@ -7,6 +7,7 @@ follow, bounded where it cannot. Joints at a limit are left out and the others t
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -47,14 +48,15 @@ class Kinematics:
         self._pinocchio = pinocchio
         self._model = model
         self._data = model.createData()
-        self._base = model.getFrameId(base_frame)
         self._tip = model.getFrameId(tip_frame)
         # Place of each of our joints in Pinocchio's vectors, which are in the URDF's order.
         self._order = np.array([model.joints[model.getJointId(name)].idx_q for name in joint_names])
         self._lock = threading.Lock()
         self._poses: OrderedDict[bytes, Pose] = OrderedDict()
         pinocchio.framesForwardKinematics(model, self._data, pinocchio.neutral(model))
-        turn = self._data.oMf[self._base].rotation.T
+        # The base hangs on no joint of the arm, so where it stands does not depend on q.
+        self._base = self._data.oMf[model.getFrameId(base_frame)].copy()
+        turn = self._base.rotation.T
         self._turn = np.kron(np.eye(2), turn)  # [6, 6]: world axes to base axes, linear and angular
         # A hand that cannot be turned freely (fewer than six joints) had better be in the right place.
         self._weights = np.array([1.0] * 3 + [1.0 if len(joint_names) >= 6 else 0.1] * 3)
@@ -106,15 +108,8 @@ class Kinematics:
 
     def forward(self, q: FloatArray) -> Pose:
         """Pose of the tip in the base frame at joint positions ``q`` [N]."""
-        key = np.ascontiguousarray(q, dtype=np.float64).tobytes()
         with self._lock:
-            pose = self._poses.get(key)
-            if pose is None:
-                pose = self._pose(q)
-                self._poses[key] = pose
-                if len(self._poses) > _REMEMBERED_POSES:
-                    self._poses.popitem(last=False)
-            return pose
+            return self._pose(np.asarray(q, dtype=np.float64))
 
     def jacobian(self, q: FloatArray) -> FloatArray:
         """Velocity of the tip, linear over angular in the base frame's axes, per joint velocity, [6, N]."""
@@ -148,12 +143,14 @@ class Kinematics:
         """
         low = self.position_low if low is None else low
         high = self.position_high if high is None else high
-        now: FloatArray = np.clip(q, low, high)
-        best, best_error, stalled = now, np.inf, 0
+        now = _clip(q, low, high)
+        best, best_error, stalled = now, math.inf, 0
         with self._lock:
+            if _distance(self._pose(now), target) < _TOLERANCE:  # a zero motion is not worth a logarithm
+                return now
             for iteration in range(iterations + 1):
                 error = self._error(now, target)
-                size = float(np.linalg.norm(error))
+                size = math.sqrt(error @ error)
                 stalled = stalled + 1 if size > 0.9 * best_error else 0
                 if size < best_error:
                     best, best_error = now, size
@@ -161,11 +158,11 @@ class Kinematics:
                     break
                 drift = None
                 if iteration == 0 and posture is not None:
-                    drift = np.clip(posture_gain * (posture - now), -_POSTURE_STEP, _POSTURE_STEP)
+                    drift = _clip(posture_gain * (posture - now), -_POSTURE_STEP, _POSTURE_STEP)
                 step = self._step(now, error, low, high, drift)
                 if float(np.abs(step).max()) < 1e-9:
                     break
-                now = np.clip(now + step, low, high)
+                now = _clip(now + step, low, high)
         return best
 
     def _step(
@@ -178,14 +175,14 @@ class Kinematics:
         step = _bounded(damped_least_squares(jacobian, error, drift))
         fixed = (step < down) | (step > up)
         while fixed.any() and not fixed.all():
-            step = np.where(fixed, np.clip(step, down, up), 0.0)
+            step = np.where(fixed, _clip(step, down, up), 0.0)
             rest = None if drift is None else drift[~fixed]
             step[~fixed] = _bounded(damped_least_squares(jacobian[:, ~fixed], error - jacobian @ step, rest))
             beyond = (step < down) | (step > up)
             if not beyond.any():
                 return step
             fixed |= beyond
-        return np.clip(step, down, up)
+        return _clip(step, down, up)
 
     def _error(self, q: FloatArray, target: Pose) -> FloatArray:
         """From the pose at ``q`` to the target: translation over rotation vector, [6], base axes."""
@@ -196,18 +193,22 @@ class Kinematics:
         return error
 
     def _pose(self, q: FloatArray) -> Pose:
-        pinocchio = self._pinocchio
-        pinocchio.forwardKinematics(self._model, self._data, self._full(q))
-        pinocchio.updateFramePlacement(self._model, self._data, self._base)
-        pinocchio.updateFramePlacement(self._model, self._data, self._tip)
-        pose = self._data.oMf[self._base].actInv(self._data.oMf[self._tip])
-        return Pose(pose.translation.copy(), pose.rotation.copy())
+        """The tip's pose; the last ones are remembered, since one command asks for the same few."""
+        key = q.tobytes()
+        pose = self._poses.get(key)
+        if pose is None:
+            pinocchio = self._pinocchio
+            pinocchio.forwardKinematics(self._model, self._data, self._full(q))
+            tip = self._base.actInv(pinocchio.updateFramePlacement(self._model, self._data, self._tip))
+            pose = self._poses[key] = Pose(tip.translation.copy(), tip.rotation.copy())
+            if len(self._poses) > _REMEMBERED_POSES:
+                self._poses.popitem(last=False)
+        return pose
 
     def _jacobian(self, q: FloatArray) -> FloatArray:
         pinocchio = self._pinocchio
         aligned = pinocchio.ReferenceFrame.LOCAL_WORLD_ALIGNED
         full = pinocchio.computeFrameJacobian(self._model, self._data, self._full(q), self._tip, aligned)
-        # The base hangs on no joint of the arm, so where it stands does not depend on q.
         result: FloatArray = (self._turn @ full)[:, self._order]
         return result
 
@@ -230,6 +231,19 @@ def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatAr
         error = error - jacobian @ drift
     step: FloatArray = jacobian.T @ (directions @ ((directions.T @ error) / (squares + damping)))
     return step if drift is None else step + drift
+
+
+def _clip(values: FloatArray, low: FloatArray | float, high: FloatArray | float) -> FloatArray:
+    """`numpy.clip` in a fifth of its time."""
+    clipped: FloatArray = np.minimum(np.maximum(values, low), high)
+    return clipped
+
+
+def _distance(pose: Pose, target: Pose) -> float:
+    """Length of the error, [6], between two poses (rad and m); the chord in place of the angle."""
+    shift = target.position - pose.position
+    turn = (target.rotation - pose.rotation).ravel()  # its length is sqrt(8) sin(angle / 2)
+    return math.sqrt(shift @ shift + 0.5 * (turn @ turn))
 
 
 def _bounded(step: FloatArray) -> FloatArray:

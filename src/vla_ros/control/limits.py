@@ -1,12 +1,13 @@
 """What a command may be at most. Functions over numbers; each says which limits it had to apply.
 
 Whatever the target, the result is finite, and nearer to the measured position than it was: clamping never makes
-a step larger.
+a step larger. A handful of joints is reckoned in plain floats: numpy's calls would cost ten times the arithmetic.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray
 
 _SLACK = 1 + 1e-9  # rounding is no violation
+_SAME = 1e-9  # rad or m
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ class JointLimits:
 
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
     """``vector`` shortened to ``limit`` where it is longer, without overflow; and True where it was."""
-    largest = float(np.abs(vector).max())
+    values = vector.tolist()
+    if math.hypot(*values) <= limit * _SLACK:
+        return vector, False
+    largest = max(map(abs, values))
     if largest == 0.0:
         return vector, False
     direction = vector / largest
-    length = float(np.linalg.norm(direction))
-    if largest * length <= limit * _SLACK:
-        return vector, False
-    return direction * (limit / length), True
+    return direction * (limit / math.hypot(*direction.tolist())), True
 
 
 def limit_box(
@@ -93,8 +95,9 @@ def limit_box(
     A tip that is outside already (an arm switched on there) may come back or stay, never go further out: the
     box is widened by ``current``.
     """
-    inside = np.clip(target, np.minimum(low, current), np.maximum(high, current))
-    return inside, bool(np.any(np.abs(inside - target) > 1e-9))
+    wanted, here = target.tolist(), current.tolist()
+    inside = [_clip(w, min(a, c), max(b, c)) for w, c, a, b in zip(wanted, here, low, high, strict=True)]
+    return np.array(inside), any(abs(i - w) > _SAME for i, w in zip(inside, wanted, strict=True))
 
 
 def limit_joints(
@@ -122,47 +125,65 @@ def limit_joints(
         limits: What is allowed.
     """
     violations: list[Violation] = []
-    origin = np.clip(origin, measured - limits.step, measured + limits.step)
+    asked, here, farthest = target.tolist(), measured.tolist(), limits.step
+    low, high, reach = limits.low.tolist(), limits.high.tolist(), (limits.velocity * dt).tolist()
+    start = [_clip(o, m - farthest, m + farthest) for o, m in zip(origin.tolist(), here, strict=True)]
 
-    wanted = np.clip(target, limits.low, limits.high)
-    _note(violations, Reason.LIMIT_POSITION, limits, target, wanted)
+    wanted = [_clip(a, below, above) for a, below, above in zip(asked, low, high, strict=True)]
+    _note(violations, Reason.LIMIT_POSITION, limits, asked, wanted)
 
-    step = wanted - origin
-    reach = limits.velocity * dt
-    slowed = origin + _share(step, -reach, reach) * step
+    step = [w - o for w, o in zip(wanted, start, strict=True)]
+    share = _share(step, [-r for r in reach], reach)
+    slowed = [o + share * s for o, s in zip(start, step, strict=True)]
     _note(violations, Reason.LIMIT_VELOCITY, limits, wanted, slowed)
 
-    step = slowed - origin
-    near = origin + _share(step, measured - limits.step - origin, measured + limits.step - origin) * step
+    step = [s - o for s, o in zip(slowed, start, strict=True)]
+    down = [m - farthest - o for m, o in zip(here, start, strict=True)]
+    up = [m + farthest - o for m, o in zip(here, start, strict=True)]
+    share = _share(step, down, up)
+    near = [o + share * s for o, s in zip(start, step, strict=True)]
     _note(violations, Reason.LIMIT_JUMP, limits, slowed, near)
 
     eased = near
     if math.isfinite(limits.acceleration):
         change = limits.acceleration * dt
-        eased = origin + dt * np.clip((near - origin) / dt, last_velocity - change, last_velocity + change)
+        eased = [
+            o + dt * _clip((n - o) / dt, before - change, before + change)
+            for o, n, before in zip(start, near, last_velocity.tolist(), strict=True)
+        ]
         _note(violations, Reason.LIMIT_ACCELERATION, limits, near, eased)
 
-    low = np.maximum(origin - reach, measured - limits.step)
-    high = np.minimum(origin + reach, measured + limits.step)
-    result: FloatArray = np.clip(np.clip(eased, limits.low, limits.high), low, high)
-    return result, violations
+    result = [
+        _clip(_clip(e, below, above), max(o - r, m - farthest), min(o + r, m + farthest))
+        for e, below, above, o, r, m in zip(eased, low, high, start, reach, here, strict=True)
+    ]
+    return np.array(result), violations
 
 
-def _share(step: FloatArray, down: FloatArray, up: FloatArray) -> float:
+def _clip(value: float, low: float, high: float) -> float:
+    """As `numpy.clip`: where ``low`` is above ``high``, ``high``."""
+    return min(max(value, low), high)
+
+
+def _share(step: Sequence[float], down: Sequence[float], up: Sequence[float]) -> float:
     """Largest share in [0, 1] of ``step`` that stays between ``down`` (<= 0) and ``up`` (>= 0)."""
-    moving = np.abs(step) > 1e-12
-    if not moving.any():
-        return 1.0
-    room = np.where(step > 0, up, down)[moving]
-    return max(0.0, min(1.0, float((room / step[moving]).min()) * _SLACK))
+    least = min(
+        ((u if s > 0 else d) / s for s, d, u in zip(step, down, up, strict=True) if abs(s) > 1e-12), default=1.0
+    )
+    return max(0.0, min(1.0, least * _SLACK))
 
 
 def _note(
-    violations: list[Violation], reason: Reason, limits: JointLimits, wanted: FloatArray, allowed: FloatArray
+    violations: list[Violation],
+    reason: Reason,
+    limits: JointLimits,
+    wanted: Sequence[float],
+    allowed: Sequence[float],
 ) -> None:
     """Add a violation where ``allowed`` differs from ``wanted``, naming the joint that differs most."""
-    difference = np.abs(wanted - allowed)
-    worst = int(np.argmax(difference))
-    if difference[worst] > 1e-9:
+    difference = [abs(w - a) for w, a in zip(wanted, allowed, strict=True)]
+    largest = max(difference, default=0.0)
+    if largest > _SAME:
+        worst = difference.index(largest)
         detail = f"joint '{limits.names[worst]}' wanted {wanted[worst]:.4g}, allowed {allowed[worst]:.4g}"
         violations.append(Violation(reason, detail))
