@@ -16,6 +16,7 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.control.command import message_type, to_message
 from vla_ros.control.inputs import Inputs
+from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
@@ -86,6 +87,7 @@ class PolicyNode:
             self._stepper = stepper
             self._mailboxes = [Mailbox[Frame]() for _ in self.config.camera.topics]
             needs_joints = bool(stepper.controller.arm_names)
+            self._joint_states = JointStates(stepper.controller.arm_names)
             # rclpy's ROSClock and ours say so; another clock is the system's.
             simulated = bool(getattr(self._node.get_clock(), "ros_time_is_active", False))
             self._watchdog = Watchdog(
@@ -221,7 +223,7 @@ class PolicyNode:
         joints = "sensor_msgs/msg/JointState"
         self._command = wiring.publisher(message_type(config.control.output), topics.command, "command")
         self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
-        wiring.subscribe(joints, topics.joint_states, self._on_joints, "state")
+        wiring.subscribe(joints, topics.joint_states, self._on_joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")
             wiring.subscribe(joints, topic, partial(self._on_state, key), "state")
@@ -267,9 +269,10 @@ class PolicyNode:
         self._logger.debug(f"{reason.value}: {detail}")
 
     def _on_joints(self, message: Any) -> None:
-        joints = _joint_state(message, self._now().ros)
-        if self._watchdog.joint_state(_stamp_of(message), self._now(), self._wrong(joints)):
-            self.inputs.set_joints(joints)
+        now, timeout = self._now(), self.config.timeouts.joint_state
+        whole = self._joint_states.add(_joint_state(message, now.ros), _stamp_of(message), now.steady, timeout)
+        if whole is not None and self._watchdog.joint_state(whole.stamp, now, self._wrong(whole.joints)):
+            self.inputs.set_joints(whole.joints)
 
     def _wrong(self, joints: JointState) -> str:
         """What makes a joint state unusable, or ""."""
@@ -322,6 +325,7 @@ class PolicyNode:
             self._hold()
         if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
             self.inputs.forget_measurements()  # their stamps may come again
+            self._joint_states.forget()
         if self._telemetry is not None:
             self._telemetry.changed()
 

@@ -160,7 +160,7 @@ class Telemetry:
     def _watched(self) -> list[Watched]:
         watched = [Watched(topic, self._graph.qos("camera")) for topic in self.config.camera.topics]
         if self._stepper.controller.arm_names:
-            watched.append(Watched(self.config.topics.joint_states, self._graph.qos("state")))
+            watched.append(Watched(self.config.topics.joint_states, self._graph.qos("joint_states")))
         return watched
 
     def _say_transport(self) -> None:

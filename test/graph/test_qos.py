@@ -14,6 +14,7 @@ from vla_ros.graph.qos import PROFILES, incompatibilities, profile
         ("command", "RELIABLE", "VOLATILE", 1),
         ("instruction", "RELIABLE", "TRANSIENT_LOCAL", 1),
         ("state", "BEST_EFFORT", "VOLATILE", 1),
+        ("joint_states", "BEST_EFFORT", "VOLATILE", 10),
         ("state_publisher", "RELIABLE", "VOLATILE", 1),
         ("diagnostics", "RELIABLE", "VOLATILE", 10),
     ],

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Robot:
         self.node.create_subscription(
             make("diagnostic_msgs/msg/DiagnosticArray"), "/diagnostics", self._on_diagnostics, qos("diagnostics")
         )
+        self.names: Sequence[str] = JOINTS
         self.positions = list(HOME)
         self.sent: set[int] = set()
         self._ended = False
@@ -79,7 +80,7 @@ class Robot:
     def now(self) -> int:
         return int(self.node.get_clock().now().nanoseconds)
 
-    def send_joints(self, positions: list[float] | None = None) -> None:
+    def send_joints(self, positions: list[float] | None = None, names: Sequence[str] = ()) -> None:
         make = self.graph.message
         seconds, nanoseconds = divmod(self.now(), 1_000_000_000)
         stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
@@ -87,7 +88,7 @@ class Robot:
         self._joints.publish(
             make("sensor_msgs/msg/JointState")(
                 header=header,
-                name=list(JOINTS),
+                name=list(names or self.names),
                 position=self.positions if positions is None else positions,
                 velocity=[],
                 effort=[],

@@ -145,6 +145,23 @@ def test_joint_states_that_are_no_numbers_hold_and_good_ones_end_it(robot: Any, 
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
+def test_arm_and_gripper_that_publish_apart_are_one_robot(robot: Any, start: Callable[..., Any]) -> None:
+    moving(robot, start, "-p", "robot.gripper_joint_names:=[finger_left]")
+
+    def both() -> None:
+        robot.send_frame()
+        robot.send_joints([0.021], names=["finger_left"])
+
+    count = len(robot.commands)
+    robot.until(lambda: len(robot.commands) >= count + 20, both)
+    robot.until(lambda: robot.diagnostics.get("state", {}).get("count/joint_state_invalid", "0") == "0", both)
+    # The wrist's part falls silent: the arm is not known any more, and the joints are named.
+    names, positions = robot.names[:5], robot.positions[:5]
+    robot.names, robot.positions = names, positions
+    robot.until(lambda: "joint_6" in robot.diagnostics.get("state", {}).get("message", ""), both)
+    assert "joint_state_invalid" in robot.diagnostics["state"]["message"]
+
+
 def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, start: Callable[..., Any]) -> None:
     moving(robot, start)
     robot.positions[0] += 0.01

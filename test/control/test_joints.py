@@ -1,0 +1,112 @@
+"""Joint states of one driver or of several: arm and gripper apart, as common robots publish them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vla_ros.control.joints import JointStates, Whole
+from vla_ros.types import JointState
+
+ARM = ("j1", "j2")
+SECOND = 1_000_000_000
+
+
+def say(states: JointStates, joints: dict[str, float], at: float, stamped: bool = True) -> Whole | None:
+    stamp = round(at * SECOND)
+    message = JointState(tuple(joints), np.array(list(joints.values())), stamp)
+    return states.add(message, stamp if stamped else 0, stamp, timeout=0.5)
+
+
+def test_one_driver_that_tells_everything_is_passed_on() -> None:
+    states = JointStates(ARM)
+    whole = say(states, {"j1": 1.0, "j2": 2.0, "finger": 0.04}, 1.0)
+    assert whole is not None
+    assert whole.joints.select(("finger", "j2", "j1")).tolist() == [0.04, 2.0, 1.0]
+    assert whole.stamp == whole.joints.stamp == SECOND
+
+
+def test_arm_and_gripper_of_two_drivers_become_one() -> None:
+    states = JointStates(ARM)
+    assert say(states, {"j1": 1.0, "j2": 2.0}, 1.0) is not None
+    assert say(states, {"finger": 0.03}, 1.01) is None, "it tells nothing new of the arm"
+    whole = say(states, {"j1": 1.1, "j2": 2.1}, 1.02)
+    assert whole is not None
+    assert whole.joints.select(("j1", "j2", "finger")).tolist() == [1.1, 2.1, 0.03]
+    assert whole.stamp == round(1.02 * SECOND)
+
+
+def test_an_arm_in_two_parts_is_as_old_as_its_older_part() -> None:
+    states = JointStates(ARM)
+    first = say(states, {"j1": 1.0}, 1.0)
+    assert first is not None
+    with pytest.raises(KeyError, match="j2"):
+        first.joints.select(ARM)
+    both = say(states, {"j2": 2.0}, 1.1)
+    assert both is not None
+    assert both.joints.select(ARM).tolist() == [1.0, 2.0]
+    assert both.stamp == SECOND
+
+
+def test_a_part_that_falls_silent_is_named_as_missing() -> None:
+    states = JointStates(ARM)
+    say(states, {"j1": 1.0}, 1.0)
+    say(states, {"j2": 2.0}, 1.0)
+    late = say(states, {"j1": 1.0}, 1.6)
+    assert late is not None
+    with pytest.raises(KeyError, match=r"lacks \['j2'\]"):
+        late.joints.select(ARM)
+
+
+def test_other_names_than_the_arms_are_said() -> None:
+    whole = say(JointStates(ARM), {"shoulder": 1.0, "elbow": 2.0}, 1.0)
+    assert whole is not None
+    with pytest.raises(KeyError, match=r"lacks \['j1', 'j2'\]; it has \['shoulder', 'elbow'\]"):
+        whole.joints.select(ARM)
+
+
+def test_fingers_that_fell_silent_are_left_out() -> None:
+    states = JointStates(ARM)
+    say(states, {"finger": 0.03}, 1.0)
+    whole = say(states, {"j1": 1.0, "j2": 2.0}, 1.6)
+    assert whole is not None
+    assert whole.joints.names == ARM
+
+
+def test_a_message_from_before_does_not_take_a_joint_back() -> None:
+    states = JointStates(ARM)
+    say(states, {"j1": 1.0, "j2": 1.0}, 1.0)
+    stamp = round(0.9 * SECOND)
+    whole = states.add(JointState(("j1", "j2"), np.array([0.5, 0.5]), stamp), stamp, SECOND, 0.5)
+    assert whole is not None
+    assert whole.joints.select(ARM).tolist() == [1.0, 1.0]
+    states.forget()
+    whole = states.add(JointState(("j1", "j2"), np.array([0.5, 0.5]), stamp), stamp, SECOND, 0.5)
+    assert whole is not None
+    assert whole.joints.select(ARM).tolist() == [0.5, 0.5]
+
+
+def test_without_stamps_the_age_is_not_known() -> None:
+    states = JointStates(ARM)
+    say(states, {"j1": 1.0}, 1.0, stamped=False)
+    whole = say(states, {"j2": 1.0}, 1.1)
+    assert whole is not None
+    assert (whole.stamp, whole.joints.stamp) == (0, SECOND)
+
+
+def test_numbers_that_do_not_go_with_the_names_come_back_to_be_refused() -> None:
+    states = JointStates(ARM)
+    broken = JointState(ARM, np.array([1.0]), 5)
+    whole = states.add(broken, 5, 5, 0.5)
+    assert whole is not None
+    assert whole.joints is broken
+    # A driver of something else that gives names alone is none of our business.
+    say(states, {"j1": 1.0, "j2": 2.0}, 1.0)
+    assert states.add(JointState(("wheel",), np.array([]), SECOND), SECOND, SECOND, 0.5) is None
+
+
+def test_where_no_joint_is_needed_every_message_is_passed_on() -> None:
+    message = JointState(("anything",), np.array([1.0]), 5)
+    whole = JointStates(()).add(message, 0, 7, 0.5)
+    assert whole is not None
+    assert (whole.joints, whole.stamp) == (message, 0)
