@@ -15,7 +15,7 @@ from rclpy.exceptions import ParameterUninitializedException
 from rclpy.parameter import Parameter
 
 from vla_ros.config import Config
-from vla_ros.config.loading import Entry, build, entries
+from vla_ros.config.loading import Entry, build, entries, is_ros_own
 from vla_ros.errors import ConfigError
 
 _TYPES = {
@@ -30,9 +30,6 @@ _TYPES = {
 }
 
 _INT64_MAX = 2**63 - 1
-
-ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
-"""Parameters (or prefixes) of every ROS node, and of the lifecycle node, that are no options of the tree."""
 
 
 def descriptor(entry: Entry) -> ParameterDescriptor:
@@ -90,7 +87,7 @@ def _declare_one(node: Any, entry: Entry) -> str:
 def _unknown(node: Any) -> list[str]:
     """Overrides that nothing will ever declare. rclpy ignores them, and a misspelt limit would be no limit."""
     given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
-    strange = [name for name in given if name not in entries() and not name.startswith(ROS_OWN)]
+    strange = [name for name in given if name not in entries() and not is_ros_own(name)]
     said = []
     for name in strange:
         near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.4)

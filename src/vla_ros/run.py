@@ -16,9 +16,11 @@ from pathlib import Path
 from types import FrameType
 
 from vla_ros.config import Config, load
+from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
+from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.graph.node import Logger
 from vla_ros.policies.base import Policy, Progress
 from vla_ros.policy_node import PolicyNode
@@ -36,15 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="...",
-        help="remaps, node name and namespace as for any ROS node: -r /camera/image_raw:=/cam0/image",
+        help="as for any ROS node: remaps (-r /camera/image_raw:=/cam0/image), node name, namespace, parameters",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, join, answer until told to end."""
-    assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
-    config = load(arguments.config, assignments)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
+    ros = parse_ros_arguments(ros_args)
+    assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
+    assignments += [f"{name}:={value}" for name, value in ros.parameters.items() if not is_ros_own(name)]
+    config = load([*arguments.config, *map(Path, ros.files)], assignments)
     return serve(config, ros_args, stats=arguments.stats)
 
 

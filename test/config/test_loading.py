@@ -95,6 +95,13 @@ def test_a_file_that_is_no_parameter_file_is_refused(tmp_path: Path, text: str, 
     assert str(path) in str(caught.value)
 
 
+def test_a_parameter_of_ros_itself_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "sim.yaml"
+    path.write_text("/**:\n  ros__parameters: {use_sim_time: true}\n")
+    with pytest.raises(ConfigError, match=r"use_sim_time: belongs to the ROS node.*--ros-args -p use_sim_time:="):
+        load([path])
+
+
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         read_file(Path("nowhere.yaml"))

@@ -94,8 +94,17 @@ def test_node_and_namespace():
     assert not parse_ros_arguments([]).flag("use_sim_time")
 
 
+def test_parameters_and_their_files():
+    arguments = parse_ros_arguments(
+        ["--ros-args", "--params-file", "a.yaml", "-p", "node:policy.name:=hold", "--params-file", "b.yaml"]
+    )
+    assert arguments.files == ("a.yaml", "b.yaml")
+    assert arguments.parameters == {"policy.name": "hold"}
+
+
 @pytest.mark.parametrize(
-    "args", [["-r"], ["-r", "a"], ["-r", ":=b"], ["-r", "a:="], ["-p", "x"], ["-r", "__node:=a/b"]]
+    "args",
+    [["--params-file"], ["-r"], ["-r", "a"], ["-r", ":=b"], ["-r", "a:="], ["-p", "x"], ["-r", "__node:=a/b"]],
 )
 def test_malformed_arguments(args):
     with pytest.raises(ConfigError):

@@ -21,6 +21,9 @@ from vla_ros.config.options import Option, option_of
 from vla_ros.config.tree import Config
 from vla_ros.errors import ConfigError
 
+ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
+"""Parameters (or prefixes) of every ROS node, and of the lifecycle node, that are no options of the tree."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -115,7 +118,17 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
     return config
 
 
+def is_ros_own(name: str) -> bool:
+    """Whether a parameter is one of every ROS node (:data:`ROS_OWN`), and so no option of the tree."""
+    return name.startswith(ROS_OWN)
+
+
 def _unknown(name: str) -> str:
+    if is_ros_own(name):
+        return (
+            f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
+            f"(a node takes it as: --ros-args -p {name}:=...)"
+        )
     near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.4)
     if not near:  # a right leaf in a wrong section
         near = [known for known in entries() if known.split(".")[1] == name.split(".")[-1]][:1]
@@ -235,7 +248,10 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
                 raise ConfigError(f"{path}: '{key}' lacks 'ros__parameters:'")
             flat.update(_flat(section["ros__parameters"], ""))
     if not flat:
-        raise ConfigError(f"{path}: found no parameters for '/**' or '{node_name}', only {list(document)}")
+        raise ConfigError(
+            f"{path}: found no parameters for '/**' or '{node_name}', only {list(document)}; a parameter file "
+            "begins with '/**:' and 'ros__parameters:' below it, as `vla-ros config` prints"
+        )
     return flat
 
 

@@ -91,6 +91,8 @@ class RosArguments:
     rules: tuple[Rule, ...] = ()
     parameters: dict[str, str] = field(default_factory=dict)
     """``-p name:=value`` as texts; only ``use_sim_time`` is used by the embedded participant."""
+    files: tuple[str, ...] = ()
+    """Parameter files (``--params-file``), in the order given; not read here."""
 
     def node_name(self, name: str) -> str:
         """Name of a node after ``-r __node:=``."""
@@ -157,13 +159,19 @@ def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
     """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and left alone.
 
     Raises:
-        ConfigError: A remap or a parameter is not of the form ``name:=value``, or its value is missing.
+        ConfigError: A remap or a parameter is not of the form ``name:=value``, or a value or file is missing.
     """
     rules = []
     parameters = {}
+    files = []
     rest = _ros_sections(args)
     for flag in rest:
-        if flag in ("-r", "--remap", "-p", "--param"):
+        if flag == "--params-file":
+            file = next(rest, None)
+            if file is None:
+                raise ConfigError("--params-file needs the path of a parameter file")
+            files.append(file)
+        elif flag in ("-r", "--remap", "-p", "--param"):
             text = next(rest, None)
             if text is None:
                 raise ConfigError(f"{flag} needs an argument of the form name:=value")
@@ -174,4 +182,4 @@ def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
                 if not separator or not name:
                     raise ConfigError(f"parameter '{text}' is not of the form name:=value")
                 parameters[name.rpartition(":")[2]] = value
-    return RosArguments(tuple(rules), parameters)
+    return RosArguments(tuple(rules), parameters, tuple(files))
