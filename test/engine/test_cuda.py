@@ -1,0 +1,86 @@
+"""The engine on a GPU: graphs, streams, background captures. Figures come from benchmarks/gpu_session.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.bench.models import open_subject
+from vla_ros.errors import VlaRosError
+from vla_ros.policies.openvla.fast import make_engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here"),
+]
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return open_subject("tiny", torch.device("cuda:0"), torch.float32)
+
+
+def case(rng, length):
+    image = rng.integers(0, 256, (1, 224, 224, 3), dtype=np.uint8)
+    return image, np.array([1, *rng.integers(3, 400, length - 2), 29871], dtype=np.int64)
+
+
+@torch.inference_mode()
+def reference(model, image, prompt):
+    patches = model.embed_image(model.normalize(torch.from_numpy(image).cuda()))
+    logits, cache = model.prefill(patches, torch.from_numpy(prompt)[None].cuda(), room=7)
+    return model.greedy(logits, cache, 7).tokens[0].cpu().numpy()
+
+
+@pytest.mark.parametrize("drafts", ["none", "verify", "prefill"])
+def test_graphs_give_the_reference_tokens(subject, drafts):
+    rng, engine, previous = np.random.default_rng(1), make_engine(subject.model, 7, drafts=drafts), None
+    engine.warm_up([20])
+    for step in range(40):
+        image, prompt = case(rng, 8 + step)
+        expected = reference(subject.model, image, prompt)
+        draft = expected if step % 2 else previous
+        answer = engine.answer(image, [prompt], [draft])[0]
+        assert np.array_equal(answer.tokens, expected)
+        previous = expected
+    assert engine._of(1).wait(60)
+    assert engine.failures() == {}
+    assert len(engine._of(1).ready) > 1  # captured behind the scenes
+    engine.close()
+
+
+def test_drafted_and_plain_decoding_have_the_same_bits(subject):
+    rng = np.random.default_rng(2)
+    plain, exact = make_engine(subject.model, 7, drafts="none"), make_engine(subject.model, 7, drafts="verify")
+    for length in (20, 20, 31):
+        image, prompt = case(rng, length)
+        one = plain.answer(image, [prompt])[0]
+        two = exact.answer(image, [prompt], [one.tokens])[0]
+        assert np.array_equal(one.margins, two.margins)
+        assert two.passes == 1
+
+
+def test_no_growth_over_many_steps(subject):
+    rng, engine = np.random.default_rng(3), make_engine(subject.model, 7)
+    image, prompt = case(rng, 20)
+    engine.warm_up([20])
+    for _ in range(20):
+        engine.answer(image, [prompt])
+    before = torch.cuda.memory_allocated()
+    for _ in range(300):
+        engine.answer(image, [prompt])
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_nan_is_an_error(subject):
+    engine = make_engine(subject.model, 7)
+    image, prompt = case(np.random.default_rng(4), 20)
+    engine.answer(image, [prompt])
+    weight = engine.weights.head.data
+    kept = weight[5].clone()
+    weight[5] = float("nan")
+    with pytest.raises(VlaRosError, match="not numbers"):
+        engine.answer(image, [prompt])
+    weight[5] = kept
+    engine.answer(image, [prompt])
