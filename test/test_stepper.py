@@ -192,6 +192,26 @@ def test_a_reset_forgets_the_plan() -> None:
     assert policy.resets == 1
 
 
+def test_fewer_steps_per_chunk_may_be_asked_for_in_the_middle_of_one() -> None:
+    policy = Forward()
+    stepper = loaded(policy)
+    assert stepper.trip([picture()], INPUTS, 0.2).command is not None
+    stepper.executed()
+    assert not stepper.wants_frame
+    stepper.configure(config(control__execute_steps=1))
+    assert stepper.act(JOINTS, 0.2).index == 1
+    stepper.executed()
+    assert stepper.wants_frame
+
+
+def test_ensembling_goes_on_when_other_options_change() -> None:
+    stepper = loaded(Forward(), config(control__chunk_blending="ensemble"))
+    stepper.configure(config(control__chunk_blending="ensemble", control__rate_hz=3.0))
+    stepper.trip([picture()], INPUTS, 0.2)
+    stepper.executed()
+    assert stepper.wants_frame, "ACT asks after every step"
+
+
 def test_options_that_may_change_take_effect_with_the_next_step() -> None:
     stepper = loaded(Forward())
     stepper.configure(config(limits__max_translation_step=0.001))

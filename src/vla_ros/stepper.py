@@ -196,7 +196,8 @@ class Stepper:
             reference: Joint state at the frame's stamp, for the first step of a chunk; None takes ``joints``.
         """
         self._take_options()
-        step = self.schedule.next()
+        # Overrun: options taken just now may have shortened the plan; the step that was due is still a right one.
+        step = self.schedule.next(overrun=True)
         if step is None:
             raise RuntimeError("act() without a step: think() first")
         began = time.perf_counter()
@@ -256,7 +257,7 @@ class Stepper:
             self._config = config
             with self._lock:
                 self.controller.configure(config)
-            self.schedule.execute_steps = config.control.execute_steps
+            self.schedule.configure(config.control)
 
 
 def _since(began: float) -> float:

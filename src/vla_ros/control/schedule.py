@@ -83,18 +83,19 @@ class ChunkSchedule:
 
     @classmethod
     def from_config(cls, config: ControlConfig, spec: ActionSpec, binary_gripper: bool = True) -> ChunkSchedule:
-        """As the options say; ``ensemble`` asks after every step, as ACT does, unless execute_steps says more."""
-        steps = config.execute_steps
-        if config.chunk_blending == "ensemble" and steps == 0:
-            steps = 1
+        """As the options say."""
         return cls(
             spec.horizon,
-            steps,
+            _steps(config),
             blending=config.chunk_blending,
             blend_steps=config.blend_steps,
             decay=config.ensemble_decay,
             unblended=spec.gripper_index if binary_gripper else None,
         )
+
+    def configure(self, config: ControlConfig) -> None:
+        """Take options that may change while running; the plan stays."""
+        self.execute_steps = _steps(config)
 
     def reset(self) -> None:
         """Forget all chunks, the last action and what was observed."""
@@ -210,3 +211,8 @@ class ChunkSchedule:
         weights = np.exp(-self._decay * np.arange(len(predictions)))
         mean: FloatArray = np.average(predictions, axis=0, weights=weights)
         return mean
+
+
+def _steps(config: ControlConfig) -> int:
+    """Steps between two questions: ``ensemble`` asks after every step, as ACT does, unless execute_steps says more."""
+    return 1 if config.chunk_blending == "ensemble" and config.execute_steps == 0 else config.execute_steps

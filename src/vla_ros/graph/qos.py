@@ -54,7 +54,7 @@ PROFILES: dict[str, QoSProfile] = {
     "instruction": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=1),
     # For subscriptions: best effort matches every driver, reliable or not. For publishers take state_publisher.
     "state": QoSProfile(_BEST_EFFORT, depth=1),
-    # Several drivers may share /joint_states and speak at the same moment: with a depth of 1 one would hide another.
+    # Several drivers may share /joint_states and speak at one moment: with a depth of 1 one would hide another.
     "joint_states": QoSProfile(_BEST_EFFORT, depth=10),
     # For publishers: reliable matches every subscription.
     "state_publisher": QoSProfile(_RELIABLE, depth=1),
