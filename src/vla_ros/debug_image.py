@@ -55,7 +55,7 @@ def _compass(canvas: UInt8Array, translation: FloatArray) -> None:
     radius = min(height, width) // 8
     x, y = width - 2 * radius, height - radius - 30
     cv2.circle(canvas, (x, y), radius, _WHITE, 1, cv2.LINE_AA)
-    reach = np.clip(np.nan_to_num(translation) / _FULL_SCALE, -1, 1) * radius
+    reach = np.clip(np.nan_to_num(translation), -_FULL_SCALE, _FULL_SCALE) * (radius / _FULL_SCALE)
     forward, left, up = (round(float(part)) for part in reach)
     cv2.arrowedLine(canvas, (x, y), (x - left, y - forward), _ORANGE, 3, cv2.LINE_AA)
     bar = x + radius + 12

@@ -17,14 +17,25 @@ from vla_ros.faults.processes import DOMAINS
 from vla_ros.faults.rows import ROWS, Row
 
 
-def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int) -> list[Outcome]:
-    """Run rows, ``jobs`` at a time, each in a DDS domain of its own; prints each as it ends."""
+def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
+    """Run rows, ``jobs`` at a time, each in a DDS domain of its own; prints each as it ends.
+
+    Args:
+        rows: Which.
+        repeat: Injections of each.
+        seed: Of everything random.
+        jobs: Rows at a time.
+        records: Folder for what the robot saw in rows with violations.
+    """
     domains = random.Random(seed).sample(DOMAINS, min(len(rows), len(DOMAINS)))
 
     def one(number: int) -> Outcome:
         row = rows[number]
-        outcome = Director(row, seed + number, domains[number % len(domains)]).run(repeat)
+        director = Director(row, seed + number, domains[number % len(domains)])
+        outcome = director.run(repeat)
         print(line(outcome), flush=True)
+        if outcome.violations and records is not None:
+            print(f"    records: {director.write_records(records)}", flush=True)
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -55,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--row", action="append", default=[], metavar="TEXT", help="rows whose name contains this")
     parser.add_argument("--seed", type=int, default=None, help="of everything random; printed with each row")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time (default: 1)")
+    parser.add_argument("--records", type=Path, metavar="DIR", help="keep what the robot saw where it went wrong")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
     given = parser.parse_args(arguments)
     rows = [row for row in ROWS if not given.row or any(text in row.name for text in given.row)]
@@ -63,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**5)
     print(f"{len(rows)} rows, {given.repeat} injections each, seed {seed}\n\n{HEADER}", flush=True)
     began = time.monotonic()
-    outcomes = run_rows(rows, given.repeat, seed, given.jobs)
+    outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records)
     injections = sum(len(outcome.injections) for outcome in outcomes)
     violations = sum(len(outcome.violations) for outcome in outcomes)
     print(f"\n{injections} injections, {violations} violations, {time.monotonic() - began:.0f} s")

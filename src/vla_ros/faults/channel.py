@@ -143,7 +143,7 @@ def _rebuilt(message: bytes, **changes: Any) -> bytes:
         "data": pixels,
     }
     found |= changes
-    head = message[:12] + struct.pack("<I", 1) + bytes(4)
+    head: bytes = message[:12] + struct.pack("<I", 1) + bytes(4)
     head += struct.pack("<III", found["height"], found["width"], len(found["encoding"]) + 1)
     head += found["encoding"] + bytes(2)
     head += bytes(-len(head) % 4)

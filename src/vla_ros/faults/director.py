@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vla_ros.config import load
@@ -64,6 +65,7 @@ class Director:
         self._outcome = Outcome(row, seed)
         self._permissions: list[Permission] = []
         self._began = time.monotonic()
+        self._log = ""
         clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
         node = ("--horizon", str(row.horizon), "--think", str(row.think), *clock)
         robot = ("--seed", str(self._rng.randrange(2**31)), *(("--simulated",) if row.simulated else ()))
@@ -85,11 +87,20 @@ class Director:
                 status = rig.node.end()
             except VlaRosError as error:
                 self._complain(str(error))
+            self._log = rig.log.read_text(encoding="utf-8", errors="replace")
             if status != 0:
                 self._complain(f"exit: the node ended with status {status}; {rig.last_words()}")
         self._judge()
         self._outcome.seconds = time.monotonic() - self._began
         return self._outcome
+
+    def write_records(self, folder: Path) -> Path:
+        """Write what the robot saw and the node's log, to find out why; the file with the records."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self._row.name.replace(' ', '_').replace('.', '_')}_{self._outcome.seed}.jsonl"
+        path.write_text("\n".join(record.line() for record in self._rig.records) + "\n", encoding="utf-8")
+        path.with_suffix(".log").write_text(self._log, encoding="utf-8")
+        return path
 
     # A person
 
@@ -179,13 +190,15 @@ class Director:
         kinematics = make_kinematics(config)
         assert kinematics is not None
         period = 1 / config.control.rate_hz if config.control.rate_hz else _GUESS
-        judge = Judge(config, kinematics, period, lag=row.lag, steps=row.horizon, simulated=row.simulated)
+        judge = Judge(
+            config, kinematics, period, lag=row.lag, memory=row.memory, steps=row.horizon, simulated=row.simulated
+        )
         self._outcome.motions = len(rig.motions)
         for violation in judge.check(rig.records, self._permissions):
             self._complain_at(violation)
         injections = self._outcome.injections
         for injection, following in zip(injections, [*injections[1:], None], strict=True):
-            until = following.begin if following else injection.end + 2 * _STATUS_PERIOD
+            until = following.begin if following else float("inf")
             if row.reasons and injection.end and not self._is_named(injection.begin, until):
                 self._complain(
                     f"reason: at {injection.begin - self._began:.3f} s, none of {list(row.reasons)} named"
@@ -213,7 +226,7 @@ class Director:
         sent = {record.stamp: record.time for record in self._rig.records if record.kind == "frame"}
         for motion in self._rig.motions:
             for injection in self._outcome.injections:
-                if sent[motion.stamp] < injection.begin < motion.time - self._row.within - GRACE:
+                if sent[motion.stamp] < injection.begin < motion.time - 2 * GRACE:
                     self._complain_at(Violation("jump", motion.time, "on a frame from before the clock jumped"))
 
     def _complain_at(self, violation: Violation) -> None:

@@ -66,6 +66,8 @@ class Judge:
         kinematics: The arm.
         period: Seconds for which a command is made: ``1 / control.rate_hz``, or the node's guess of 1/30 s.
         lag: Seconds that the robot's own process is late where the fault is its slowness.
+        memory: Seconds for which the node could measure nothing, where the fault is that it did not run: it holds
+            what it measured before.
         steps: Steps of a chunk: later ones are executed as many periods later.
         simulated: The ROS clock may jump: a frame's age counts from when it was sent.
     """
@@ -77,6 +79,7 @@ class Judge:
         period: float,
         *,
         lag: float = 0.0,
+        memory: float = 0.0,
         steps: int = 1,
         simulated: bool = False,
     ) -> None:
@@ -85,6 +88,7 @@ class Judge:
         self._arm = kinematics
         self._period = period
         self._slack = GRACE + lag
+        self._memory = memory
         self._steps = steps
         self._simulated = simulated
         margin = config.limits.joint_margin
@@ -197,7 +201,8 @@ class Judge:
         off = float(np.abs(_arm(command) - _arm(measured)).max())
         if off > _SAG + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the measured position that it names")
-        elsewhere = [record for record in known if measured.time < record.time < command.time - self._window]
+        since = command.time - self._window - self._memory
+        elsewhere = [record for record in known if measured.time < record.time < since]
         if elsewhere:
             yield Violation("hold", command.time, f"at a position of {command.time - measured.time:.3f} s ago")
 
