@@ -1,4 +1,4 @@
-"""The policy as a managed ROS 2 node: ``ros2 run vla_ros vla_policy_node``.
+"""The policy as a managed ROS 2 node; :mod:`vla_ros.lifecycle_main` runs it.
 
 A thin layer over :class:`~vla_ros.policy_node.PolicyNode`: transitions of the ROS 2 design article "Managed
 nodes", ROS parameters from the tree of options, and signals. With the parameter ``autostart`` (default) it
@@ -7,22 +7,17 @@ configures and activates itself; arming stays explicit either way.
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import rclpy
 from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from rclpy.signals import SignalHandlerOptions
 
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.rclpy_backend import RclpyVocabulary, spin_once
+from vla_ros.graph.rclpy_backend import RclpyVocabulary
 from vla_ros.policy_node import PolicyNode
 from vla_ros.ros_parameters import changed, declare
 
@@ -37,6 +32,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     Args:
         node_name: Name; remaps of the command line win.
+        interrupted: Asked between two steps of loading; where it is true, loading ends with KeyboardInterrupt.
         **options: Further arguments of ``rclpy.node.Node`` (``context``, ``namespace``, ``parameter_overrides``).
 
     Attributes:
@@ -48,8 +44,11 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         ConfigError: Parameters with unknown names or impossible values.
     """
 
-    def __init__(self, node_name: str = NODE_NAME, **options: Any) -> None:
+    def __init__(
+        self, node_name: str = NODE_NAME, *, interrupted: Callable[[], bool] = lambda: False, **options: Any
+    ) -> None:
         super().__init__(node_name, **options)
+        self.interrupted = interrupted
         self.failure = ""
         self.exit_status: int | None = None
         self._policy_node: PolicyNode | None = None
@@ -140,6 +139,8 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
         def progress(fraction: float, message: str) -> None:
             nonlocal said
+            if self.interrupted():
+                raise KeyboardInterrupt
             if fraction >= 1.0 or time.monotonic() - said >= 2.0:
                 said = time.monotonic()
                 self.get_logger().info(f"loading {100 * fraction:.0f} %: {message}")
@@ -164,47 +165,3 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         self._config = config
         if self._policy_node is not None:
             self._policy_node.reconfigure(config)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM.
-
-    Returns:
-        0 after a signal, 1 where parameters are wrong or an autostarted node could not start.
-    """
-    # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
-    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    status = 0
-    node: VlaPolicyNode | None = None
-    try:
-        node = VlaPolicyNode()
-        status = _spin(node)
-    except VlaRosError as error:
-        print(f"vla_policy_node: {error}", file=sys.stderr)
-        status = 1
-    except KeyboardInterrupt:
-        pass
-    finally:
-        # `ros2 launch` and a terminal both signal: the second must not break into the last words of the first.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if node is not None:
-            node.leave()
-            node.get_logger().info("ended: the arm holds")
-            node.destroy_node()
-        rclpy.try_shutdown()
-    return status
-
-
-def _spin(node: VlaPolicyNode) -> int:
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    while spin_once(executor, node.get_logger(), 0.1):
-        if node.exit_status is not None:
-            return node.exit_status
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,6 +35,7 @@ pytestmark = [
 ]
 
 QUICK = "set:=camera.width:=64;camera.height:=48;robot.urdf:=demo"
+WORDS = "instruction:=hold still"
 
 
 def show_args(name: str) -> str:
@@ -60,7 +61,7 @@ def test_every_launch_file_explains_its_arguments(name: str, arguments: tuple[st
 
 
 def test_the_policy_launch_file_brings_an_active_node(robot: Any, program: Callable[..., Any]) -> None:
-    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", QUICK)
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", WORDS, QUICK)
     robot.drive()
     robot.wait(lambda: len(robot.actions) >= 3, "actions", 40)
     assert robot.state() == "active"

@@ -74,3 +74,15 @@ def test_a_driver_that_dies_stops_the_arm(robot: Any, policy: Callable[..., Any]
         next(one for one in robot.node.subscriptions if one.topic_name == "/arm/joint_command")
     )
     node.wait_for("driver_gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.5, 1.0])
+def test_a_signal_while_it_starts_ends_it_quietly(
+    policy: Callable[..., Any], number: signal.Signals, delay: float
+) -> None:
+    node = policy()
+    time.sleep(delay)  # somewhere in its imports or in configure: wherever it is, it must end in order
+    assert node.end(number) == 0
+    assert "Traceback" not in node.output
+    assert node.output.strip().endswith("ended: the arm holds")
