@@ -1,7 +1,10 @@
 """Lockstep and real time over DDS, with the policy node on the same graph: quick, and every control of the demo."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from vla_ros.config import load
@@ -15,7 +18,8 @@ from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.files import demo_config
 from vla_ros.sim.node import SimNode
-from vla_ros.types import Observation
+from vla_ros.sim.status import PolicyFailedError
+from vla_ros.types import ActionChunk, Observation
 
 
 @pytest.fixture
@@ -103,11 +107,57 @@ def test_a_run_is_traced(graph, world, policy):
     assert list(result.picture_steps) == sorted(set(result.picture_steps))
 
 
-def test_a_policy_that_never_answers_is_given_up_on(graph, world, policy):
-    """Disarmed, the node thinks and sends nothing."""
-    policy("control.armed:=false")
-    result = lockstep(graph, world, step_timeout=0.5).run(0)
+def test_a_policy_that_thinks_for_too_long_is_given_up_on(graph, world, policy):
+    answering = policy()
+    release = threading.Event()
+
+    def slow(observation: Observation):
+        release.wait(20.0)
+        return ActionChunk(np.zeros((1, 7)), observation.stamp)
+
+    answering.infer = slow
+    result = lockstep(graph, world, step_timeout=0.2).run(0)
+    release.set()
     assert (result.success, result.reason, result.steps) == (False, "no_command", 0)
+
+
+def broken(observation: Observation):
+    raise RuntimeError("the model broke")
+
+
+@pytest.mark.parametrize(
+    ("options", "infer", "reason"),
+    [
+        (["control.armed:=false"], None, r"disarmed.*control.armed:=true"),
+        ([], broken, r"holding: inference_error \(RuntimeError: the model broke\)"),
+    ],
+)
+def test_a_policy_that_holds_or_is_disarmed_ends_the_run_with_its_reason(
+    graph, world, policy, options, infer, reason
+):
+    answering = policy(*options)
+    if infer is not None:
+        answering.infer = infer
+    began = time.monotonic()
+    with pytest.raises(PolicyFailedError, match=reason):
+        lockstep(graph, world, step_timeout=120.0).run(0)
+    assert time.monotonic() - began < 40.0
+
+
+@pytest.mark.parametrize("kind", [Lockstep, RealTime])
+def test_a_policy_node_that_is_stopped_ends_the_run_at_once(graph, world, policy, kind, monkeypatch):
+    def stopped(observation: Observation):
+        nodes[0].stop("a test said so")
+        return ActionChunk(np.zeros((1, 7)), observation.stamp)
+
+    nodes: list[PolicyNode] = []
+    plain = PolicyNode.activate
+    monkeypatch.setattr(PolicyNode, "activate", lambda self: (nodes.append(self), plain(self))[1])
+    policy("timeouts.frame_age:=0.0").infer = stopped
+    node = SimNode(graph)
+    node.wait_for_policy(10.0, lambda: True)
+    with pytest.raises(PolicyFailedError, match=r"stopped by operator_stop \(a test said so\)"):
+        kind(world, node, EpisodeOptions(step_timeout=120.0), lambda: True).run(0)
 
 
 def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError
 from vla_ros.sim.files import demo_config
 from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
+from vla_ros.sim.status import PolicyFailedError
 
 if TYPE_CHECKING:
     from vla_ros.sim.world import WorldOptions
@@ -178,10 +179,10 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
         stack.callback(policy.end)
         try:
             episodes, wall = _episodes(arguments, options.config, policy, stack)
-        except VlaRosError as error:
-            if not policy.alive() and policy.last_lines():
-                print(policy.last_lines(), file=sys.stderr)
-            raise error
+        except PolicyFailedError:
+            policy.end()  # what it says at its end belongs to its last lines
+            print(policy.last_lines(), file=sys.stderr)
+            raise
         policy.end()
         stats = policy.stats()
     return _result(arguments, options.config, episodes, stats, wall), options.config

@@ -14,6 +14,7 @@ from vla_ros.sim.description import TIMESTEP
 from vla_ros.sim.node import WRIST_TOPIC, ReceivedCommand, SimNode
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
+from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import SUBSTEPS, TableTop
 from vla_ros.types import UInt8Array
@@ -58,7 +59,8 @@ class Runner(Protocol):
         """The episode of ``seed``.
 
         Raises:
-            VlaRosError: The policy node has ended.
+            PolicyFailedError: The policy node has ended, was stopped, or does not answer and says why.
+            VlaRosError: A command that the arm cannot follow.
         """
 
 
@@ -102,9 +104,24 @@ class _Episodes:
         self._node.publish_picture(shown, stamp)
         return stamp, picture
 
-    def _check(self) -> None:
+    def _given_up(self) -> bool:
+        """True where no command will come, whatever is waited for."""
+        return not self._alive() or bool(self._node.policy.hopeless)
+
+    def _check(self, *, waiting: bool = True) -> None:
+        """Give up where the policy node cannot go on.
+
+        Args:
+            waiting: A command is waited for: also a hold that lasts is a reason then.
+
+        Raises:
+            PolicyFailedError: With the reason that the node gives.
+        """
         if not self._alive():
-            raise VlaRosError("the policy node ended in the middle of an episode; its last lines are above")
+            raise PolicyFailedError("the policy node ended in the middle of an episode; its last lines are above")
+        why = self._node.policy.hopeless if waiting else self._node.policy.stopped
+        if why:
+            raise PolicyFailedError(f"the policy node does not move the arm: {why}; its last lines are above")
 
     def _obey(self, command: ReceivedCommand) -> None:
         try:
@@ -167,14 +184,15 @@ class Lockstep(_Episodes):
             command = self._node.take_command()
             if command is not None and command.stamp >= stamp:
                 found = command
-            return found is not None or not self._alive()
+            return found is not None or self._given_up()
 
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return None
             if resend:
                 self._publish(stamp)  # best effort: the frame may be lost; the node uses none twice
-        self._check()
+        if found is None:
+            self._check()
         return found
 
 
@@ -239,7 +257,7 @@ class RealTime(_Episodes):
             tick += 1
             if tick % ticks_per_step == 0:
                 decided = world.watch()
-        self._check()
+        self._check(waiting=False)
         trace.actions.extend(node.actions)
         trace.add(world, world.render())
         return trace.result(world, seed, scene, -(-tick // ticks_per_step), "timeout")
@@ -254,4 +272,4 @@ class RealTime(_Episodes):
             return False
 
         self._node.spin(obeyed, max(_LEAST_SPIN, seconds))
-        self._check()
+        self._check(waiting=False)

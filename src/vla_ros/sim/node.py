@@ -11,6 +11,7 @@ import numpy as np
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Graph
+from vla_ros.sim.status import PolicyFailedError, PolicyStatus
 from vla_ros.sim.world import TableTop
 from vla_ros.types import FloatArray, JointState, UInt8Array
 from vla_ros.vision.messages import encode_image
@@ -25,6 +26,7 @@ OBJECT_TOPIC = "/sim/objects"
 COMMAND_TOPIC = "/arm/joint_command"
 INSTRUCTION_TOPIC = "/vla_policy/instruction"
 ACTION_TOPIC = "/vla_policy/action"
+STATUS_TOPIC = "/vla_policy/status"
 
 _PUBLISHED = {
     IMAGE_TOPIC: ("sensor_msgs/msg/Image", "camera"),
@@ -65,6 +67,7 @@ class SimNode:
 
     Attributes:
         actions: The policy's actions since :meth:`forget_actions`, float64 [D] each.
+        policy: What the policy node says of itself.
     """
 
     def __init__(self, graph: Graph, *, wrist: bool = False, tap: Tap | None = None) -> None:
@@ -81,6 +84,13 @@ class SimNode:
         )
         self._node.create_subscription(
             graph.message("std_msgs/msg/Float64MultiArray"), ACTION_TOPIC, self._on_action, graph.qos("command")
+        )
+        self.policy = PolicyStatus()
+        self._node.create_subscription(
+            graph.message("std_msgs/msg/String"),
+            STATUS_TOPIC,
+            lambda message: self.policy.hear(message.data),
+            graph.qos("instruction"),
         )
         self._command: ReceivedCommand | None = None
         self._stamp = 0
@@ -192,7 +202,7 @@ class SimNode:
 
         self.spin(lambda: not missing() or not alive(), timeout)
         if not alive():
-            raise VlaRosError("the policy node ended before it was ready; its last lines are above")
+            raise PolicyFailedError("the policy node ended before it was ready; its last lines are above")
         if missing():
             raise VlaRosError(
                 f"the policy node did not come within {timeout:g} s: nobody at the other end of {missing()}. "
