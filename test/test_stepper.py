@@ -161,6 +161,15 @@ def test_an_answer_that_is_no_action_never_becomes_a_command() -> None:
         stepper.trip([picture()], INPUTS, 0.2)
 
 
+@pytest.mark.parametrize("answer", [np.zeros((1, 7)), None, ActionChunk([[0.0] * 7], STAMP)])
+def test_an_answer_of_a_wrong_type_is_refused_in_words(answer: object) -> None:
+    policy = Forward()
+    policy.infer = lambda observation: answer
+    with pytest.raises(Refused, match="expected an ActionChunk") as refused:
+        loaded(policy).trip([picture()], INPUTS, 0.2)
+    assert refused.value.reason is Reason.ACTION_INVALID
+
+
 def test_without_a_joint_state_the_action_is_shown_and_the_command_refused() -> None:
     trip = loaded(Forward()).trip([picture()], Snapshot(instruction="go"), 0.2)
     assert trip.action is not None

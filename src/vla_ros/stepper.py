@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.command import Command
@@ -175,6 +178,7 @@ class Stepper:
             Refused: The policy failed, or its answer has a wrong shape or holds NaN.
         """
         self.schedule.observed(observation.stamp)
+        chunk: Any  # whatever a third party's policy gives
         try:
             chunk = self._policy.infer(observation)
         except Refused:
@@ -183,9 +187,15 @@ class Stepper:
             raise Refused(reason_of(error), str(error)) from error
         except Exception as error:
             raise Refused(reason_of(error), f"{type(error).__name__}: {error}") from error
+        if not isinstance(chunk, ActionChunk) or not isinstance(chunk.actions, np.ndarray):
+            found = type(chunk.actions if isinstance(chunk, ActionChunk) else chunk).__name__
+            raise Refused(
+                Reason.ACTION_INVALID, f"the policy answered with {found}, expected an ActionChunk of arrays"
+            )
         self.controller.check(chunk)
-        self.schedule.load(chunk)
-        return chunk
+        answer: ActionChunk = chunk
+        self.schedule.load(answer)
+        return answer
 
     def act(self, joints: JointState | None, dt: float, reference: JointState | None = None) -> Trip:
         """The command for the next step of the chunk.

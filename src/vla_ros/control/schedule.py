@@ -214,5 +214,5 @@ class ChunkSchedule:
 
 
 def _steps(config: ControlConfig) -> int:
-    """Steps between two questions: ``ensemble`` asks after every step, as ACT does, unless execute_steps says more."""
+    """Steps between two questions; ``ensemble`` asks after every step, as ACT does, unless told otherwise."""
     return 1 if config.chunk_blending == "ensemble" and config.execute_steps == 0 else config.execute_steps
