@@ -16,6 +16,7 @@ COMMANDS = {
     "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; writes a report"),
     "compare": ("vla_ros.replay.compare", "compare two replay results"),
     "bench": ("vla_ros.bench.cli", "measure how fast this machine answers, stage by stage"),
+    "top": ("vla_ros.top", "watch a running policy node in the terminal"),
     "doctor": ("vla_ros.doctor", "say what is installed, what is wrong and the command that mends it"),
     "train-demo": ("vla_ros.train.cli", "train the demo's checkpoint again, from nothing"),
     "middleware": ("vla_ros.middleware.cli", "profiles that keep large camera frames: print, write, check"),

@@ -13,10 +13,10 @@ Order = Mapping[str, Any]
 class Reaction(str, Enum):
     """What the node must do.
 
-    ``GOES_ON``: motions keep coming (where reasons are named, after a moment). ``HOLDS``: they end, and come again by
-    themselves after the fault. ``STOPS``: they end, and come again only after a person has reset and armed.
-    ``DISARMED``: they end until a person arms. ``ENDS``: the process is gone, and its successor moves nothing before
-    a person has armed it.
+    ``GOES_ON``: motions keep coming (where reasons are named, after a moment). ``HOLDS``: they end, and come again
+    by themselves after the fault. ``STOPS``: they end, and come again only after a person has reset and armed.
+    ``DISARMED``: they end until a person arms. ``ENDS``: the process is gone, and its successor moves nothing
+    before a person has armed it.
     """
 
     GOES_ON = "goes on"

@@ -1,0 +1,36 @@
+"""Coverage-guided fuzzing with atheris: ``python fuzz/coverage_guided.py TARGET [libFuzzer arguments]``.
+
+``pip install atheris`` first; it is no dependency of anything else here. New inputs are kept in a folder of the
+system's temporary files; seeds come from ``fuzz/corpus``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["vla_ros", "rosbags"]):
+    from targets import TARGETS, only_our_errors, seeds
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def main() -> None:
+    """Fuzz one target until it fails or the arguments say enough (``-runs=100000``, ``-max_total_time=60``)."""
+    if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
+        raise SystemExit(f"usage: {sys.argv[0]} {{{','.join(TARGETS)}}} [libFuzzer arguments]")
+    name = sys.argv[1]
+    folder = Path(tempfile.mkdtemp(prefix=f"atheris_{name}_"))
+    for number, seed in enumerate(seeds(name, CORPUS)):
+        (folder / f"seed_{number}").write_bytes(seed)
+    target = TARGETS[name]
+    arguments = [sys.argv[0], str(folder), "-timeout=1", "-rss_limit_mb=1024", *sys.argv[2:]]
+    atheris.Setup(arguments, lambda data: only_our_errors(target, data))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Damage seeds at random, from a seed: ``python fuzz/run.py`` (``make fuzz``). Needs no atheris.
+
+Every input must be taken or refused in our words, within a second, without the process growing. What is not is
+written to a file whose name is printed, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from targets import TARGETS, only_our_errors, seeds
+
+CORPUS = Path(__file__).parent / "corpus"
+COUNTS = {"message": 100_000, "image": 10_000, "compressed": 10_000, "bag": 10_000}
+_HANG = 1.0  # s
+_GROWTH = 256 << 20  # bytes
+_NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
+
+
+class Hang(BaseException):
+    """An input took longer than a second. No Exception: nothing may catch it on its way."""
+
+
+def damage(data: bytes, other: bytes, rng: random.Random) -> bytes:
+    """One to four kinds of damage; half of the time the first byte, which chooses a target's variant, is left."""
+    spoiled = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        if not spoiled:
+            break
+        at = rng.randrange(min(len(spoiled), 128) if rng.random() < 0.5 else len(spoiled))
+        kind = rng.randrange(8)
+        if kind == 0:
+            spoiled[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            spoiled[at] = rng.randrange(256)
+        elif kind == 2:
+            width = rng.choice((2, 4, 8))
+            number = rng.choice(_NUMBERS) & (256**width - 1)
+            spoiled[at : at + width] = number.to_bytes(width, rng.choice(("little", "big")))
+        elif kind == 3:
+            del spoiled[at:]
+        elif kind == 4:
+            del spoiled[at : at + rng.randrange(1, 64)]
+        elif kind == 5:
+            spoiled[at:at] = rng.randbytes(rng.randrange(1, 64))
+        elif kind == 6:
+            begin = rng.randrange(len(spoiled))
+            spoiled[at:at] = spoiled[begin : begin + rng.randrange(1, 256)]
+        else:
+            begin = rng.randrange(len(other)) if other else 0
+            spoiled[at : at + 64] = other[begin : begin + 64]
+    if data and spoiled and rng.random() < 0.5:
+        spoiled[0] = data[0]
+    return bytes(spoiled)
+
+
+def fuzz(name: str, count: int, seed: int) -> list[str]:
+    """Run one target.
+
+    Returns:
+        What went wrong, each with the file that has the input.
+    """
+    rng, sources, wrong = random.Random(f"{name} {seed}"), seeds(name, CORPUS), []
+    wrong += [f"{name}: a seed was refused" for source in sources if not only_our_errors(TARGETS[name], source)]
+    before, slowest, taken, began = _peak(), 0.0, 0, time.monotonic()
+    for _ in range(count):
+        data = damage(rng.choice(sources), rng.choice(sources), rng)
+        start = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, _HANG)
+        try:
+            taken += only_our_errors(TARGETS[name], data)
+        except (Exception, Hang) as error:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            with tempfile.NamedTemporaryFile(prefix=f"fuzz_{name}_", delete=False) as file:
+                file.write(data)
+            traceback.print_exc()
+            wrong.append(f"{name}: {type(error).__name__}: {error}; input: {file.name}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        slowest = max(slowest, time.monotonic() - start)
+    growth = _peak() - before
+    if growth > _GROWTH:
+        wrong.append(f"{name}: the process grew by {growth >> 20} MiB")
+    print(
+        f"{name:<12} {count:>7} inputs, {taken:>6} taken, {count - taken:>6} refused, {len(wrong)} wrong; slowest "
+        f"{1e3 * slowest:.1f} ms, grew {growth / 2**20:.1f} MiB, {time.monotonic() - began:.0f} s, seed {seed}",
+        flush=True,
+    )
+    return wrong
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _hang(number: int, frame: object) -> None:
+    raise Hang(f"more than {_HANG:g} s")
+
+
+def main() -> int:
+    """Run all targets, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", nargs="*", choices=[*TARGETS, []], help="default: all")
+    parser.add_argument("--count", type=int, help=f"inputs of each (default: {COUNTS})")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    faulthandler.enable()
+    signal.signal(signal.SIGALRM, _hang)
+    wrong = [
+        text for name in given.target or TARGETS for text in fuzz(name, given.count or COUNTS[name], given.seed)
+    ]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Write the seed corpus again: ``python fuzz/seeds.py``. Small, whole examples of everything that is parsed."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+from vla_ros.graph.messages import message_types
+from vla_ros.vision.messages import encode_compressed, encode_image
+
+CORPUS = Path(__file__).parent / "corpus"
+STAMP = 1_700_000_000_123_456_789
+
+
+def pictures() -> dict[str, bytes]:
+    """Serialised images of every layout, by file name below the corpus."""
+    rng = np.random.default_rng(1)
+    colour = rng.integers(0, 255, (12, 16, 3), dtype=np.uint8)
+    found = {
+        f"image/{encoding}": encode_image(pixels, STAMP, "camera", encoding)
+        for encoding, pixels in {
+            "rgb8": colour,
+            "bgra8": rng.integers(0, 255, (6, 8, 4), dtype=np.uint8),
+            "mono8": colour[..., 0],
+            "yuv422_yuy2": rng.integers(0, 255, (6, 8, 2), dtype=np.uint8),
+        }.items()
+    }
+    found["image/padded"] = encode_image(colour, STAMP, "", "bgr8", step=64)
+    jpeg = cv2.imencode(".jpg", colour)[1].tobytes()
+    progressive = cv2.imencode(".jpg", colour, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    for name, data in (
+        ("jpeg", jpeg),
+        ("progressive", progressive),
+        ("png", _png(colour)),
+        ("grey", _png(colour[..., 0])),
+    ):
+        found[f"compressed/{name}"] = encode_compressed(data, STAMP, "camera", "rgb8; jpeg compressed bgr8")
+    return found
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def messages() -> dict[str, bytes]:
+    """Serialised messages of every type that the node takes, by file name (the type with dots)."""
+    types = message_types("jazzy")
+    made = {
+        "sensor_msgs/msg/JointState": {
+            "name": ["joint_1", "elbow"],
+            "position": [0.5, -1.0],
+            "velocity": [0.0, 0.1],
+        },
+        "std_msgs/msg/String": {"data": "pick up the größere cup"},
+        "std_msgs/msg/Bool": {"data": True},
+        "std_msgs/msg/Empty": {},
+        "rosgraph_msgs/msg/Clock": {},
+        "diagnostic_msgs/msg/DiagnosticArray": {
+            "status": [
+                types.message("diagnostic_msgs/msg/DiagnosticStatus")(
+                    name="a", values=[types.message("diagnostic_msgs/msg/KeyValue")(key="k", value="v")] * 3
+                )
+            ]
+        },
+        "std_srvs/srv/SetBool_Request": {"data": True},
+    }
+    return {
+        f"message/{name.replace('/', '.')}": types.serialize(types.message(name)(**fields))
+        for name, fields in made.items()
+    }
+
+
+def bags() -> dict[str, bytes]:
+    """Bags with two topics in every storage and compression."""
+    parts = {**pictures(), **messages()}
+    found = {}
+    for name, plugin, compression in (
+        ("mcap", StoragePlugin.MCAP, None),
+        ("mcap_zstd", StoragePlugin.MCAP, CompressionMode.STORAGE),
+        ("db3", StoragePlugin.SQLITE3, None),
+        ("db3_zstd", StoragePlugin.SQLITE3, CompressionMode.MESSAGE),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "bag"
+            writer = Writer(path, version=9, storage_plugin=plugin)
+            if compression is not None:
+                writer.set_compression(compression, CompressionFormat.ZSTD)
+            store = get_typestore(Stores.ROS2_JAZZY)
+            with writer:
+                image = writer.add_connection("/camera", "sensor_msgs/msg/CompressedImage", typestore=store)
+                joints = writer.add_connection("/joint_states", "sensor_msgs/msg/JointState", typestore=store)
+                for index in range(3):
+                    writer.write(image, STAMP + index, parts["compressed/jpeg"])
+                    writer.write(joints, STAMP + index, parts["message/sensor_msgs.msg.JointState"])
+            file = next(each for each in path.iterdir() if each.suffix in (".mcap", ".db3", ".zstd"))
+            found[f"bag/{name}{''.join(file.suffixes)}"] = file.read_bytes()
+    return found
+
+
+def main() -> None:
+    """Write all seeds."""
+    shutil.rmtree(CORPUS, ignore_errors=True)
+    for name, data in {**pictures(), **messages(), **bags()}.items():
+        path = CORPUS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

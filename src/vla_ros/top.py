@@ -1,0 +1,178 @@
+"""Watch a running policy node in the terminal: state and reasons, latency by stage, frames, resources.
+
+Reads ``/diagnostics`` and the node's ``~/status``; changes nothing. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vla_ros.errors import VlaRosError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_STATE_COLOURS = {"armed": "bold green", "disarmed": "bold cyan", "holding": "bold yellow", "stopped": "bold red"}
+_LEVEL_COLOURS = {0: "green", 1: "yellow", 2: "red", 3: "bright_black"}
+_STALE = 3.0  # s without diagnostics, which come once a second
+_REFRESH = 0.25  # s
+
+
+class View:
+    """The newest of what one node says.
+
+    Args:
+        node: Fully qualified name of the node, such as ``/vla_policy``.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.parts: dict[str, tuple[int, str, dict[str, str]]] = {}
+        self.status: Mapping[str, Any] = {}
+        self.heard: float | None = None
+        self._frames: tuple[float, int, int] | None = None
+        self._rates = (0.0, 0.0)
+
+    def on_diagnostics(self, message: Any) -> None:
+        """Take a ``diagnostic_msgs/DiagnosticArray``; those of other nodes are left alone."""
+        prefix = f"{self.node.lstrip('/')}: "
+        for status in message.status:
+            if status.name.startswith(prefix):
+                values = {pair.key: pair.value for pair in status.values}
+                self.parts[status.name[len(prefix) :]] = (_level(status.level), status.message, values)
+                self.heard = time.monotonic()
+        self._count()
+
+    def on_status(self, message: Any) -> None:
+        """Take the ``std_msgs/String`` of ``~/status``; what is no JSON object is left alone."""
+        try:
+            words = json.loads(message.data)
+        except ValueError:
+            return
+        if isinstance(words, dict):
+            self.status = words
+
+    def _count(self) -> None:
+        """Frames and commands per second, between two messages."""
+        values = self.parts.get("camera", (0, "", {}))[2]
+        now, received, commands = time.monotonic(), _number(values, "received"), _number(values, "commands")
+        if self._frames is not None and now - self._frames[0] > 0.5:
+            passed = now - self._frames[0]
+            self._rates = (received - self._frames[1]) / passed, (commands - self._frames[2]) / passed
+        if self._frames is None or now - self._frames[0] > 0.5:
+            self._frames = now, received, commands
+
+    def render(self) -> RenderableType:
+        """As it is shown now."""
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        if self.heard is None:
+            return Panel(Text(f"nothing on /diagnostics from {self.node} yet"), title="vla-ros top")
+        _, message, values = self.parts.get("state", (3, "", {}))
+        state = str(self.status.get("state") or values.get("state", "unknown"))
+        head = Table.grid(padding=(0, 2))
+        head.add_row("state", Text(str(self.status.get("explanation") or message), _STATE_COLOURS.get(state, "")))
+        head.add_row("instruction", Text(values.get("instruction", "")))
+        silent = time.monotonic() - self.heard
+        if silent > _STALE:
+            head.add_row("", Text(f"no diagnostics for {silent:.0f} s: the node hangs or has ended", "bold red"))
+        for name, (level, text, _) in self.parts.items():
+            if name != "state":
+                head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
+        head.add_row("rates", Text(f"{self._rates[0]:.1f} frames/s in, {self._rates[1]:.1f} commands/s out"))
+        tables = Table.grid(padding=(0, 4))
+        tables.add_row(self._latency(), self._counts())
+        return Panel(Group(head, tables), title=f"vla-ros top {self.node}")
+
+    def _latency(self) -> RenderableType:
+        from rich.table import Table
+
+        table = Table("stage", "p50 ms", "p99 ms", title="latency")
+        values = self.parts.get("latency", (0, "", {}))[2]
+        for key in values:
+            stage, _, figure = key.rpartition("/")
+            if figure == "p50_ms":
+                table.add_row(stage, values[key], values.get(f"{stage}/p99_ms", ""))
+        return table
+
+    def _counts(self) -> RenderableType:
+        from rich.table import Table
+
+        table = Table("what", "count", title="dropped frames and reasons")
+        for part, prefix in (("camera", "dropped/"), ("state", "count/")):
+            for key, value in self.parts.get(part, (0, "", {}))[2].items():
+                if key.startswith(prefix):
+                    table.add_row(key, value)
+        return table
+
+
+def _level(level: Any) -> int:
+    """A ``byte`` field: bytes of length one in rclpy and here."""
+    return int(level[0]) if isinstance(level, bytes) else int(level)
+
+
+def _number(values: Mapping[str, str], key: str) -> int:
+    text = values.get(key, "0")
+    return int(text) if text.isdigit() else 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros top``."""
+    parser.add_argument(
+        "--node", default="/vla_policy", metavar="NAME", help="its full name (default: /vla_policy)"
+    )
+    parser.add_argument("--once", action="store_true", help="print what is so now, and end")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="how long --once waits (default: 10)"
+    )
+    parser.add_argument(
+        "--backend", choices=("auto", "rclpy", "dds"), default="auto", help="as node.backend (default: auto)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it until Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from vla_ros.graph import open_graph
+
+    name = "/" + arguments.node.strip("/")
+    view, console = View(name), Console()
+    with open_graph(arguments.backend, log_level="error") as graph:
+        node = graph.create_node("vla_top")
+        diagnostics, text = (
+            graph.message("diagnostic_msgs/msg/DiagnosticArray"),
+            graph.message("std_msgs/msg/String"),
+        )
+        node.create_subscription(diagnostics, "/diagnostics", view.on_diagnostics, graph.qos("diagnostics"))
+        node.create_subscription(text, f"{name}/status", view.on_status, graph.qos("instruction"))
+        if arguments.once:
+            deadline = time.monotonic() + arguments.timeout
+            graph.spin(lambda: bool(view.heard and view.status) or time.monotonic() > deadline, 0.05)
+            if view.heard is None:
+                raise VlaRosError(
+                    f"nothing on /diagnostics from {name} within {arguments.timeout:g} s; is the node running, is "
+                    "its name right (--node), and are both sides on the same ROS_DOMAIN_ID?"
+                )
+            console.print(view.render())
+            return 0
+        with Live(view.render(), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            drawn = 0.0
+
+            def draw() -> bool:
+                nonlocal drawn
+                if time.monotonic() - drawn >= _REFRESH:
+                    drawn = time.monotonic()
+                    live.update(view.render(), refresh=True)
+                return False
+
+            graph.spin(draw, _REFRESH)
+    return 0
