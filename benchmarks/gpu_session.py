@@ -5,8 +5,8 @@
     python benchmarks/gpu_session.py --dry                # on a CPU with a tiny model, to try the script
 
 Needs torch with CUDA, Triton and transformers; the package itself is taken from ../src. Results are written as
-JSON to the folder $OUT, or ``--out``. Every stage has a process of its own and a bound in time; one that fails does not
-stop the others. ``tune`` writes launches.json there, which later stages of the same folder use.
+JSON to the folder $OUT, or ``--out``. Every stage has a process of its own and a bound in time; one that fails does
+not stop the others. ``tune`` writes launches.json there, which later stages of the same folder use.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from vla_ros.bench.machine import floor_ms, measure_machine, memory_gb
     from vla_ros.bench.measure import Trip, compare, run_baseline, run_engine
-    from vla_ros.bench.models import eager_baseline, open_subject
+    from vla_ros.bench.models import eager_baseline, open_quantized, open_subject
     from vla_ros.bench.report import summarize
     from vla_ros.engine.memory import plan
     from vla_ros.policies.openvla.fast import make_engine
@@ -93,9 +93,14 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
     machine = measure_machine(device, getattr(torch, name))
     began = time.perf_counter()
-    subject = open_subject(arguments.model, device, getattr(torch, name), _progress())
-    baseline_wanted = not arguments.no_baseline
-    engine = make_engine(subject.model, 7, arguments.quantization, "prefill", keep=baseline_wanted)
+    baseline_wanted, dtype = not arguments.no_baseline, getattr(torch, name)
+    if arguments.quantization != "none" and not baseline_wanted:
+        subject = open_quantized(arguments.model, device, dtype, arguments.quantization)
+    else:
+        subject = open_subject(arguments.model, device, dtype, _progress())
+    engine = make_engine(
+        subject.model, 7, arguments.quantization, "prefill", keep=baseline_wanted, weights=subject.weights
+    )
     print(plan(engine.weights, engine.buckets, subject.model), file=sys.stderr)
     loaded = time.perf_counter()
     frames, prompt = _inputs(subject, steps, height, width, arguments.prompt_tokens)

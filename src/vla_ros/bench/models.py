@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import MissingDependencyError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
 from vla_ros.policies.openvla.architecture import TIMM_TOWERS, Architecture, LlmShape, read_architecture
+from vla_ros.policies.openvla.fast import fill_quantized, from_files
 from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, place, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.policy import checkpoint_folder
@@ -41,6 +45,9 @@ OPENVLA_7B = Architecture(
 )
 """Sizes of the published checkpoint."""
 
+_RANDOM_7B = "openvla-7b (random weights)"
+_TINY = "tiny (random weights)"
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -52,6 +59,7 @@ class Subject:
         bins: Its action tokens.
         statistics: Un-normalisation.
         random: True where the weights are made up: speed is meant then, tokens and acceptance mean nothing.
+        weights: The decoder where it was quantised while it was loaded; ``model`` has no layers then.
     """
 
     name: str
@@ -59,6 +67,25 @@ class Subject:
     bins: ActionBins
     statistics: ActionStatistics
     random: bool
+    weights: DecoderWeights | None = None
+
+
+def open_quantized(name: str, device: torch.device, dtype: torch.dtype, quantization: str) -> Subject:
+    """As :func:`open_subject`, quantised while it is loaded: the dense decoder is never there as a whole."""
+    if name == "openvla-7b":
+        model, weights = random_quantized(OPENVLA_7B, device, dtype, quantization)
+        return Subject(_RANDOM_7B, model, ActionBins(32000), _random_statistics(), True, weights)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if name == "tiny" else checkpoint_folder(name)
+        if name == "tiny":
+            write_tiny(folder)
+        architecture, manifest = read_architecture(folder), read_manifest(folder)
+        model = build_empty(architecture)
+        check_weights(model, manifest, folder)
+        weights = fill_quantized(model, from_files(manifest), device, dtype, quantization)
+        bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
+        statistics = next(iter(read_statistics(folder).values()))
+    return Subject(_TINY if name == "tiny" else folder.name, model, bins, statistics, name == "tiny", weights)
 
 
 def open_subject(name: str, device: torch.device, dtype: torch.dtype, progress: Progress = no_progress) -> Subject:
@@ -75,15 +102,11 @@ def open_subject(name: str, device: torch.device, dtype: torch.dtype, progress: 
     """
     if name == "openvla-7b":
         model = random_model(OPENVLA_7B, device, dtype, progress=progress)
-        action = STATISTICS["tiny"]["action"]
-        statistics = ActionStatistics(
-            "random", _array(action["q01"]), _array(action["q99"]), _array(action["mask"]).astype(bool)
-        )
-        return Subject("openvla-7b (random weights)", model, ActionBins(32000), statistics, True)
+        return Subject(_RANDOM_7B, model, ActionBins(32000), _random_statistics(), True)
     if name == "tiny":
         with tempfile.TemporaryDirectory() as scratch:
             write_tiny(scratch)
-            return _read(Path(scratch), "tiny (random weights)", device, dtype, True, progress)
+            return _read(Path(scratch), _TINY, device, dtype, True, progress)
     folder = checkpoint_folder(name)
     return _read(folder, folder.name, device, dtype, False, progress)
 
@@ -105,6 +128,22 @@ def random_model(
         progress((index + 1) / len(shapes), f"making {name}")
     model.to(device)
     return model
+
+
+def random_quantized(
+    architecture: Architecture, device: torch.device, dtype: torch.dtype, quantization: str, seed: int = 0
+) -> tuple[OpenVLAModel, DecoderWeights]:
+    """As :func:`random_model`, quantised layer by layer, as a checkpoint is loaded."""
+    model = build_empty(architecture)
+    generator = torch.Generator(device).manual_seed(seed)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+
+    def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        for name in names:
+            noise = torch.randn(shapes[name], generator=generator, device=device, dtype=dtype)
+            yield name, _scaled(name, noise)
+
+    return model, fill_quantized(model, produce, device, dtype, quantization)
 
 
 def eager_baseline(model: OpenVLAModel) -> Any:
@@ -172,7 +211,7 @@ def _scaled(name: str, noise: Tensor) -> Tensor:
     return noise.mul_(1.5 / noise[0].numel() ** 0.5)
 
 
-def _array(values: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(values, dtype=np.float64)
+def _random_statistics() -> ActionStatistics:
+    action = STATISTICS["tiny"]["action"]
+    low, high = (np.asarray(action[name], dtype=np.float64) for name in ("q01", "q99"))
+    return ActionStatistics("random", low, high, np.asarray(action["mask"], dtype=np.bool_))

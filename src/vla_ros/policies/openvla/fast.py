@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from vla_ros.config.tree import PolicyConfig
 from vla_ros.engine.executor import Engine, EngineOptions
-from vla_ros.engine.weights import collect
+from vla_ros.engine.weights import DecoderWeights, assemble, collect, fuse_layer
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.openvla.loading import StoredTensor, place, read_tensors
 from vla_ros.policies.openvla.model import OpenVLAModel
 
-logger = logging.getLogger(__name__)
+_LAYERS = "language_model.model.layers."
 
 KINDS = {"none": "none", "int8": "int8", "nf4": "int4"}
 """``policy.quantization`` to the engine's own kinds: its 4 bits are integers in groups, not nf4's code book."""
@@ -24,7 +26,13 @@ def uses_engine(options: PolicyConfig, device: torch.device) -> bool:
 
 
 def make_engine(
-    model: OpenVLAModel, answer: int, quantization: str = "none", drafts: str = "prefill", *, keep: bool = True
+    model: OpenVLAModel,
+    answer: int,
+    quantization: str = "none",
+    drafts: str = "prefill",
+    *,
+    keep: bool = True,
+    weights: DecoderWeights | None = None,
 ) -> Engine:
     """An engine over the weights of ``model``.
 
@@ -35,15 +43,70 @@ def make_engine(
         drafts: ``policy.drafts``.
         keep: True leaves ``model`` usable: dense weights are shared, quantised ones exist beside them. False frees
             the decoder's dense weights layer by layer.
+        weights: From :func:`fill_quantized`; None takes those of ``model``.
     """
     size = model.architecture.image_size
-    weights = collect(model.language_model, model.architecture.llm, KINDS[quantization], keep=keep)
+    if weights is None:
+        weights = collect(model.language_model, model.architecture.llm, KINDS[quantization], keep=keep)
     return Engine(
         Sight(model),
         weights,
         model.architecture.patches,
         EngineOptions(answer=answer, image_size=(size, size), drafts=drafts),
     )
+
+
+Produce = Callable[[Sequence[str]], Iterator[tuple[str, Tensor]]]
+"""Parameter names to names and tensors, in any order."""
+
+
+def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
+    """Tensors from a checkpoint's files, one at a time.
+
+    Raises:
+        CheckpointError: When used, where a file cannot be read.
+    """
+
+    def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        for file in sorted({manifest[name].file for name in names}):
+            yield from read_tensors(file, [name for name in names if manifest[name].file == file])
+
+    return produce
+
+
+def fill_quantized(
+    model: OpenVLAModel,
+    produce: Produce,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str,
+    progress: Progress = no_progress,
+) -> DecoderWeights:
+    """Bring the weights to ``device``, quantising layer by layer: only one layer is ever there in full.
+
+    Args:
+        model: Empty, from :func:`~vla_ros.policies.openvla.loading.build_empty`. All but its decoder's layers can
+            be used afterwards.
+        produce: Where the tensors come from.
+        device: Where they go.
+        dtype: Type of all that is not quantised.
+        quantization: ``int8`` or ``nf4``.
+        progress: Told the share of layers.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for name, tensor in produce([name for name in names if not name.startswith(_LAYERS)]):
+        place(model, name, tensor, device, dtype)
+    fused = []
+    for index, layer in enumerate(model.language_model.model.layers):
+        for name, tensor in produce([name for name in names if name.startswith(f"{_LAYERS}{index}.")]):
+            place(model, name, tensor, device, dtype)
+        fused.append(fuse_layer(layer, KINDS[quantization], keep=False))
+        progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
+    model.to(device)
+    return assemble(model.language_model, model.architecture.llm, tuple(fused))
 
 
 class Sight:

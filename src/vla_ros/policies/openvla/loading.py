@@ -139,7 +139,7 @@ def fill(
     total = sum(prod(manifest[name].shape) for name in names)
     done = 0
     for file in sorted({manifest[name].file for name in names}):
-        for name, tensor in _read(file, [name for name in names if manifest[name].file == file]):
+        for name, tensor in read_tensors(file, [name for name in names if manifest[name].file == file]):
             place(model, name, tensor, device, dtype)
             done += tensor.numel()
             progress(done / total, f"reading {file.name}")
@@ -159,7 +159,12 @@ def place(model: nn.Module, name: str, tensor: Tensor, device: torch.device, dty
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
 
 
-def _read(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each of ``names``, one at a time.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
     try:
         with safe_open(str(file), framework="pt") as shard:
             for name in names:

@@ -17,12 +17,13 @@ from torch import Tensor
 from vla_ros.config import Config
 from vla_ros.config.tree import PolicyConfig
 from vla_ros.engine.executor import Engine
+from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla import memory
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.fast import make_engine, uses_engine
+from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engine, uses_engine
 from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
@@ -114,12 +115,23 @@ class OpenVLAPolicy:
         check_weights(model, manifest, folder)
 
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        need = memory.check_memory(shapes, architecture, dtype, quantization, str(device))
+        need = memory.check_memory(shapes, architecture, dtype, self._options.quantization, str(device))
         logger.info("OpenVLA %s: %s", folder.name, need)
         progress(0.0, need)
         advice = partial(memory.advise, shapes, architecture, str(device))
         with memory.explain_out_of_memory(str(device), advice):
-            fill(model, manifest, device, getattr(torch, dtype), lambda share, what: progress(0.95 * share, what))
+            torch_dtype = getattr(torch, dtype)
+
+            def partly(share: float, what: str) -> None:
+                progress(0.95 * share, what)
+
+            weights = None
+            if fast and self._options.quantization != "none":
+                weights = fill_quantized(
+                    model, from_files(manifest), device, torch_dtype, self._options.quantization, partly
+                )
+            else:
+                fill(model, manifest, device, torch_dtype, partly)
             loaded = Loaded(
                 model,
                 prompt,
@@ -136,7 +148,7 @@ class OpenVLAPolicy:
                 image_size=(architecture.image_size, architecture.image_size),
             )
             try:
-                self._warm_up(folder, fast)
+                self._warm_up(folder, fast, weights)
             except BaseException:
                 self.close()
                 raise
@@ -233,29 +245,37 @@ class OpenVLAPolicy:
             )
         return image
 
-    def _warm_up(self, folder: Path, fast: bool) -> None:
-        """The self-test, then one whole answer, so that the first frame is not the slow one."""
+    def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
+        """The self-test, and one whole answer, so that the first frame is not the slow one."""
         height, width = self._spec.image_size
         first = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
         second = np.full((height, width, 3), 32, dtype=np.uint8)
         second[:, : width // 2, 0] = 224
-        if self._options.self_test:
-            ids = self._prompt_ids(self.loaded, SELF_TEST_INSTRUCTION)[1]
-            check_sight(self.loaded.model, first, second, ids, folder)
+        loaded = self.loaded
+        ids, ids_there = self._prompt_ids(loaded, SELF_TEST_INSTRUCTION)
+        if self._options.self_test and weights is None:
+            check_sight(loaded.model, first, second, ids_there, folder)
         if fast:
-            loaded, dense = self.loaded, self._options.quantization == "none"
             engine = make_engine(
-                loaded.model,
-                loaded.statistics.dimension,
-                self._options.quantization,
-                self._options.drafts,
-                keep=dense,
+                loaded.model, loaded.statistics.dimension, drafts=self._options.drafts, weights=weights
             )
-            engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT])
-            self._loaded = replace(loaded, engine=engine)
-        self._answer(self.loaded, first, SELF_TEST_INSTRUCTION, 0)
+            engine.warm_up([len(ids), LONG_PROMPT])
+            self._loaded = loaded = replace(loaded, engine=engine)
+            if self._options.self_test and weights is not None:
+                one, other = (engine.answer(image[None], [ids])[0] for image in (first, second))
+                if np.array_equal(one.tokens, other.tokens) and np.allclose(one.margins, other.margins, 1e-4):
+                    raise CheckpointError(blind(folder, "leave tokens and logit margins as they are"))
+        self._answer(loaded, first, SELF_TEST_INSTRUCTION, 0)
         self._encoded = None
         self._previous = None
+
+
+def blind(folder: Path, what: str) -> str:
+    """Says of a checkpoint that it does not see."""
+    return (
+        f"{folder}: the model does not see: two different pictures {what}. The vision towers or the projector are "
+        "damaged or untrained; policy.self_test:=false starts it all the same"
+    )
 
 
 def reference_answer(
@@ -297,11 +317,8 @@ def check_sight(
     change = (answers[0] - answers[1]).abs().max().item()
     spread = answers[0].std().item()
     if change <= SELF_TEST_THRESHOLD * spread:
-        raise CheckpointError(
-            f"{folder}: the model does not see: two different pictures change its logits by {change:.2g} "
-            f"(their spread is {spread:.2g}). The vision towers or the projector are damaged or untrained; "
-            "policy.self_test:=false starts it all the same"
-        )
+        what = f"change its logits by {change:.2g} (their spread is {spread:.2g})"
+        raise CheckpointError(blind(folder, what))
 
 
 def checkpoint_folder(text: str) -> Path:
