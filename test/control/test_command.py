@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,20 @@ def test_a_trajectory_without_the_present_lasts_its_duration(make: Make) -> None
     for now in (None, STAMP - 5):
         message = to_message(COMMAND, "joint_trajectory", make, now)
         assert nanoseconds(message.points[0].time_from_start) == 200_000_000
+
+
+def test_a_hold_as_a_trajectory_has_not_ended_when_it_arrives(make: Make) -> None:
+    """joint_trajectory_controller refuses one that has, and the arm would go on to its last target."""
+    now = STAMP + 40_000_000
+    message = to_message(replace(COMMAND, hold=True, duration=0.0), "joint_trajectory", make, now)
+    end = nanoseconds(message.header.stamp) + nanoseconds(message.points[0].time_from_start)
+    assert end == now + 100_000_000
+
+
+def test_a_trajectory_without_a_stamp_begins_when_it_arrives(make: Make) -> None:
+    message = to_message(replace(COMMAND, stamp=0), "joint_trajectory", make, STAMP)
+    assert nanoseconds(message.header.stamp) == 0
+    assert nanoseconds(message.points[0].time_from_start) == 200_000_000
 
 
 def test_a_twist_has_its_frame_and_both_parts(make: Make) -> None:

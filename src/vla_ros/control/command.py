@@ -10,6 +10,9 @@ import numpy as np
 
 from vla_ros.types import FloatArray
 
+_LEAST_DURATION = 0.1
+"""Seconds that a trajectory has left when it is sent: one that has ended when it arrives is refused."""
+
 _TYPES = {
     "joint_state": "sensor_msgs/msg/JointState",
     "float64_multi_array": "std_msgs/msg/Float64MultiArray",
@@ -53,7 +56,8 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
 
     A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller refuses
     one that ended in the past. The frame's stamp is in the past, so the point's ``time_from_start`` is the
-    frame's age plus the command's duration.
+    frame's age plus the command's duration. A hold gets 0.1 s, or it would have ended on arrival. A stamp of 0
+    says "now" to that controller.
 
     Args:
         command: What to say.
@@ -78,14 +82,15 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
             effort=_or_empty(None),
         )
     if output == "joint_trajectory":
-        age = max(0, now - command.stamp) if now is not None else 0
+        age = max(0, now - command.stamp) if now is not None and command.stamp else 0
+        duration = _LEAST_DURATION if command.hold else command.duration
         point = _fill(
             make("trajectory_msgs/msg/JointTrajectoryPoint"),
             positions=command.positions,
             velocities=_or_empty(command.velocities),
             accelerations=_or_empty(None),
             effort=_or_empty(None),
-            time_from_start=_time(make("builtin_interfaces/msg/Duration"), age + round(command.duration * 1e9)),
+            time_from_start=_time(make("builtin_interfaces/msg/Duration"), age + round(duration * 1e9)),
         )
         return _fill(make(message_type(output)), header=header, joint_names=list(command.names), points=[point])
     if command.twist is None:
