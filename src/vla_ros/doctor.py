@@ -21,6 +21,8 @@ from pathlib import Path
 
 GIB = 1024**3
 OK, NOTE, WRONG = "ok", "note", "wrong"
+WIDE = 400
+"""Columns of the table in a file or a pipe: no line is broken there."""
 FULL_HD = 1920 * 1080 * 3
 """Bytes of a 1080p rgb8 frame: what a socket buffer should hold."""
 
@@ -48,15 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     style = {OK: "green", NOTE: "yellow", WRONG: "red"}
     table = Table(box=None, header_style="dim")
     for title in ("", "what", "found", "to mend it"):
         table.add_column(title, overflow="fold")
     for finding in findings:
-        mark = f"[{style[finding.level]}]{finding.level}[/]"
-        table.add_row(mark, finding.name, finding.found, finding.mend)
-    Console().print(table)
+        # As plain text: rich would take the [dds] of a pip command for a style, and show nothing of it.
+        cells = (finding.name, finding.found, finding.mend)
+        table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
     return 0
 
 

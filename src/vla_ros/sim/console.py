@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -21,7 +22,7 @@ def waiting(config: Config, domain: str, backend: str) -> None:
     """Say what meets where."""
     model = f" ({config.policy.checkpoint})" if config.policy.checkpoint else ""
     _CONSOLE.print(
-        f"policy [bold]{config.policy.name}[/]{model}, ROS domain {domain}, {backend}",
+        f"policy [bold]{config.policy.name}[/]{escape(model)}, ROS domain {domain}, {backend}",
         highlight=False,
         soft_wrap=True,
     )
@@ -44,7 +45,8 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
             mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
             note = f" ({last.touched})" if last.touched else ""
             bar.console.print(
-                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {last.instruction}", highlight=False
+                f"seed {last.seed:5d}  {last.steps:3d} steps  {mark}{note}  {escape(last.instruction)}",
+                highlight=False,
             )
             share = sum(result.success for result in results) / len(results)
             bar.update(task, completed=len(results), description=f"episodes, {share:.0%} succeed")
@@ -63,8 +65,8 @@ def summary(result: DemoResult) -> None:
     if result.latency_ms:
         table = Table(title="latency in the policy node", title_justify="left")
         table.add_column("stage")
-        table.add_column("p50 [ms]", justify="right")
-        table.add_column("p99 [ms]", justify="right")
+        table.add_column("p50 (ms)", justify="right")
+        table.add_column("p99 (ms)", justify="right")
         for stage, values in result.latency_ms.items():
             table.add_row(stage, f"{values['p50']:.2f}", f"{values['p99']:.2f}")
         _CONSOLE.print(table)
@@ -79,4 +81,4 @@ def summary(result: DemoResult) -> None:
 
 def wrote(what: str, path: Path) -> None:
     """Say where a file lies."""
-    _CONSOLE.print(f"{what}: {path}", highlight=False, soft_wrap=True)
+    _CONSOLE.print(f"{what}: {path}", highlight=False, markup=False, soft_wrap=True)
