@@ -1,7 +1,8 @@
 """MCAP files, also those that were never finished: every whole record is found, whatever the index says.
 
 The layout is that of the MCAP specification, version 0. The file is walked record by record from its start, so
-that a recorder that lost power costs its last records and nothing else, and an intact file takes the same way.
+that a recorder that lost power costs its last records and nothing else, and an intact file takes the same way (one
+page of each chunk is read for it, and the kernel is told to read no further ahead).
 Uncompressed messages are views of the mapped file: a camera frame is not copied before somebody looks at it. Pages
 that were read are given back at once, so memory does not grow with the bag.
 
@@ -71,6 +72,7 @@ class McapFile:
             except ValueError:
                 raise BagError(f"{path}: is empty") from None
         self._bytes = memoryview(self._map)
+        self._advise("MADV_RANDOM")
         if bytes(self._bytes[:8]) != MAGIC:
             raise BagError(f"{path}: does not begin as an MCAP file; found {bytes(self._bytes[:8])!r}")
         self._walk()
@@ -91,6 +93,9 @@ class McapFile:
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
         """See :class:`~vla_ros.replay.records.Storage`."""
         wanted = {key: topic for key, (topic, _) in self._channels.items() if topic in topics}
+        self._advise(
+            "MADV_SEQUENTIAL" if verify or any(chunk.compression for chunk in self._chunks) else "MADV_RANDOM"
+        )
         pending: list[Record] = []
         for chunk in self._chunks:
             if chunk.end < start or (chunk.channels and not chunk.channels & wanted.keys()):
@@ -268,6 +273,11 @@ class McapFile:
         if self._passed >= _RESIDENT_BYTES and hasattr(self._map, "madvise"):
             self._passed = 0
             self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _advise(self, name: str) -> None:
+        """Tell the kernel how the file is going to be read, where it listens."""
+        if hasattr(mmap, name):
+            self._map.madvise(getattr(mmap, name))
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from vla_ros.replay.compression import ZSTD_MAGIC, decompress
 from vla_ros.replay.records import BagError, Loss, Record
+from vla_ros.replay.sqlite_pages import RowReader
 
 _GIVE_UP = 2000  # unreadable rows in succession after which the rest is taken to be lost
+_LARGE = 64 << 10  # bytes of a row from which the direct way is faster
 
 
 class SqliteFile:
@@ -41,6 +43,7 @@ class SqliteFile:
             self._database, topics = _connect(path)
         except sqlite3.Error as error:
             raise BagError(f"{path}: cannot be read as a SQLite bag ({error})") from None
+        self._large = _row_reader(path, self._database)
         self._types: dict[str, str] = {}
         self._ids: dict[int, str] = {}
         for key, name, kind, encoding in topics:
@@ -56,6 +59,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Close the file."""
+        self._large = None
         self._database.close()
         if self._copy is not None:
             self._copy.cleanup()
@@ -68,10 +72,12 @@ class SqliteFile:
         marks = ",".join(str(key) for key in wanted)
         last, seen = start, set[int]()
         try:
-            query = (
-                f"SELECT id, topic_id, timestamp, data FROM messages WHERE topic_id IN ({marks}) AND timestamp >= ?"
-            )
-            for row, key, time, data in self._database.execute(f"{query} ORDER BY timestamp, id", (start,)):
+            # SQLite tells a row's length without reading it; large ones are read below.
+            small = f"CASE WHEN length(data) < {_LARGE} THEN data END"
+            query = f"SELECT id, topic_id, timestamp, {small} FROM messages WHERE topic_id IN ({marks})"
+            rows = self._database.execute(f"{query} AND timestamp >= ? ORDER BY timestamp, id", (start,))
+            for row, key, time, found in rows:
+                data = found if found is not None else self._read_large(row)
                 if time > last:
                     last, seen = time, set()
                 seen.add(row)
@@ -79,7 +85,15 @@ class SqliteFile:
         except sqlite3.DatabaseError as error:
             yield from self._salvage(wanted, last, seen, str(error))
 
-    def _record(self, row: int, time: int, topic: str, data: bytes) -> Iterator[Record]:
+    def _read_large(self, row: int) -> bytes | memoryview:
+        """The data of a large row, by SQLite itself where the direct way does not go."""
+        data = self._large.read(row) if self._large is not None else None
+        if data is not None:
+            return data
+        found: bytes = self._database.execute("SELECT data FROM messages WHERE id = ?", (row,)).fetchone()[0]
+        return found
+
+    def _record(self, row: int, time: int, topic: str, data: bytes | memoryview) -> Iterator[Record]:
         if data[:4] == ZSTD_MAGIC:
             try:
                 data = decompress(data, "zstd")
@@ -124,14 +138,31 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, 
     problem: sqlite3.Error | None = None
     for mode in ("mode=ro", "immutable=1"):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, check_same_thread=False)
+        database.text_factory = lambda raw: raw.decode("utf-8", "replace")  # names in a damaged file
         try:
             rows = database.execute("SELECT id, name, type, serialization_format FROM topics").fetchall()
             return database, rows
         except sqlite3.Error as error:
             problem = problem or error
             database.close()
+        except UnicodeDecodeError:  # of SQLite's own message, which quotes the damaged schema
+            problem = problem or sqlite3.DatabaseError("its schema is damaged")
+            database.close()
     assert problem is not None
     raise problem
+
+
+def _row_reader(path: Path, database: sqlite3.Connection) -> RowReader | None:
+    """The direct way to ``messages.data``; None where the file alone does not tell all."""
+    logs = [path.with_name(path.name + ending) for ending in ("-wal", "-journal")]
+    try:
+        if any(log.exists() and log.stat().st_size for log in logs):
+            return None
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'messages'").fetchone()
+        columns = [name for _, name, *_ in database.execute("PRAGMA table_info(messages)")]
+        return RowReader(path, root, columns.index("data"))
+    except (sqlite3.Error, OSError, TypeError, ValueError):
+        return None
 
 
 def _missing_bytes(path: Path) -> int:
