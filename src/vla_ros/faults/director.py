@@ -113,9 +113,6 @@ class Director:
     def _allow(self) -> None:
         self._permissions.append(Permission(time.monotonic(), True))
 
-    def _forbid(self, grace: float, why: str) -> None:
-        self._permissions.append(Permission(time.monotonic(), False, grace, why))
-
     def _linger(self, shortest: float, longest: float) -> None:
         time.sleep(self._rng.uniform(shortest, longest))
 
@@ -128,13 +125,18 @@ class Director:
         self._linger(0.05, 0.35)
         injection = Injection(time.monotonic())
         self._outcome.injections.append(injection)
-        if row.reaction is not Reaction.GOES_ON:
-            self._forbid(row.within + row.lag + GRACE, row.name)
         before = len(rig.motions)
         self._signal(0)
         size = rig.trace.stat().st_size if row.traced else 0
+        marks = rig.marks
         for order in row.begin:
             rig.robot.order(**order)
+        if row.begin:
+            rig.wait(lambda: rig.marks == marks + len(row.begin), "injection")
+            injection.begin = next(r.time for r in reversed(rig.records) if r.kind == "mark")
+        if row.reaction is not Reaction.GOES_ON:
+            grace = row.within + row.lag + GRACE
+            self._permissions.append(Permission(injection.begin, False, grace, row.name))
         self._linger(*row.lasts)
         if row.reaction is Reaction.GOES_ON:
             rig.wait(lambda: len(rig.motions) >= before + 3, "motions within the fault")
@@ -175,7 +177,7 @@ class Director:
         rig.wait_for_motion("motion after the fault")
 
     def _restart_node(self) -> None:
-        self._forbid(GRACE, "the node ended")
+        self._permissions.append(Permission(time.monotonic(), False, GRACE, "the node ended"))
         if self._rig.node.alive:
             self._rig.node.end()
         self._rig.start_node()

@@ -36,6 +36,7 @@ class Rig(AbstractContextManager["Rig"]):
         records: What the robot sent and received.
         motions: Those that are motions.
         status: What the node said last on ``~/status``.
+        marks: Orders that robots have followed so far.
         log: The node's log.
         trace: Its trace, where it writes one.
     """
@@ -58,6 +59,7 @@ class Rig(AbstractContextManager["Rig"]):
         self.records: list[Record] = []
         self.motions: list[Record] = []
         self.status: dict[str, Any] = {}
+        self.marks = 0
 
     def __enter__(self) -> Rig:
         self._folder = tempfile.TemporaryDirectory(prefix="vla_ros_faults_")
@@ -140,5 +142,7 @@ class Rig(AbstractContextManager["Rig"]):
                 self._frames.add(record.stamp)
             elif record.kind == "command" and record.stamp in self._frames:
                 self.motions.append(record)
+            elif record.kind == "mark":
+                self.marks += 1
             elif record.kind == "status":
                 self.status = json.loads(record.text)

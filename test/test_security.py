@@ -1,0 +1,130 @@
+"""Nothing that is read can be executed, and nothing listens where nobody asked for it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "vla_ros"
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile"}
+LOOPBACK = "0100007F"
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def complaints(tree: ast.AST) -> Iterator[str]:
+    """What in a module could run what it reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [alias.name for alias in node.names]
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for module in modules:
+                if module.split(".")[0] in FORBIDDEN_IMPORTS:
+                    yield f"{node.lineno}: imports {module}"
+        if not isinstance(node, ast.Call):
+            continue
+        called, given = name_of(node.func), {word.arg: word.value for word in node.keywords}
+        if called in FORBIDDEN_CALLS:
+            yield f"{node.lineno}: calls {called}"
+        if called in ("torch.load", "numpy.load", "np.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+            safe = given.get("weights_only" if called == "torch.load" else "allow_pickle")
+            wanted = called == "torch.load"
+            if called.startswith("yaml.") or not isinstance(safe, ast.Constant) or safe.value is not wanted:
+                yield f"{node.lineno}: calls {called} without a safe loader"
+        code = given.get("trust_remote_code")
+        if code is not None and not (isinstance(code, ast.Constant) and code.value is False):
+            yield f"{node.lineno}: trusts remote code"
+        shell = given.get("shell")
+        if shell is not None and not (isinstance(shell, ast.Constant) and shell.value is False):
+            yield f"{node.lineno}: gives a text to a shell"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from joblib import load",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.load(text, yaml.Loader)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+        "eval(text)",
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_the_search_finds_what_it_is_for(text: str) -> None:
+    assert list(complaints(ast.parse(text)))
+
+
+def test_no_module_can_execute_what_it_reads() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{complaint}"
+        for path in sources()
+        for complaint in complaints(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+    assert len(sources()) > 80
+
+
+def sockets(pid: int) -> tuple[set[str], set[str]]:
+    """Local addresses, as the kernel writes them: of TCP sockets that listen, and of all UDP sockets."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found: dict[str, set[str]] = {}
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        table = Path(f"/proc/{pid}/net/{kind}")
+        rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
+        own = [row for row in rows if row[9] in inodes]
+        found[kind] = {row[1] for row in own if not kind.startswith("tcp") or row[3] == "0A"}
+    return found["tcp"] | found["tcp6"], found["udp"] | found["udp6"]
+
+
+@pytest.mark.parametrize("port", [0, 29_471])
+def test_the_node_listens_on_loopback_alone_and_on_tcp_only_where_asked(tmp_path: Path, port: int) -> None:
+    log = tmp_path / "log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONE"))}
+    environment["ROS_DOMAIN_ID"] = str(150 + os.getpid() % 50)
+    words = ["-p", "policy.name:=hold", "-p", "robot.urdf:=demo", "-p", f"node.metrics_port:={port}"]
+    with log.open("w") as out:
+        command = [sys.executable, "-m", "vla_ros.cli", "run", *words]
+        node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while "call ~/enable to move" not in log.read_text():
+            assert node.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        tcp, udp = sockets(node.pid)
+    finally:
+        node.send_signal(signal.SIGINT)
+        node.wait(20)
+    assert tcp == ({f"{LOOPBACK}:{port:04X}"} if port else set())
+    # DDS-RTPS, section 9.6.1: ports of a domain. Those below the ephemeral range belong to participants.
+    first = 7400 + 250 * int(environment["ROS_DOMAIN_ID"])
+    bound = {int(address.partition(":")[2], 16) for address in udp}
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert {number for number in bound if number < ephemeral} <= set(range(first, first + 250))
