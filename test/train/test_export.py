@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from vla_ros.sim.tasks import make_task
 from vla_ros.train import cli, state
 from vla_ros.train.batches import Frames
 from vla_ros.train.card import command
+from vla_ros.train.controls import Control, chosen
+from vla_ros.train.evaluate import evaluate
 from vla_ros.train.export import FACTS, add_evaluation, export
 from vla_ros.train.fit import STATE, FitOptions, Run
 from vla_ros.train.labels import KINDS
@@ -154,3 +157,43 @@ def test_the_commands_of_the_card_are_understood(checkpoint: Path, fit: FitRecip
     assert cli.recipe_of(FitRecipe, parsed[1]) == fit
     assert cli.recipe_of(NetworkRecipe, parsed[1]) == small
     assert dataclasses.asdict(cli.recipe_of(DataRecipe, parsed[0]))["tasks"] == ("pick", "push_left")
+
+
+def test_an_evaluation_is_noted_row_by_row_and_not_repeated(
+    trained: tuple[Run, Frames], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two simulations in processes of their own, answered by one network, through the whole table's machinery."""
+    folder, journal = tmp_path / "checkpoint", tmp_path / "evaluation.json"
+    export(trained[0].folder, folder, "float32")
+    hasty = (
+        dataclasses.replace(chosen("blank")[0], words=("--blank", "--max-steps", "3")),
+        dataclasses.replace(chosen("plain")[0], words=("--max-steps", "3")),
+    )
+    told: list[tuple[str, int]] = []
+
+    def measure(*controls: Control, processes: int) -> list[dict[str, Any]]:
+        return evaluate(
+            folder,
+            controls,
+            range(2),
+            processes=processes,
+            device="cpu",
+            journal=journal,
+            told=lambda *done: told.append(done),
+        )
+
+    measure(hasty[0], processes=2)
+    rows = measure(*hasty, processes=1)
+    assert told == [("blank", 1), ("blank", 2), ("plain", 1), ("plain", 2)]
+    assert [row["episodes"] for row in rows] == [2, 2]
+    assert rows[0]["draft_acceptance"]["whole"] == 1.0  # the same black picture gives the same answer
+    assert json.loads(journal.read_text()) == rows
+    assert "| black picture | 2 | 0.0% |" in (folder / "README.md").read_text()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("vla_ros.train.evaluate.roll_out", refuse)
+    assert evaluate(folder, hasty, range(2), journal=journal) == rows
+    with pytest.raises(AssertionError, match="measured again"):
+        evaluate(folder, hasty, range(1, 3), journal=journal)

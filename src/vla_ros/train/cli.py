@@ -188,40 +188,29 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    import json
-
     from vla_ros.train.controls import chosen
-    from vla_ros.train.export import FACTS, add_evaluation
-    from vla_ros.train.figures import markdown, summarize
+    from vla_ros.train.evaluate import evaluate
+    from vla_ros.train.figures import markdown
     from vla_ros.train.recipe import TRAINING_SEED
-    from vla_ros.train.rollouts import roll_out
 
     if arguments.seed + arguments.episodes > TRAINING_SEED:
         raise ConfigError(
-            f"--seed: found {arguments.seed}, expected one below {TRAINING_SEED}: seeds of the training"
+            f"--seed: found {arguments.seed}, expected one below {TRAINING_SEED}, where training begins"
         )
     try:
         controls = chosen(arguments.only)
     except ValueError as error:
         raise ConfigError(f"--only: {error}") from None
-    rows = []
-    seeds = range(arguments.seed, arguments.seed + arguments.episodes)
     with _bar() as bar:
-        for control in controls:
-            task = bar.add_task(control.title, total=len(seeds))
-            found = roll_out(
-                arguments.folder,
-                control.words,
-                seeds,
-                arguments.processes,
-                (f"policy.device:={arguments.device}",),
-                lambda _, task=task: bar.advance(task),  # type: ignore[misc]
-            )
-            rows.append(summarize(control, found))
+        tasks = {control.name: bar.add_task(control.title, total=arguments.episodes) for control in controls}
+        rows = evaluate(
+            arguments.folder,
+            controls,
+            range(arguments.seed, arguments.seed + arguments.episodes),
+            processes=arguments.processes,
+            device=arguments.device,
+            journal=arguments.json,
+            told=lambda name, done: bar.update(tasks[name], completed=done),
+        )
     print(markdown(rows))
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if (arguments.folder / FACTS).exists():
-        add_evaluation(arguments.folder, rows)
     return 0

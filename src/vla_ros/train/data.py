@@ -60,6 +60,8 @@ def generate(folder: Path, recipe: DataRecipe, processes: int = 0, told: Told | 
     finished = [shards.read(path).results for path in paths if path.exists()]
     episodes = sum(len(results) for results in finished)
     frames = sum(int(results[:, 2].sum()) for results in finished)
+    if told is not None:
+        told(episodes, frames)
     for results in _work(recipe, missing, processes or os.cpu_count() or 1):
         episodes += len(results)
         frames += int(results[:, 2].sum())
