@@ -1,7 +1,8 @@
 """Run a policy as a node on the ROS 2 graph: camera frames in, joint commands out.
 
 With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it.
-Signals do what the services do where no ROS is at hand: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets.
+Signals do what the services do where no ROS is at hand: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. Where it was
+started from a terminal SIGHUP ends it: the terminal has gone, and with it the person who watched.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
     assignments += [f"{name}:={value}" for name, value in ros.parameters.items() if not is_ros_own(name)]
-    config = load([*arguments.config, *map(Path, ros.files)], assignments)
+    files = [*arguments.config, *map(Path, ros.files)]
+    config = load(files, assignments, ros.node_name(NODE_NAME))
     return serve(config, ros_args, stats=arguments.stats)
 
 
 def serve(
     config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
 ) -> int:
-    """Run the node until SIGINT or SIGTERM; returns the exit status.
+    """Run the node until SIGINT or SIGTERM; returns the exit status. A signal while it loads ends it at once.
 
     Args:
         config: The whole tree.
@@ -66,13 +68,13 @@ def serve(
     Raises:
         VlaRosError: The graph cannot be joined or the policy does not load.
     """
-    ended = False
+    ended, loading = False, True
 
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal ended
-        if ended:  # told twice: somebody is in a hurry
+        twice, ended = ended, True
+        if twice != loading:  # somebody is in a hurry, or there is nothing yet to end in order
             raise KeyboardInterrupt
-        ended = True
 
     # Handlers only leave a mark: what they mean is done on the thread that spins.
     asked: list[Callable[[PolicyNode], tuple[bool, str]]] = []
@@ -81,9 +83,11 @@ def serve(
         signal.SIGUSR2: lambda node: node.enable(False),
         signal.SIGHUP: lambda node: node.reset(),
     }
+    if sys.stdin is not None and sys.stdin.isatty():
+        del requests[signal.SIGHUP]
     with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
-        signal.signal(signal.SIGINT, end)
-        signal.signal(signal.SIGTERM, end)
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, end)
         for number, request in requests.items():
             signal.signal(number, lambda *_, request=request: asked.append(request))
         ros_node = graph.create_node(NODE_NAME)
@@ -97,8 +101,16 @@ def serve(
 
         try:
             node.configure(_log_progress(logger), policy)
-            node.activate()
+            loading = False
+            asked.clear()  # who asked to arm before there was anything to arm must ask again
+            if not ended:
+                node.activate()
             graph.spin(until, 0.05)
+        except KeyboardInterrupt:
+            if not loading:
+                raise
+            logger.info("ended while the policy was loading")
+            return 0
         finally:
             node.cleanup()
             if stats is not None:

@@ -141,13 +141,22 @@ class Robot:
 class Node:
     """The node in a process of its own."""
 
-    def __init__(self, tmp_path: Path, *words: str, script: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        *words: str,
+        script: tuple[str, ...] | None = None,
+        bare: bool = False,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         self.stats = tmp_path / "stats.json"
         self.log = tmp_path / "log.txt"
         command = script or (sys.executable, str(HERE / "scripted_node.py"))
-        fixed = ["-p", "robot.urdf:=demo", "-p", "control.rate_hz:=0", "--stats", str(self.stats)]
+        fixed = [] if bare else ["-p", "robot.urdf:=demo", "-p", "control.rate_hz:=0", "--stats", str(self.stats)]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([*command, *fixed, *words], stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                [*command, *fixed, *words], stdin=stdin, stdout=log, stderr=subprocess.STDOUT
+            )
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -175,8 +184,8 @@ def start(tmp_path: Path, robot: Robot) -> Iterator[Callable[..., Node]]:
     """Start the node with further arguments, on the robot's domain."""
     nodes: list[Node] = []
 
-    def begin(*words: str, script: tuple[str, ...] | None = None) -> Node:
-        nodes.append(Node(tmp_path, *words, script=script))
+    def begin(*words: str, **options: Any) -> Node:
+        nodes.append(Node(tmp_path, *words, **options))
         return nodes[-1]
 
     yield begin

@@ -6,6 +6,7 @@ Run by the tests as a process of its own; takes the arguments of ``vla-ros run``
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
@@ -24,6 +25,7 @@ class ScriptedPolicy:
 
     def load(self, progress: Progress = no_progress) -> None:
         progress(1.0, "scripted")
+        time.sleep(float(os.environ.get("SCRIPTED_LOAD_S", "0")))
 
     def infer(self, observation: Observation) -> ActionChunk:
         action = np.array([[0.005, 0, 0, 0, 0, 0, 1.0]])

@@ -7,9 +7,11 @@ policy does wrong, the arm holds at its last measured position; first stop wins 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,9 @@ from vla_ros.vision.decode import encode_image
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def moving(robot: Any, start: Callable[..., Any], *words: str) -> Any:
+def moving(robot: Any, start: Callable[..., Any], *words: str, **options: Any) -> Any:
     """An armed node that answers frames."""
-    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *words)
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *words, **options)
     robot.until(lambda: robot.commands, robot.send_frame)
     return node
 
@@ -209,6 +211,56 @@ def test_without_an_instruction_the_arm_holds_and_says_why(robot: Any, start: Ca
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_policy_loads_ends_the_node_and_nothing_is_armed(
+    robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("SCRIPTED_LOAD_S", "60")
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
+    robot.until(lambda: "loading" in node.log.read_text(), robot.send_frame)
+    node.signal(number)
+    assert node.process.wait(10) == 0
+    assert "ended while the policy was loading" in node.log.read_text()
+    assert "Traceback" not in node.log.read_text()
+    assert robot.commands == []
+
+
+def test_a_request_to_arm_that_came_while_loading_is_void(
+    robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIPTED_LOAD_S", "2")
+    node = start("-p", "policy.instruction:=go on")
+    robot.until(lambda: "loading" in node.log.read_text(), robot.send_frame)
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
+    assert robot.commands == []
+    assert "armed" not in node.log.read_text().replace("disarmed", "")
+
+
+def test_a_node_in_a_namespace_with_another_name_and_remaps_takes_parameters_as_ros_does(
+    robot: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "robot.yaml"
+    file.write_text("left_policy:\n  ros__parameters:\n    policy: {name: hold}\n    robot: {urdf: demo}\n")
+    words = ["-r", "__ns:=/left", "-r", "__node:=left_policy", "-r", "/camera/image_raw:=/left/image"]
+    words += ["--params-file", str(file), "-p", "policy.instruction:=nimm den w\u00fcrfel \u7d05"]
+    node = start("--ros-args", *words, script=(sys.executable, "-m", "vla_ros.cli", "run"), bare=True)
+    robot.until(lambda: "is ready" in node.log.read_text(), robot.send_frame)
+    robot.until(lambda: "state" in robot.diagnostics, robot.send_frame)
+    assert robot.diagnostics["state"]["instruction"] == "nimm den w\u00fcrfel \u7d05"
+    names = dict.fromkeys(f"{namespace}/{name}" for name, namespace in robot.node.get_node_names_and_namespaces())
+    assert "/left/left_policy" in names
+    assert robot.node.count_subscribers("/left/image") == 1
+    assert robot.node.count_subscribers("/camera/image_raw") == 0
+
+
+def test_a_misspelt_limit_after_ros_args_is_refused(robot: Any, start: Callable[..., Any]) -> None:
+    words = ("--ros-args", "-p", "limits.max_joint_stp:=0.01")
+    node = start(*words, script=(sys.executable, "-m", "vla_ros.cli", "run"), bare=True)
+    assert node.process.wait(30) == 1
+    assert "did you mean 'limits.max_joint_step'?" in node.log.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -230,3 +282,14 @@ def test_what_cannot_start_says_why_in_words(
     log = node.log.read_text()
     assert expected in log
     assert "Traceback" not in log
+
+
+def test_when_the_terminal_goes_the_node_holds_and_ends(robot: Any, start: Callable[..., Any]) -> None:
+    """SIGHUP resets a node that runs in the background; one that was started by hand has lost its person."""
+    ours, theirs = os.openpty()
+    node = moving(robot, start, stdin=theirs)
+    node.signal(signal.SIGHUP)
+    assert node.process.wait(10) == 0
+    assert "ended: the arm holds" in node.log.read_text()
+    for end in (ours, theirs):
+        os.close(end)
