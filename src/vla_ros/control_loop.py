@@ -119,6 +119,11 @@ class ControlLoop:
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """False before :meth:`start`, after :meth:`stop`, and where the thread ended with an error."""
+        return self._thread is not None and self._thread.is_alive()
+
     def stop(self, timeout: float = 10.0) -> bool:
         """End the thread; a policy that is thinking is waited for.
 

@@ -123,7 +123,9 @@ class PolicyNode:
         )
         self._loop.start()
         if self.config.control.armed:
-            self.enable(True)
+            armed, why = self.enable(True)
+            if not armed:
+                self._logger.error(f"not armed: {why}")
         else:
             self._logger.info("disarmed: actions are shown, nothing is commanded; call ~/enable to move")
 
@@ -162,6 +164,8 @@ class PolicyNode:
             return True, "disarmed: the arm holds"
         if self._loop is None:
             return False, "not active: nothing can be commanded yet"
+        if not self._loop.alive:
+            return False, "the control thread has ended with an error (see the log): start the node again"
         self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
         self._supervise()  # what is missing holds from the first moment
         if not self.safety.arm():

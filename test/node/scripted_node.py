@@ -32,6 +32,8 @@ class ScriptedPolicy:
         words = observation.instruction.split()
         if "raise" in words:
             raise RuntimeError("the model broke")
+        if "exit" in words:
+            sys.exit("the policy wants to end the process")
         if "nan" in words:
             action[0, 2] = np.nan
         if "short" in words:

@@ -190,6 +190,20 @@ def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[...
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
+def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    node = moving(robot, start)
+    robot.instruct("exit")
+    robot.until(lambda: "thread_died" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9))
+    node.signal(signal.SIGHUP)
+    robot.until(lambda: robot.diagnostics["state"]["message"] == "disarmed", robot.send_frame)
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: "the control thread has ended with an error" in node.log.read_text(), robot.send_frame)
+    assert robot.diagnostics["state"]["message"] == "disarmed", "an armed node that never moves says nothing"
+
+
 def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays(
     robot: Any, start: Callable[..., Any]
 ) -> None:
