@@ -112,9 +112,12 @@ def receive(arguments: argparse.Namespace) -> None:
     from sensor_msgs.msg import Image
 
     from vla_ros.control.mailbox import Mailbox
+    from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.vision.decode import image_stamp
     from vla_ros.vision.messages import image_header
 
+    if arguments.raw:
+        keep_freed_memory()
     rclpy.init()
     node = rclpy.create_node("benchmark_policy")
     mailbox: Mailbox[Any] = Mailbox()
@@ -157,7 +160,8 @@ def receive(arguments: argparse.Namespace) -> None:
             take.append(1e3 * (time.perf_counter() - before))
     print(json.dumps({"latency_ms": latency, "take_ms": take}))
     sys.stdout.flush()
-    os._exit(0)  # a shared-memory daemon that is gone must not hold the figures back
+    node.destroy_node()
+    rclpy.shutdown()
 
 
 # The measurement
@@ -217,7 +221,8 @@ def _run(arguments: argparse.Namespace, name: str, frames: Frames, raw: bool) ->
         if sender.returncode:
             raise SystemExit(f"{name}: the publisher failed\n{sender.stderr}")
         receiver.send_signal(signal.SIGINT)
-        answer = json.loads(receiver.stdout.read().splitlines()[-1])
+        answer = json.loads(receiver.stdout.readline())
+        receiver.wait(20)  # before the daemon: RouDi wants its clients to leave first
         return {
             "profile": name,
             "rmw": environment.get("RMW_IMPLEMENTATION", profile.distribution.default_rmw),

@@ -59,8 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rclpy.signals import SignalHandlerOptions
 
     from vla_ros.errors import VlaRosError
+    from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.lifecycle_node import VlaPolicyNode
 
+    keep_freed_memory()
     # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     node: VlaPolicyNode | None = None

@@ -20,6 +20,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.qos import profile
 
 _SEVERITIES = {
@@ -61,6 +62,7 @@ class RclpyGraph(RclpyVocabulary):
     """See :class:`vla_ros.graph.node.Graph`. Has a context of its own, so several may live in one process."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
+        keep_freed_memory()
         self._context = Context()
         try:
             # Without rclpy's signal handlers SIGINT is a KeyboardInterrupt in spin, and the context still lives:

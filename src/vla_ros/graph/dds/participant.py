@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
@@ -14,31 +13,11 @@ from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.dds.wire import endpoint_qos, wire_type
 from vla_ros.graph.environment import DdsEnvironment
 from vla_ros.graph.messages import MessageTypes
 from vla_ros.graph.qos import QoSProfile
-
-# mallopt parameters of glibc's malloc.h, and the value the environment variables of the same name would carry.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_KEEP_BYTES = 268435456
-
-
-def keep_freed_memory() -> None:
-    """Keep freed memory in the process instead of giving it back to the kernel after each picture.
-
-    A picture is allocated and freed several times on its way; with glibc's defaults each time costs page faults
-    for all of it (measured at 1080p: p99 26 ms, and 9.5 ms with these settings). No effect without glibc.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
-    # Some versions of glibc accept no more than half of an arena's size, 32 MiB.
-    if not mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES):
-        mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
 
 
 class _Domains:
