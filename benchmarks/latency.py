@@ -1,7 +1,8 @@
 """How old is the frame behind a command? A driver here, the node in another process, DDS between them.
 
-The policy answers at once (`hold`), so what is measured is everything around a model: transport, mailbox,
-decoding, resizing, kinematics, limits, sending. Ages are measured here, from the stamp that the driver gave the
+The policy answers at once (`hold`, but it looks at its picture as a model would: a policy that does not look costs
+no resize), so what is measured is everything around a model: transport, mailbox, decoding, resizing, kinematics,
+limits, sending. Ages are measured here, from the stamp that the driver gave the
 frame to the arrival of the command that carries it: both directions of the wire are in it.
 
     python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
@@ -22,15 +23,31 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_ros.config import load
 from vla_ros.graph import open_graph
+from vla_ros.policies.hold import HoldPolicy
+from vla_ros.run import serve
+from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.decode import encode_image
 
 JOINTS = [f"joint_{number}" for number in range(1, 8)]
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 
 
+class Looking(HoldPolicy):
+    """Answers at once, but has every picture prepared first."""
+
+    def infer(self, observation: Observation) -> ActionChunk:
+        """Look, and hold."""
+        dict(observation.images)
+        return super().infer(observation)
+
+
 def main() -> None:
     """Run, and print one table."""
+    if sys.argv[1:2] == ["node"]:  # the process under test
+        config = load([], sys.argv[3:])
+        raise SystemExit(serve(config, stats=Path(sys.argv[2]), policy=Looking(config)))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="640x480", help="width x height of the camera")
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
@@ -41,11 +58,10 @@ def main() -> None:
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.json"
-        options = ["policy.name:=hold", "policy.instruction:=hold still", "robot.urdf:=demo", "control.armed:=true"]
+        options = ["policy.instruction:=hold still", "robot.urdf:=demo", "control.armed:=true"]
         options += ["control.rate_hz:=0", f"node.backend:={arguments.backend}", "node.log_level:=warn"]
         options += [f"camera.width:={width}", f"camera.height:={height}"]
-        words = [word for option in options for word in ("-p", option)]
-        command = [sys.executable, "-m", "vla_ros.cli", "run", "--stats", str(stats), *words]
+        command = [sys.executable, __file__, "node", str(stats), *options]
         with subprocess.Popen(command) as node:
             ages, sent = drive(arguments.backend, width, height, arguments.rate, arguments.seconds)
             node.send_signal(signal.SIGINT)

@@ -12,10 +12,12 @@ from vla_ros.control.inputs import Inputs, Snapshot
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
+from vla_ros.pictures import Pictures
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.stepper import Stepper
 from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
 from vla_ros.vision.decode import encode_image
+from vla_ros.vision.preprocess import Preprocessor
 
 NAMES = tuple(f"joint_{number}" for number in range(1, 8))
 JOINTS = JointState(NAMES, np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]), 10)
@@ -257,3 +259,23 @@ class TestInputs:
         assert not inputs.wait_for_stamp(10, ("objects",), 0.01)
         inputs.set_state("objects", JOINTS)
         assert inputs.wait_for_stamp(10, ("objects",), 0.01)
+
+
+def test_a_picture_is_resized_when_the_policy_looks_and_its_time_is_counted_as_preprocessing() -> None:
+    class Looking(Forward):
+        def infer(self, observation: Observation) -> ActionChunk:
+            before = dict(observation.images)
+            assert all(observation.images[key] is image for key, image in before.items()), "prepared once"
+            return super().infer(observation)
+
+    blind, looking = Forward(), Looking()
+    for policy, prepared in ((blind, 0), (looking, 1)):
+        trip = loaded(policy).trip([picture()], INPUTS, 0.2)
+        assert trip.observation is not None
+        images = trip.observation.images
+        assert isinstance(images, Pictures)
+        assert images.prepared == prepared
+        assert (images.spent_ms > 0) == bool(prepared)
+        assert trip.stages_ms["preprocess"] >= images.spent_ms
+        assert trip.stages_ms["inference"] >= 0
+        assert (images["image"] == Preprocessor(config().camera)(picture()).image).all()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.pictures import Pictures
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, JointState, Observation
 from vla_ros.vision.messages import CdrBytes
@@ -44,7 +46,8 @@ class Trip:
         refused: Why not, or None.
         chunk: The policy's answer where it was asked for this step, else None.
         observation: What the policy was asked, where it was.
-        stages_ms: Milliseconds by stage: ``preprocess``, the policy's own stages, ``inference``, ``control``.
+        stages_ms: Milliseconds by stage: ``preprocess`` (also what of it was done while the policy looked, which
+            ``inference`` does not count), the policy's own stages, ``inference``, ``control``.
     """
 
     stamp: int
@@ -139,7 +142,7 @@ class Stepper:
             return self.controller.hold(joints)
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """Decode, turn, crop and resize what the policy needs.
+        """Decode what the policy needs; turned, cropped and resized it is when the policy looks at it.
 
         Args:
             frames: One serialised camera message per ``camera.topics``; None where none has come yet.
@@ -157,19 +160,19 @@ class Stepper:
         absent = [key for key in spec.state_keys if key not in inputs.state]
         if absent:
             raise Refused(Reason.INPUT_MISSING, f"no message yet on the feeds {absent} (robot.state_topics)")
-        images, stamp = {}, None
+        makers, stamp = {}, None
         for key, index in zip(spec.image_keys, self._cameras, strict=True):
             data = frames[index]
             if data is None:
                 raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topics[index]}")
             try:
-                prepared = self._preprocessor(data, index)
+                frame = self._preprocessor.decode(data)
             except ImageError as error:
                 raise ImageError(f"{topics[index]}: {error}") from None
-            images[key] = prepared.image
-            stamp = prepared.stamp if stamp is None else stamp
+            makers[key] = partial(self._preprocessor.prepare, frame.image, index)
+            stamp = frame.stamp if stamp is None else stamp
         assert stamp is not None, "every policy looks at one picture at least"
-        return Observation(images, inputs.instruction, stamp, inputs.joints, inputs.state)
+        return Observation(Pictures(makers), inputs.instruction, stamp, inputs.joints, inputs.state)
 
     def think(self, observation: Observation) -> ActionChunk:
         """Ask the policy, check its answer and put it into the schedule.
@@ -255,7 +258,8 @@ class Stepper:
         observation = self.observe(frames, inputs)
         seen = time.perf_counter()
         chunk = self.think(observation)
-        took = {"preprocess": 1e3 * (seen - began), "inference": _since(seen)}
+        looked = observation.images.spent_ms if isinstance(observation.images, Pictures) else 0.0
+        took = {"preprocess": 1e3 * (seen - began) + looked, "inference": _since(seen) - looked}
         done = self.act(newest() if newest else inputs.joints, dt, reference)
         stages = {**took, **{f"policy/{name}": ms for name, ms in chunk.stages_ms.items()}, **done.stages_ms}
         return Trip(done.stamp, done.index, done.action, done.command, done.refused, chunk, observation, stages)

@@ -20,6 +20,7 @@ from vla_ros.config import Config
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
+from vla_ros.pictures import Pictures
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
@@ -328,4 +329,5 @@ class _Row:
         self.command = trip.command.positions if trip.command is not None else None
         self.command_names = trip.command.names if trip.command is not None else ()
         self.stages_ms = {**trip.stages_ms, "total": total_ms}
-        self.pictures = trip.observation.images.prepared if trip.observation is not None else 0  # type: ignore[attr-defined]
+        images = trip.observation.images if trip.observation is not None else None
+        self.pictures = images.prepared if isinstance(images, Pictures) else 0

@@ -10,7 +10,6 @@ from vla_ros.config import Config
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.lazy import LazyStepper
 from vla_ros.replay.topics import Selection
 from vla_ros.stepper import Stepper
 from vla_ros.types import ActionChunk, ActionSpec, Observation, UInt8Array
@@ -64,7 +63,7 @@ def make_stepper(config: Config, policy: LoadedOnce, progress: Progress = no_pro
         VlaRosError: The policy does not load, or does not fit the options.
     """
     try:
-        stepper = LazyStepper(config, policy)
+        stepper = Stepper(config, policy)
         stepper.load(progress)
         return stepper, ""
     except ConfigError as error:
@@ -76,7 +75,7 @@ def make_stepper(config: Config, policy: LoadedOnce, progress: Progress = no_pro
             limits=dataclasses.replace(config.limits, workspace_low=(), workspace_high=()),
         )
         try:
-            stepper = LazyStepper(bare, policy)
+            stepper = Stepper(bare, policy)
             stepper.load(progress)
         except ConfigError:
             raise error from None

@@ -71,10 +71,18 @@ class Preprocessor:
         Raises:
             ImageError: The message holds no picture that can be used; the text says why.
         """
-        frame = self._decode(cdr)
+        frame = self.decode(cdr)
         image = self.prepare(frame.image, camera_index)
         height, width, _ = frame.image.shape
         return Prepared(image, frame.stamp, (height, width), frame)
+
+    def decode(self, cdr: CdrBytes) -> Frame:
+        """The picture in a serialised message, as the camera gave it; :meth:`prepare` does the rest.
+
+        Raises:
+            ImageError: As calling the preprocessor.
+        """
+        return self._decode(cdr)
 
     def prepare(self, image: UInt8Array, camera_index: int = 0) -> UInt8Array:
         """Prepare a decoded picture: orientation, then the pipeline.
