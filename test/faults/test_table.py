@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -17,12 +18,10 @@ from vla_ros.faults.processes import environment
 from vla_ros.faults.rows import OPTIONS, ROWS, Reaction, find
 
 SLICE = (
-    "camera reordered",
     "camera garbage",
     "joint states nan",
-    "policy late",
     "operator stops in a chunk",
-    "driver killed",
+    "driver unsubscribes",
     "node suspended",
     "clock goes back 10 s",
 )
@@ -31,7 +30,7 @@ SLICE = (
 @pytest.mark.slow
 def test_no_invariant_is_broken_under_a_slice_of_the_table() -> None:
     seed = random.SystemRandom().randrange(10**5)
-    outcomes = run_rows([find(name) for name in SLICE], 2, seed, 2)
+    outcomes = run_rows([find(name) for name in SLICE], 2, seed, 3)
     wrong = {outcome.row.name: outcome.violations for outcome in outcomes if outcome.violations}
     assert not wrong, f"seed {seed}"
     assert all(len(outcome.injections) == 2 and outcome.motions > 5 for outcome in outcomes)
@@ -61,10 +60,11 @@ def test_wild_commands_stay_on_this_host_and_in_a_domain_of_their_own(monkeypatc
     monkeypatch.setenv("ROS_STATIC_PEERS", "192.168.1.7")
     monkeypatch.setenv("CYCLONEDDS_URI", "file:///robot.xml")
     found = environment(180)
-    assert {name: value for name, value in found.items() if name.startswith(("ROS_", "CYCLONE"))} == {
+    assert {name: value for name, value in found.items() if name.startswith("ROS_")} == {
         "ROS_DOMAIN_ID": "180",
         "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
     }
+    assert f"<Tag>vla_ros_faults_{os.getpid()}_180</Tag>" in found["CYCLONEDDS_URI"]
 
 
 def test_a_row_that_does_not_exist_is_wrong_usage() -> None:

@@ -306,7 +306,10 @@ def _stamp_of_frame(message: bytes) -> int:
 
 
 def _read_joints(message: bytes) -> dict[str, Any]:
-    """Stamp, names and positions, where the bytes are a joint state with as many of each; else nothing."""
+    """Stamp, names and positions, where the bytes are a joint state with as many of each; else nothing.
+
+    Positions may be anything: a node may use the arm's though a finger's is NaN.
+    """
     types = _types()
     try:
         joints = types.deserialize(message, types.message("sensor_msgs/msg/JointState"))
@@ -314,7 +317,7 @@ def _read_joints(message: bytes) -> dict[str, Any]:
         return {}
     names, positions = tuple(joints.name), tuple(float(value) for value in joints.position)
     stamp = int(joints.header.stamp.sec) * SECOND + int(joints.header.stamp.nanosec)
-    if len(names) != len(positions) or not np.isfinite(positions).all():
+    if len(names) != len(positions):
         return {"stamp": stamp}
     return {"stamp": stamp, "names": names, "positions": positions}
 

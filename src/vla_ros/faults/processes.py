@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -20,24 +19,20 @@ from vla_ros.errors import VlaRosError
 from vla_ros.faults.records import Record
 
 DOMAINS = range(150, 201)
-_LEASE = "<CycloneDDS><Domain><Discovery><LeaseDuration>{} s</LeaseDuration></Discovery></Domain></CycloneDDS>"
+_CYCLONE = "<CycloneDDS><Domain><Discovery><Tag>{}</Tag>{}</Discovery></Domain></CycloneDDS>"
+_LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 
 
 def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
-    """Environment of the processes: a domain of their own, on this host only, whatever the shell says.
+    """Environment of the processes: on this host only and among themselves, whatever the shell says.
 
-    Wild commands are sent here: no robot may hear them.
+    Wild commands are sent here: no robot may hear them. Participants with another domain tag do not see these.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
     kept |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "OMP_NUM_THREADS": "1"}
-    if lease:
-        kept["CYCLONEDDS_URI"] = _LEASE.format(lease)
+    tag = f"vla_ros_faults_{os.getpid()}_{domain}"
+    kept["CYCLONEDDS_URI"] = _CYCLONE.format(tag, _LEASE.format(lease) if lease else "")
     return kept
-
-
-def any_domain(rng: random.Random) -> int:
-    """A domain in which nobody is likely to be."""
-    return rng.choice(DOMAINS)
 
 
 class Process:

@@ -233,7 +233,15 @@ ROWS: tuple[Row, ...] = (
         lasts=(0.8, 1.2),
         lag=1.4,
     ),
-    Row("driver killed", _HOLDS, ("camera_stale",), robot=("SIGKILL",), within=_SILENT, lasts=(0.5, 1.0)),
+    Row(
+        "driver killed",
+        _HOLDS,
+        ("camera_stale",),
+        robot=("SIGKILL",),
+        within=_SILENT,
+        lasts=(0.5, 1.0),
+        lease=60.0,  # its successor comes before DDS believes it dead
+    ),
     Row(
         "driver killed for good",
         _STOPS,
