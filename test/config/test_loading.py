@@ -54,6 +54,34 @@ def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[st
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"gripper.threshold": 0.3, "gripper.hysteresis": 0.4}, "never close"),
+        ({"gripper.threshold": 1.0}, "never open"),
+        (
+            {"robot.gripper_joint_names": ["f"], "gripper.open_position": 0.0, "gripper.closed_position": 0.0},
+            "the same as gripper.closed_position",
+        ),
+        ({"control.output": "twist_stamped", "control.rate_hz": 0.0}, "how long a step lasts"),
+        ({"control.output": "twist_stamped", "robot.gripper_joint_names": ["f"]}, "no room for fingers"),
+        ({"camera.topics": ["/a", "/a"], "camera.keys": ["x", "y"]}, "camera.topics: found"),
+        ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
+        ({"robot.state_topics": ["x=/a", "x=/b"]}, "each key once"),
+        ({"policy.instruction": "pick " * 200}, "policy.max_instruction_length is 500"),
+    ],
+)
+def test_options_that_are_right_alone_and_wrong_together_are_refused(
+    values: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        build(values)
+
+
+def test_a_gripper_that_is_not_used_contradicts_nothing() -> None:
+    build({"gripper.mode": "none", "gripper.threshold": 1.0, "gripper.open_value": 0.0})
+
+
 def test_all_problems_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         build({"policy.nam": "x", "control.rate_hz": -1.0, "gripper.threshold": 2.0})

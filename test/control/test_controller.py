@@ -328,7 +328,8 @@ def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses(
 
 def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Configure, state: State) -> None:
     limits = {"max_translation_step": 0.02}
-    controller = Controller(configure(control={"output": "twist_stamped"}, limits=limits), POSE, arm)
+    options = configure(control={"output": "twist_stamped"}, robot={"gripper_joint_names": []}, limits=limits)
+    controller = Controller(options, POSE, arm)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), state(), STAMP, 0.5)
     assert command.twist is not None
     np.testing.assert_allclose(command.twist[0], [0.04, 0, 0], atol=1e-3)  # 0.02 m in 0.5 s

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from vla_ros.config.contradictions import contradictions
 from vla_ros.config.options import Option, option_of
 from vla_ros.config.tree import Config
 from vla_ros.errors import ConfigError
@@ -176,38 +177,6 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
     return ConfigError(
         f"{entry.name}: found {found!r} ({type(value).__name__}), expected {entry.expectation}{hint}"
     )
-
-
-def contradictions(config: Config) -> list[str]:
-    """What is wrong between options that are each right, one line each."""
-    camera, limits, gripper = config.camera, config.limits, config.gripper
-    problems = []
-    if not camera.topics:
-        problems.append("camera.topics: found an empty list, expected at least one image topic")
-    if len(camera.keys) != len(camera.topics):
-        problems.append(
-            f"camera.keys: found {len(camera.keys)} names for {len(camera.topics)} camera.topics, expected one each"
-        )
-    if len(camera.orientation) not in (1, len(camera.topics)):
-        problems.append(
-            f"camera.orientation: found {len(camera.orientation)}, expected one for all cameras or one for each"
-        )
-    if len(limits.workspace_low) != len(limits.workspace_high):
-        problems.append(
-            "limits.workspace_low and limits.workspace_high: expected both corners of the box or neither"
-        )
-    elif any(low >= high for low, high in zip(limits.workspace_low, limits.workspace_high, strict=True)):
-        problems.append(
-            f"limits.workspace_low: found {list(limits.workspace_low)}, expected each below limits.workspace_high "
-            f"{list(limits.workspace_high)}"
-        )
-    if gripper.mode != "none" and gripper.open_value == gripper.closed_value:
-        problems.append(f"gripper.open_value: found {gripper.open_value:g}, the same as gripper.closed_value")
-    for feed in config.robot.state_topics:
-        key, _, topic = feed.partition("=")
-        if not key or not topic:
-            problems.append(f"robot.state_topics: found {feed!r}, expected key=/topic")
-    return problems
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
