@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
 import torch
 
 from vla_ros.engine.executor import Engine, EngineOptions
