@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from vla_ros import diagnostics
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from rosbags.typesys import Stores, get_typestore
 
 from vla_ros.control.command import Command, message_type, to_message

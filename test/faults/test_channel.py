@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from vla_ros.errors import ImageError
 from vla_ros.faults.channel import KINDS, Channel, Fault, read_stamp, spoil_joints, with_stamp
 from vla_ros.graph.messages import message_types

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
+
 from vla_ros.sim.world import TableTop
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from rosbags.highlevel import AnyReader
 
 from vla_ros.config import Config

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
 import torch
 
 from vla_ros.train import data

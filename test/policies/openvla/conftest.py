@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
 import torch
 
 from vla_ros.config import Config, PolicyConfig
