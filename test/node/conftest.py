@@ -173,7 +173,11 @@ class Node:
 
 @pytest.fixture
 def robot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Robot]:
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(101 + (next(DOMAINS) - 101) % 120))
+    number = next(DOMAINS)
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(101 + (number - 101) % 120))
+    # Another run of these tests on the same host may have the same domain: a tag keeps the two apart.
+    tag = f"<Tag>vla_ros_test_{os.getpid()}_{number}</Tag>"
+    monkeypatch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>")
     robot = Robot()
     yield robot
     robot.close()

@@ -1,0 +1,86 @@
+"""What a running node shows: status, debug image, trace and metrics, over the wire and from the outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vla_ros.vision.decode import decode_image
+
+STATUS, DEBUG = "/vla_policy/status", "/vla_policy/debug_image"
+
+
+def listen(robot: Any, kind: str, topic: str, qos: str, heard: list[Any], raw: bool = False) -> None:
+    graph = robot.graph
+    robot.node.create_subscription(graph.message(kind), topic, heard.append, graph.qos(qos), raw=raw)
+
+
+def test_one_frame_can_be_followed_from_the_camera_to_its_command(
+    robot: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", f"node.trace:={trace}")
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    stamps = [robot.command_stamp(index) for index in range(len(robot.commands))]
+    assert node.end() == 0
+    lines = {line["stamp"]: line for line in map(json.loads, trace.read_text().splitlines())}
+    for stamp in stamps:
+        line = lines.get(stamp)
+        if stamp not in robot.sent:  # a hold, which has its joint state's stamp
+            continue
+        assert line is not None
+        assert line["outcome"] == "command"
+        assert stamp <= line["times"]["received"] <= line["times"]["sent"]
+        assert {"preprocess", "inference", "control"} <= set(line["stages_ms"])
+    assert set(lines) <= robot.sent
+
+
+def test_status_tells_a_late_listener_the_state_and_each_change(robot: Any, start: Callable[..., Any]) -> None:
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
+    robot.until(lambda: robot.commands, robot.send_frame)
+    heard: list[Any] = []
+    listen(robot, "std_msgs/msg/String", STATUS, "instruction", heard)
+
+    def said() -> dict[str, Any]:
+        return json.loads(heard[-1].data) if heard else {}
+
+    robot.until(lambda: said().get("state") == "armed", robot.send_frame)
+    assert said()["instruction"] == "go on"
+    robot.until(lambda: "camera_stale" in said()["holds"], robot.send_joints)
+    robot.stop()
+    robot.until(lambda: said()["stopped_by"] == "operator_stop", robot.send_joints)
+    assert said()["counters"]["operator_stop"] == 1
+    assert "reset" in said()["explanation"]
+    assert node.process.poll() is None
+
+
+def test_the_debug_image_is_made_for_those_who_look_and_for_nobody_else(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    start("-p", "policy.instruction:=go on")
+    robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
+    publisher = robot.node.get_publishers_info_by_topic(DEBUG)
+    assert len(publisher) == 1
+    heard: list[Any] = []
+    listen(robot, "sensor_msgs/msg/Image", DEBUG, "diagnostics", heard, raw=True)
+    robot.until(lambda: heard, robot.send_frame)
+    picture = decode_image(heard[-1])
+    assert picture.image.shape == (448, 448, 3)
+    assert picture.stamp in robot.sent
+
+
+def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) -> None:
+    port = 20_000 + os.getpid() % 10_000
+    start("-p", "policy.instruction:=go on", "-p", f"node.metrics_port:={port}")
+    robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    assert 'vla_ros_state{state="disarmed"} 1' in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert int(values["vla_ros_frames_used_total"]) >= 3
+    assert int(values["vla_ros_resident_bytes"]) > 10**7
+    assert values["vla_ros_commands_total"] == "0"
