@@ -80,7 +80,9 @@ def test_nan_is_an_error(subject):
     weight = engine.weights.head.data
     kept = weight[5].clone()
     weight[5] = float("nan")
+    torch.cuda.synchronize()  # written on another stream than the engine's
     with pytest.raises(VlaRosError, match="not numbers"):
         engine.answer(image, [prompt])
     weight[5] = kept
+    torch.cuda.synchronize()
     engine.answer(image, [prompt])

@@ -92,6 +92,8 @@ class CudaRunner:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        # Streams of torch do not wait for each other by themselves: what loads weights runs on another one.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
         self._pool = torch.cuda.graph_pool_handle()
         self._pinned: dict[tuple[int, str], Tensor] = {}
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -123,6 +125,7 @@ class CudaRunner:
     def capture(self, stage: Stage) -> Stage:
         """See :class:`Runner`."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.device))  # which made the buffers
         with torch.cuda.stream(side):
             for _ in range(3):  # compiles kernels, sizes the libraries' workspaces
                 stage()
