@@ -203,6 +203,22 @@ def test_a_reset_forgets_the_plan() -> None:
     assert policy.resets == 1
 
 
+def test_a_new_task_does_not_let_go_of_what_is_gripped() -> None:
+    """A hold right after a new instruction tells the fingers what they were told, not where they were measured."""
+    policy = Forward()
+    policy.answer = np.tile([0.0, 0, 0, 0, 0, 0, 0.0], (3, 1))  # close
+    stepper = loaded(policy, config(robot__gripper_joint_names=["finger_left"]))
+    gripping = JointState((*NAMES, "finger_left"), np.array([*JOINTS.positions, 0.013]), 10)
+    stepper.trip([picture()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
+    stepper.executed()
+    stepper.new_task()
+    assert stepper.wants_frame
+    assert policy.resets == 1
+    assert stepper.hold(gripping).positions[-1] == 0.0, "closed on the object, which keeps the fingers at 13 mm"
+    stepper.forget_commands()
+    assert stepper.hold(gripping).positions[-1] == 0.013, "somebody else had the gripper: touch nothing"
+
+
 def test_fewer_steps_per_chunk_may_be_asked_for_in_the_middle_of_one() -> None:
     policy = Forward()
     stepper = loaded(policy)

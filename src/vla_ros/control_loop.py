@@ -25,6 +25,7 @@ from vla_ros.stepper import Stepper, Trip
 from vla_ros.vision.messages import CdrBytes
 
 _PATIENCE = 0.1  # s between looks at whether the thread should end
+_LOOK_HOLDS = 0.05  # s; what the watchdog saw is old after this
 _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
 
 
@@ -69,7 +70,8 @@ class ControlLoop:
         safety: Decides what may be sent.
         watchdog: Told about inference.
         stats: Told about everything.
-        send: Sends a trip's command; called only while motion is allowed, and quick.
+        prepare: Makes the message of a trip's command; what it returns sends it, and is called only while motion is
+            allowed.
         witness: Told of every step and of what became of every frame, whether or not the arm may move.
         supervise: Asks the watchdog and tells ``safety``; called before each trip, so that a frame which ends a
             hold is itself answered.
@@ -86,7 +88,7 @@ class ControlLoop:
         safety: Safety,
         watchdog: Watchdog,
         stats: Stats,
-        send: Callable[[Trip], None],
+        prepare: Callable[[Trip], Callable[[], None]],
         witness: Witness,
         supervise: Callable[[], None],
         now: Callable[[], Now],
@@ -100,7 +102,7 @@ class ControlLoop:
         self._safety = safety
         self._watchdog = watchdog
         self._stats = stats
-        self._send = send
+        self._prepare = prepare
         self._witness = witness
         self._supervise = supervise
         self._now = now
@@ -174,7 +176,7 @@ class ControlLoop:
         snapshot = self._inputs.snapshot
         if snapshot.epoch != self._epoch:
             self._epoch = snapshot.epoch
-            self._stepper.reset()
+            self._stepper.new_task()
         return snapshot
 
     def _pace(self) -> bool:
@@ -262,12 +264,8 @@ class ControlLoop:
         for reason in self._held:
             self._safety.clear(reason)
         self._held.clear()
-        self._supervise()
         began = time.monotonic()
-        with self._safety.motion() as allowed:
-            if allowed:
-                self._send(trip)
-                self._stepper.executed()
+        allowed = self._send_allowed(trip)
         if allowed:
             self._stats.commanded()
             stages = {"publish": 1e3 * (time.monotonic() - began)}
@@ -278,6 +276,24 @@ class ControlLoop:
         if frame is not None:
             self._witness.answered(frame.stamp, frame.received, self._now(), allowed, trip.stages_ms)
         self._tick()
+
+    def _send_allowed(self, trip: Trip) -> bool:
+        """Send the command where it may be sent; True where it was.
+
+        A process that was suspended between the watchdog's look and the sending looks again. What remains is the
+        sending itself: a driver that wants certainty looks at the stamp.
+        """
+        send = self._prepare(trip)
+        while True:
+            self._supervise()
+            looked = time.monotonic()
+            with self._safety.motion() as allowed:
+                if time.monotonic() - looked > _LOOK_HOLDS:
+                    continue
+                if allowed:
+                    send()
+                    self._stepper.executed()
+                return allowed
 
     def _too_old(self, trip: Trip) -> Refused | None:
         """No motion on a frame that is older than it may be when it comes, and thinking and its turn may take.

@@ -115,7 +115,7 @@ class PolicyNode:
             self.safety,
             self._watchdog,
             self.stats,
-            self._send,
+            self._prepare,
             self._telemetry,
             self._supervise,
             self._now,
@@ -179,6 +179,8 @@ class PolicyNode:
             True, and a sentence.
         """
         self.inputs.new_epoch()
+        if self._stepper is not None:
+            self._stepper.forget_commands()
         if self.safety.reset():
             return True, "no longer stopped; disarmed: call ~/enable to move"
         return True, "was not stopped; the plan is forgotten"

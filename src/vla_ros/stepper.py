@@ -73,7 +73,9 @@ def make_kinematics(config: Config) -> Kinematics | None:
 
 
 class Stepper:
-    """A loaded policy with everything around it. One thread uses it; `configure` and `hold` any thread may call.
+    """A loaded policy with everything around it.
+
+    One thread uses it; any thread may call `configure`, `hold` and `forget_commands`.
 
     Args:
         config: The whole tree.
@@ -125,10 +127,22 @@ class Stepper:
         """Take options that may change while running, from the next step on. From any thread."""
         self._waiting = config
 
-    def reset(self) -> None:
-        """A new episode or instruction: forget chunk, gripper and what the policy remembers."""
+    def new_task(self) -> None:
+        """Another instruction: forget the chunk and what the policy remembers.
+
+        What was commanded stays known, for the arm and its fingers do not change with the words: a hold that comes
+        now must not let go of what is gripped.
+        """
         self._policy.reset()
         self.schedule.reset()
+
+    def reset(self) -> None:
+        """A new episode: forget chunk, what was commanded, and what the policy remembers."""
+        self.new_task()
+        self.forget_commands()
+
+    def forget_commands(self) -> None:
+        """A person has taken over: what was commanded before says nothing any more. From any thread."""
         with self._lock:
             self.controller.reset()
 
