@@ -42,7 +42,7 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "src"},
     packages=find_packages("src"),
-    package_data={NAME: ["py.typed", "sim/assets/*", "replay/assets/*"]},
+    package_data={NAME: ["py.typed", "sim/assets/*"]},
     data_files=[
         ("share/ament_index/resource_index/packages", ["resource/vla_ros"]),
         ("share/vla_ros", ["package.xml"]),
