@@ -39,13 +39,13 @@ class PolicyConfig:
     attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
     quantization: str = option("none", "Weight quantisation of the language model", choices=("none", "int8", "nf4"))
     engine: str = option(
-        "auto",
-        "How OpenVLA is executed: reference (plain torch), graph (own engine); auto takes graph on CUDA",
-        choices=("auto", "reference", "graph"),
+        "reference",
+        "How OpenVLA is executed: reference (plain torch) or graph (own engine; see docs/engine.md)",
+        choices=("reference", "graph"),
     )
     drafts: str = option(
         "prefill",
-        "Engine: how the previous action's tokens are tried as a draft; verify is equal to plain decoding to the bit",
+        "Engine: how the previous action's tokens are tried as a draft; verify equals plain decoding bit by bit",
         choices=("none", "verify", "prefill"),
     )
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)

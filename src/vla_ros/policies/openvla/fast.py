@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vla_ros.config.tree import PolicyConfig
 from vla_ros.engine.executor import Engine, EngineOptions
 from vla_ros.engine.weights import DecoderWeights, assemble, collect, fuse_layer
 from vla_ros.policies.base import Progress, no_progress
@@ -18,11 +17,6 @@ _LAYERS = "language_model.model.layers."
 
 KINDS = {"none": "none", "int8": "int8", "nf4": "int4"}
 """``policy.quantization`` to the engine's own kinds: its 4 bits are integers in groups, not nf4's code book."""
-
-
-def uses_engine(options: PolicyConfig, device: torch.device) -> bool:
-    """Whether ``policy.engine`` means the engine on ``device``."""
-    return options.engine == "graph" or (options.engine == "auto" and device.type == "cuda")
 
 
 def make_engine(

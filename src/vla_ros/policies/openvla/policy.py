@@ -23,7 +23,7 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla import memory
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engine, uses_engine
+from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engine
 from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
@@ -107,7 +107,7 @@ class OpenVLAPolicy:
         architecture = read_architecture(folder)
         statistics = choose(read_statistics(folder), self._options.unnorm_key)
         prompt = load_prompt_encoder(folder, architecture, self._options.prompt, statistics.dimension)
-        fast = uses_engine(self._options, device)
+        fast = self._options.engine == "graph"
         # The engine quantises by itself, from the weights as they are stored.
         quantization = "none" if fast else self._options.quantization
         model = build_empty(architecture, self._options.attention, quantization)
