@@ -8,6 +8,7 @@ lifecycle node walk through the same methods.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -316,10 +317,12 @@ class PolicyNode:
 
     # What goes out
 
-    def _send(self, trip: Trip) -> None:
+    def _prepare(self, trip: Trip) -> Callable[[], None]:
         assert trip.command is not None
         output = self.config.control.output
-        self._command.publish(to_message(trip.command, output, self._graph.message, self._now().ros))
+        return partial(
+            self._command.publish, to_message(trip.command, output, self._graph.message, self._now().ros)
+        )
 
     def _on_event(self, event: Event) -> None:
         """Say each change of state; when motion ends, tell the arm to hold where it was measured last."""
