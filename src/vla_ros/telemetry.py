@@ -158,10 +158,13 @@ class Telemetry:
         return exposition(self._safety.state, self._counters(), self._stats.summary(), self._resources())
 
     def _watched(self) -> list[Watched]:
-        watched = [Watched(topic, self._graph.qos("camera")) for topic in self.config.camera.topics]
+        """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
+        topics, resolve, qos = self.config.topics, self._node.resolve_topic_name, self._graph.qos
+        watched = [Watched(resolve(topic), qos("camera")) for topic in self.config.camera.topics]
         if self._stepper.controller.arm_names:
-            watched.append(Watched(self.config.topics.joint_states, self._graph.qos("joint_states")))
-        return watched
+            watched.append(Watched(resolve(topics.joint_states), qos("joint_states")))
+        may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
+        return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 
     def _say_transport(self) -> None:
         """Whether raw frames of the configured size get through, in one line."""

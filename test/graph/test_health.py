@@ -50,6 +50,15 @@ def test_publisher_that_leaves_is_missed_after_the_timeout_again(graph, start_pe
     assert [finding.kind for finding in health.check()] == ["no_publisher"]
 
 
+def test_nobody_is_missed_where_nobody_has_to_publish(graph):
+    node = graph.create_node("vla_policy")
+    now = [0.0]
+    watched = Watched("/vla_policy/stop", graph.qos("command"), required=False)
+    health = TopicHealth(node, [watched], publisher_timeout=5.0, clock=lambda: now[0])
+    now[0] = 100.0
+    assert health.check() == ()
+
+
 def test_incompatible_qos_names_publisher_policy_and_cure(graph, peer, spin_until):
     node = graph.create_node("vla_policy")
     got = []

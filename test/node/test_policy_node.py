@@ -204,6 +204,22 @@ def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(
     assert robot.diagnostics["state"]["message"] == "disarmed", "an armed node that never moves says nothing"
 
 
+def test_a_stop_button_that_would_not_be_heard_is_said_and_remapped_topics_are_not_missed(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    graph = robot.graph
+    robot.node.create_publisher(graph.message("std_msgs/msg/Bool"), "/vla_policy/stop", graph.qos("camera"))
+    words = ["-p", "policy.name:=hold", "-p", "robot.urdf:=demo", "-p", "timeouts.publisher:=0.5"]
+    words += ["--ros-args", "-r", "/camera/image_raw:=/left/image", "-r", "/joint_states:=/left/joint_states"]
+    kind = graph.message("sensor_msgs/msg/Image")
+    robot.node.create_publisher(kind, "/left/image", graph.qos("camera"))
+    node = start(*words, script=(sys.executable, "-m", "vla_ros.cli", "run"), bare=True)
+    robot.until(lambda: "nothing will arrive on /vla_policy/stop" in node.log.read_text())
+    robot.until(lambda: "/left/joint_states has had no publisher" in node.log.read_text())
+    assert "image_raw has had no publisher" not in node.log.read_text()
+    assert "/left/image has had" not in node.log.read_text()
+
+
 def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays(
     robot: Any, start: Callable[..., Any]
 ) -> None:

@@ -22,11 +22,13 @@ _ADVISED = 33554432
 
 @dataclass(frozen=True)
 class Watched:
-    """A subscription that must get something: its topic (resolved) and the profile it asks for."""
+    """A subscription that is to get something: its topic (resolved) and the profile it asks for."""
 
     topic: str
     requested: Any
     """QoS profile of either backend."""
+    required: bool = True
+    """False where it is right that nobody publishes (a stop button that is not installed)."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class TopicHealth:
         if publishers:
             self._alone_since[item.topic] = None
             return [finding for publisher in publishers for finding in _mismatch(item, publisher)]
+        if not item.required:
+            return []
         since = self._alone_since[item.topic]
         if since is None:
             since = self._alone_since[item.topic] = self._clock()
