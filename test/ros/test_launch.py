@@ -101,6 +101,37 @@ def test_the_middleware_is_in_force_and_says_so(
     assert "middleware default: active: " in launch.output, "the node sees it too"
 
 
+@pytest.mark.skipif(shutil.which("iox-roudi") is None, reason="iox-roudi is not installed")
+def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
+    program: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import re
+    import signal
+
+    from vla_ros.middleware import Frames, examine, sourced_distribution
+    from vla_ros.middleware.daemons import roudi_is_up
+
+    if roudi_is_up():
+        pytest.skip("another RouDi runs on this host, and there can be only one")
+    monkeypatch.setenv("ROS_HOME", str(tmp_path))
+    monkeypatch.setenv("RMW_IMPLEMENTATION", "rmw_cyclonedds_cpp")
+    report = examine("default", Frames(8, 8), sourced_distribution())
+    if report.fatal:
+        pytest.skip(str(report))
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", "middleware:=iceoryx", QUICK)
+    try:
+        launch.wait_for("is ready", 60)
+        assert "middleware iceoryx: active: rmw_cyclonedds_cpp for 1 camera of 64x48" in launch.output
+        assert launch.end(timeout=10) == 0
+        assert roudi_is_up()
+    finally:
+        launch.close()
+        started = re.search(r"started iox-roudi, pid (\d+)", launch.output)
+        if started:
+            os.kill(int(started[1]), signal.SIGKILL)
+
+
 def _environ() -> dict[str, str]:
     import os
 

@@ -8,20 +8,17 @@ from typing import Any
 
 from launch import LaunchContext
 from launch.actions import (
-    ExecuteProcess,
     LogInfo,
     OpaqueFunction,
-    RegisterEventHandler,
     SetEnvironmentVariable,
     TimerAction,
     UnsetEnvironmentVariable,
 )
-from launch.event_handlers import OnProcessExit
 
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
 from vla_ros.middleware import Frames, Profile, default_folder, examine, select, sourced_distribution, write
-from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
+from vla_ros.middleware.daemons import roudi_is_up, start_detached, zenoh_router_is_up
 from vla_ros.middleware.selection import ALL_VARIABLES
 
 
@@ -51,24 +48,25 @@ def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
 
 
 def _daemon(profile: Profile, folder: Path) -> list[Any]:
-    """The daemon, unless the host has one, and the line that says whether the profile is in force."""
+    """Start the daemon unless the host has one, and say whether the profile is in force."""
     up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(profile.name)
     if up is None or up():
         return [_say_when(profile, lambda: True, 0)]
-    process = ExecuteProcess(cmd=profile.command(folder), name=profile.daemon[0], output="log")
-    ended = LogInfo(
-        msg=f"middleware {profile.name}: its daemon ended. What runs may go on, what starts now hangs or hears "
-        "nothing: end this launch and all its partners, then start again"
-    )
 
-    def on_exit(event: Any, context: LaunchContext) -> list[Any]:
-        return [] if context.is_shutdown else [ended]
+    def start(context: LaunchContext) -> list[Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / f"{profile.name}.log"
+        try:
+            pid = start_detached(profile.command(folder), log)
+        except OSError:  # not installed: the line below says so
+            return []
+        name = profile.daemon[0] if profile.name == "iceoryx" else profile.daemon[-1]
+        return [
+            LogInfo(msg=f"middleware {profile.name}: started {name}, pid {pid}, log {log}; it stays, one per host")
+        ]
 
-    return [
-        process,
-        RegisterEventHandler(OnProcessExit(target_action=process, on_exit=on_exit)),
-        _say_when(profile, up, 20),
-    ]
+    # In the environment that was just set: rmw_zenohd reads it.
+    return [OpaqueFunction(function=start), _say_when(profile, up, 20)]
 
 
 def _say(profile: Profile) -> LogInfo:

@@ -39,6 +39,7 @@ def policy_node(
     return Node(
         package="vla_ros",
         executable="vla_policy_node",
+        exec_name="vla_policy_node",  # else the interpreter names the lines of the log
         name=value(context, "name") or NODE_NAME,
         namespace=value(context, "namespace"),
         parameters=[*([str(file)] if file else []), given],

@@ -54,7 +54,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
         options = plan(parser.parse_args(words))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
-    simulation = _vla_ros(context, "demo", *words, on_exit=Shutdown(reason="the demo ended"))
+    simulation = _vla_ros(context, "demo", *words, name="demo", on_exit=Shutdown(reason="the demo ended"))
     node = policy_node(
         context, options.files[0], options.assignments, on_exit=Shutdown(reason="the policy node ended")
     )

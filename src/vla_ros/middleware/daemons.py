@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 ROUDI_SOCKET = Path("/tmp/roudi")
@@ -52,3 +54,16 @@ def zenoh_router_is_up() -> bool:
             return True
     except OSError:
         return False
+
+
+def start_detached(command: Sequence[str], log: Path) -> int:
+    """Start a daemon that outlives this process and its signals; returns its process id.
+
+    RouDi ends every process that uses it when it is told to end, the camera driver too. So it must not get the
+    Ctrl-C of the launch that happened to start it.
+    """
+    with log.open("ab") as output:
+        daemon = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return daemon.pid
