@@ -223,6 +223,15 @@ def test_joint_states_that_come_late_or_again_are_none() -> None:
     assert world.active == {Reason.JOINT_STATE_STALE}
 
 
+def test_joint_states_of_a_clock_that_is_ahead_are_none_and_it_is_said() -> None:
+    world = World().all_well()
+    for _ in range(12):
+        world.wait(0.05)
+        world.frame()
+        assert not world.joints(age=-30.0)
+    assert "30 s ahead of this clock" in world.watchdog.active(world.now)[Reason.JOINT_STATE_STALE]
+
+
 def test_joint_states_without_a_stamp_count_when_they_come() -> None:
     world = World().all_well()
     for _ in range(20):

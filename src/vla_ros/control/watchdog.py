@@ -174,7 +174,7 @@ class Watchdog:
             wrong: What is wrong with it (missing joints, NaN), or "".
 
         Returns:
-            True where it may be used: right, newer than the one before, and not older than
+            True where it may be used: right, newer than the one before, and not further from the present than
             ``timeouts.joint_state_age``.
         """
         with self._lock:
@@ -187,8 +187,9 @@ class Watchdog:
             if stamp and last is not None and (stamp == last or (stamp < last and not stale)):
                 return False
             age = (now.ros - stamp) / _SECOND
-            if stamp and config.joint_state_age and age > config.joint_state_age:
-                self._joints_late = f"; the newest was {age:.3g} s old, allowed {config.joint_state_age:g} s"
+            if stamp and config.joint_state_age and abs(age) > config.joint_state_age:
+                found = f"{abs(age):.3g} s {'old' if age > 0 else 'ahead of this clock'}"
+                self._joints_late = f"; the newest was {found}, allowed {config.joint_state_age:g} s"
                 return False
             self._joints_seen, self._joints_stamp, self._joints_late = now.steady, stamp or None, ""
             self._joints_since_jump = True
