@@ -139,8 +139,23 @@ def test_feeds_and_joints_that_a_policy_needs_are_waited_for() -> None:
         stepper.trip([picture()], Snapshot(instruction="go"), 0.2)
     with pytest.raises(Refused, match="objects"):
         stepper.trip([picture()], INPUTS, 0.2)
-    ready = Snapshot(JOINTS, {"objects": JOINTS}, "go")
+    ready = Snapshot(JOINTS, {"objects": dataclasses.replace(JOINTS, stamp=STAMP)}, "go")
     assert stepper.trip([picture()], ready, 0.2).command is not None
+
+
+def test_a_feed_that_fell_silent_is_not_shown_to_the_policy() -> None:
+    stepper = loaded(Forward(state_keys=("wrench",)))
+
+    def asked(behind: float) -> Snapshot:
+        feed = JointState(("f",), np.zeros(1), STAMP - round(behind * 1e9))
+        return dataclasses.replace(INPUTS, state={"wrench": feed})
+
+    stepper.observe([picture()], asked(0.9))
+    with pytest.raises(Refused, match=r"'wrench' is 1.1 s older.*timeouts.joint_state_age") as refused:
+        stepper.observe([picture()], asked(1.1))
+    assert refused.value.reason is Reason.INPUT_MISSING
+    stepper = loaded(Forward(state_keys=("wrench",)), config(timeouts__joint_state_age=0.0))
+    stepper.observe([picture()], asked(100.0))
 
 
 def test_an_answer_that_is_no_action_never_becomes_a_command() -> None:

@@ -186,7 +186,20 @@ class Stepper:
             makers[key] = partial(self._preprocessor.prepare, frame.image, index)
             stamp = frame.stamp if stamp is None else stamp
         assert stamp is not None, "every policy looks at one picture at least"
+        self._check_feeds(inputs, stamp)
         return Observation(Pictures(makers), inputs.instruction, stamp, inputs.joints, inputs.state)
+
+    def _check_feeds(self, inputs: Snapshot, stamp: int) -> None:
+        """Refuse feeds that fell silent: the watchdog knows cameras and the joint state alone."""
+        allowed = self._config.timeouts.joint_state_age
+        for key in self._policy.spec.state_keys:
+            age = (stamp - inputs.state[key].stamp) / 1e9
+            if allowed and age > allowed:
+                raise Refused(
+                    Reason.INPUT_MISSING,
+                    f"the feed '{key}' is {age:.3g} s older than the frame, allowed {allowed:g} s "
+                    "(timeouts.joint_state_age)",
+                )
 
     def think(self, observation: Observation) -> ActionChunk:
         """Ask the policy, check its answer and put it into the schedule.
