@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+pytest.importorskip("transformers", reason="the library transformers is not installed (extra 'bench')")
+
 
 def bench(*words):
     command = [sys.executable, "-m", "vla_ros.cli", "bench", *words]

@@ -156,7 +156,7 @@ def eager_baseline(model: OpenVLAModel) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
     except ImportError as error:
-        raise MissingDependencyError("the baseline needs transformers: pip install 'vla_ros[openvla]'") from error
+        raise MissingDependencyError("the baseline needs transformers: pip install 'vla_ros[bench]'") from error
     llm = model.architecture.llm
     config = LlamaConfig(
         vocab_size=llm.vocab_size,

@@ -56,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_natural, default=0, metavar="S", help="seed of the first episode (default 0)"
     )
     parser.add_argument("--policy", metavar="NAME", help="policy by its entry-point name (openvla, expert, hold)")
-    parser.add_argument("--checkpoint", metavar="DIR", help="folder of the checkpoint (policy.checkpoint)")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="folder of the checkpoint; means --policy openvla where no policy is named",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
     parser.add_argument("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
@@ -132,6 +136,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
     if arguments.policy:
         assignments.append(f"policy.name:={arguments.policy}")
     if arguments.checkpoint:
+        if not arguments.policy:
+            assignments.append("policy.name:=openvla")
         assignments.append(f"policy.checkpoint:={Path(arguments.checkpoint).expanduser().resolve()}")
     assignments += arguments.param
     return Plan(files, tuple(assignments), load(files, assignments))
