@@ -16,6 +16,7 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.command import message_type, to_message
+from vla_ros.control.fit import unused_gripper
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
@@ -103,6 +104,9 @@ class PolicyNode:
             stepper.close()
             raise
         self._logger.info(self._summary())
+        unheard = unused_gripper(self.config, stepper.spec)
+        if unheard:
+            self._logger.warning(unheard)
 
     def activate(self) -> None:
         """Begin to answer frames. The arm moves where ``control.armed`` says so, else after ``~/enable``."""

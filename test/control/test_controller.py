@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vla_ros.config import Config, build
 from vla_ros.control.controller import Controller
+from vla_ros.control.fit import unused_gripper
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.transforms import euler_xyz_matrix, rotation_angle, rotation_vector_matrix
@@ -384,6 +385,21 @@ def test_what_does_not_belong_together_is_refused_at_start(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Controller(build(values), spec)
+
+
+@pytest.mark.parametrize(
+    ("values", "spec", "warned"),
+    [
+        ({}, POSE, True),
+        ({"gripper.mode": "none"}, POSE, False),
+        ({"robot.gripper_joint_names": ["finger"]}, POSE, False),
+        ({}, ActionSpec(dimension=6, gripper_index=None), False),
+    ],
+)
+def test_a_gripper_that_would_never_close_is_said(
+    values: dict[str, object], spec: ActionSpec, warned: bool
+) -> None:
+    assert ("gripper_joint_names is empty" in unused_gripper(build(values), spec)) == warned
 
 
 wild = st.one_of(

@@ -39,3 +39,13 @@ def check_fit(config: Config, spec: ActionSpec, kinematics: Kinematics | None) -
         raise ConfigError(
             f"robot.home: found {len(config.robot.home)} numbers, expected one for each of {list(arm_names)}"
         )
+
+
+def unused_gripper(config: Config, spec: ActionSpec) -> str:
+    """A warning where the policy opens and closes a gripper that nobody will hear of; "" where all is well."""
+    if spec.gripper_index is None or config.gripper.mode == "none" or config.robot.gripper_joint_names:
+        return ""
+    return (
+        "the gripper will not move: robot.gripper_joint_names is empty, so the policy's gripper number is only on "
+        f"{config.topics.action}; name the finger joints, or say that this is meant: gripper.mode: none"
+    )
