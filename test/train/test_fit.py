@@ -14,7 +14,7 @@ from vla_ros.train import state
 from vla_ros.train.batches import NOT_ASKED, Frames, augment, kind_map
 from vla_ros.train.fit import LOG, STATE, FitOptions, Run, rate
 from vla_ros.train.labels import KINDS
-from vla_ros.train.objective import losses
+from vla_ros.train.objective import losses, question
 from vla_ros.train.recipe import FitRecipe, LabelRecipe, NetworkRecipe
 
 CPU = FitOptions(device="cpu", log_every=2, save_every=1e9)
@@ -187,3 +187,15 @@ def test_another_recipe_or_a_damaged_state_is_refused(
     (tmp_path / STATE).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="state"):
         make_run(tmp_path, demonstrations, small, fit)
+
+
+def test_the_step_is_one_graph_for_the_compiler(
+    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
+) -> None:
+    """A graph break would cost a GPU most of what compiling gains; the tracer finds it on any machine."""
+    run, frames = make_run(tmp_path, demonstrations, small, fit)
+    batch = frames.draw(0, 0, frames=2, prompts=2)
+    ask = torch.compile(question, fullgraph=True, backend="eager")
+    compiled, plain = ask(run.trainee, batch, fit), question(run.trainee, batch, fit)
+    compiled.total.backward()
+    torch.testing.assert_close(compiled.total, plain.total)

@@ -121,3 +121,10 @@ def test_figures_of_a_control() -> None:
     assert figures["failed_seeds"] == [8]
     assert not figures["met"]
     assert "| 75.0% | 25.0% | 12.0 | >= 90% MISSED | 100%, 7.0, 100% |" in markdown([figures])
+
+
+def test_the_page_lists_the_controls_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "demo-policy.md").read_text(encoding="utf-8").replace('"', "")
+    for each in CONTROLS:
+        if each.words:
+            assert f"| `{' '.join(each.words)}` |" in page, each.name
