@@ -357,6 +357,7 @@ def test_whatever_came_before_all_is_well_again_once_all_comes_in_time(events: l
     world.watchdog.inference_began(world.now)
     world.watchdog.inference_ended(world.now)
     world.run(1.0)
+    assert world.active <= {Reason.CLOCK_JUMP}, "told once, where nobody asked before"
     assert world.active == set()
 
 
@@ -399,4 +400,15 @@ def test_one_damaged_frame_among_good_ones_is_none() -> None:
     for number in range(20):
         world.run(0.05)
         world.watchdog.pictures(world.now, readable=number % 2 == 0)
+    assert world.active == set()
+
+
+def test_a_jump_is_told_though_everything_was_seen_anew_before_anybody_asked() -> None:
+    world = World().all_well()
+    world.wait(0.02)
+    world.ros += 10**10
+    world.frame()
+    world.joints()
+    assert world.active == {Reason.CLOCK_JUMP}
+    world.run(0.02)
     assert world.active == set()

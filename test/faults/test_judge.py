@@ -143,3 +143,17 @@ def test_a_hold_is_within_what_an_arm_may_sag() -> None:
     assert found([*records, Record("command", 1.95, stamp, at(1.95), tuple(sagged), NAMES)]) == set()
     sagged[0] += 0.002
     assert found([*records, Record("command", 1.95, stamp, at(1.95), tuple(sagged), NAMES)]) == {"hold"}
+
+
+def test_joints_in_pieces_are_put_together_and_still_limit_a_motion() -> None:
+    records = []
+    for index, record in enumerate(good()):
+        if record.kind == "joints":
+            left_out = index % 7
+            names = NAMES[:left_out] + NAMES[left_out + 1 :]
+            record = replace(record, names=names, positions=HOME[:left_out] + HOME[left_out + 1 :])
+        records.append(record)
+    assert found(records) == {"blind"}
+    assert found(records, pieces=True) == set()
+    far = [*records[:-1], replace(records[-1], positions=joint(0, HOME[0] + 0.2))]
+    assert found(far, pieces=True) == {"velocity"}

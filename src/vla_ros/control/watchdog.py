@@ -119,6 +119,7 @@ class Watchdog:
         self._heartbeat_seen: int | None = None
         self._last: Now | None = None
         self._jump = ""
+        self._jump_told = False
 
     def configure(self, config: TimeoutsConfig) -> None:
         """Take new timeouts."""
@@ -239,6 +240,7 @@ class Watchdog:
                 found[Reason.INFERENCE_LATE] = late
             if self._jump:
                 found[Reason.CLOCK_JUMP] = self._jump
+                self._jump_told = True
             found.update(self._of_others(now))
             return found
 
@@ -293,12 +295,14 @@ class Watchdog:
             else:
                 jumped = abs(shown - passed) > allowed
             if jumped:
+                self._jump_told = False
                 self._jump = f"{shown / _SECOND:+.3g} s in {passed / _SECOND:.3g} s"
                 for camera in self._cameras.values():
                     camera.stamp, camera.since_jump = None, False
                 self._joints_stamp, self._joints_since_jump = None, False
         seen_anew = all(camera.since_jump for camera in self._cameras.values())
-        if self._jump and seen_anew and (self._joints_since_jump or not self._joints_required):
+        # Told once at least, though everything may be seen anew before anybody asks.
+        if self._jump and self._jump_told and seen_anew and (self._joints_since_jump or not self._joints_required):
             self._jump = ""
 
 

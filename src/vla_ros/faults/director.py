@@ -193,7 +193,14 @@ class Director:
         assert kinematics is not None
         period = 1 / config.control.rate_hz if config.control.rate_hz else _GUESS
         judge = Judge(
-            config, kinematics, period, lag=row.lag, memory=row.memory, steps=row.horizon, simulated=row.simulated
+            config,
+            kinematics,
+            period,
+            lag=row.lag,
+            memory=row.memory,
+            steps=row.horizon,
+            simulated=row.simulated,
+            pieces=row.pieces,
         )
         self._outcome.motions = len(rig.motions)
         for violation in judge.check(rig.records, self._permissions):

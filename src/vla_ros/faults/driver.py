@@ -74,6 +74,7 @@ class Robot:
         self._frames = Channel(random.Random(seed + 1))
         self._joints = Channel(random.Random(seed + 2))
         self._content = ""
+        self._which = 0  # the joint that a fault is about is the same as long as it lasts
         self._positions = np.array(HOME)
         self._wanted = np.array(HOME)
         self._offset = 0  # ns, ROS clock ahead of the system's
@@ -146,7 +147,7 @@ class Robot:
         elif what == "joints":
             self._send_later(self._joints.set(_fault(order)), "joints", "joints")
         elif what == "content":
-            self._content = order["kind"]
+            self._content, self._which = order["kind"], self._rng.randrange(2**31)
         elif what == "stop":
             self._ends["stop"].publish(self._graph.message("std_msgs/msg/Bool")(data=True))
         elif what == "instruct":
@@ -216,7 +217,7 @@ class Robot:
         self._positions = self._positions + np.clip(self._wanted - self._positions, -speed, speed)
         names, positions = [*ARM, *FINGERS], self._positions.tolist()
         if self._content:
-            names, positions = spoil_joints(self._content, names, positions, self._rng)
+            names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
         self._send_later(self._joints.push(self._joint_state(names, positions)), "joints", "joints")
 
     def _joint_state(self, names: list[str], positions: list[float]) -> bytes:

@@ -70,6 +70,8 @@ class Judge:
             what it measured before.
         steps: Steps of a chunk: later ones are executed as many periods later.
         simulated: The ROS clock may jump: a frame's age counts from when it was sent.
+        pieces: The fault takes joints out of joint states, and the node puts together what is left: each joint may
+            be where any joint state of late had it, and nothing is said about the tip.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Judge:
         memory: float = 0.0,
         steps: int = 1,
         simulated: bool = False,
+        pieces: bool = False,
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -91,6 +94,7 @@ class Judge:
         self._memory = memory
         self._steps = steps
         self._simulated = simulated
+        self._pieces = pieces
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # A joint state may have been the newest that the node knew for so long.
@@ -135,10 +139,22 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """Whether a command may be built on this joint state."""
-        arm = _arm(record)
+        """Whether a command may be built on this joint state (on any of its joints, where they come in pieces)."""
+        believed = np.isfinite(self._believed(_arm(record)))
+        return bool(believed.any() if self._pieces else believed.all())
+
+    def _believed(self, arm: FloatArray) -> FloatArray:
+        """Positions [7]; NaN where a joint cannot be or is not named."""
         low, high = self._arm.position_low - _BELIEVABLE, self._arm.position_high + _BELIEVABLE
-        return bool(np.isfinite(arm).all() and np.all(low <= arm) and np.all(arm <= high))
+        found: FloatArray = np.where((low <= arm) & (arm <= high), arm, np.nan)
+        return found
+
+    def _nearest(self, wanted: FloatArray, records: Sequence[Record]) -> FloatArray:
+        """For each joint the position nearest to ``wanted`` that any of ``records`` had it at; NaN for none."""
+        known = np.array([self._believed(_arm(record)) for record in records] or [np.full(len(ARM), np.nan)])
+        off = np.where(np.isnan(known), np.inf, np.abs(known - wanted))
+        nearest: FloatArray = known[off.argmin(axis=0), np.arange(len(ARM))]
+        return nearest
 
     def _motion(self, command: Record, known: Sequence[Record], age: float) -> Iterator[Violation]:
         timeouts, gripper = self._config.timeouts, self._config.gripper
@@ -151,10 +167,12 @@ class Judge:
             yield Violation("gripper", command.time, f"fingers at {fingers}, allowed {ends}")
         # The node built on one of the newest joint states; which one, only it knows.
         wanted, complaint = _arm(command), "blind: no usable joint state was sent for so long"
-        for record in reversed(known):
-            if record.time < command.time - self._window:
-                break
-            wrong = self._step(_arm(record), wanted)
+        late = [record for record in known if record.time >= command.time - self._window]
+        candidates = [self._nearest(wanted, late)] if self._pieces else [_arm(record) for record in reversed(late)]
+        for measured in candidates:
+            if np.isnan(measured).any():
+                continue
+            wrong = self._step(measured, wanted)
             if not wrong:
                 return
             complaint = wrong if complaint.startswith("blind") else complaint
@@ -174,6 +192,8 @@ class Judge:
             return f"velocity: {ARM[worst]} is to move {step[worst]:.4g} rad in {self._period:.4g} s"
         if np.any(step > limits.max_joint_step + _ROUNDING):
             return f"jump: {step.max():.4g} rad from the measured position, allowed {limits.max_joint_step:g}"
+        if self._pieces:  # where the tip was, only the node knows
+            return ""
         begin, end = self._arm.forward(measured), self._arm.forward(wanted)
         moved = float(np.linalg.norm(end.position - begin.position))
         if moved > limits.max_translation_step * 1.01 + 2e-4:
@@ -198,7 +218,11 @@ class Judge:
         if measured is None:
             yield Violation("stamp", command.time, f"{command.stamp} belongs to nothing that was sent before")
             return
-        off = float(np.abs(_arm(command) - _arm(measured)).max())
+        held, there = _arm(command), _arm(measured)
+        if self._pieces:
+            begin = min(measured.time, command.time - self._window)
+            there = self._nearest(held, [record for record in known if record.time >= begin])
+        off = float(np.abs(held - there).max())
         if off > _SAG + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the measured position that it names")
         since = command.time - self._window - self._memory

@@ -47,6 +47,7 @@ class Row:
         simulated: With simulated time.
         lag: Seconds that the robot's process is late because of the fault.
         memory: Seconds for which the node measures nothing because of the fault.
+        pieces: The fault takes joints out of joint states.
         fresh: Each injection needs a node that was started for it.
         traced: The node records what becomes of each frame (``node.trace``).
         lease: Seconds after which DDS believes a silent process dead (Cyclone's default is 10).
@@ -67,6 +68,7 @@ class Row:
     simulated: bool = False
     lag: float = 0.0
     memory: float = 0.0
+    pieces: bool = False
     fresh: bool = False
     traced: bool = False
     lease: float = 0.0
@@ -127,13 +129,17 @@ def _state(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reaso
 
 
 def _content(kind: str) -> Row:
+    # What other publishers say of a joint that is not named would do, for as long as it is fresh.
+    unnamed = kind in ("missing", "renamed", "none")
     return Row(
         f"joint states {kind}",
         Reaction.HOLDS,
-        ("joint_state_invalid",),
+        ("joint_state_invalid", "joint_state_stale") if unnamed else ("joint_state_invalid",),
         ({"do": "content", "kind": kind},),
         ({"do": "content", "kind": ""},),
-        within=_SUPERVISION,
+        within=_SILENT if unnamed else _SUPERVISION,
+        lasts=(0.6, 0.9) if unnamed else (0.3, 0.6),
+        pieces=unnamed,
     )
 
 
@@ -186,7 +192,7 @@ ROWS: tuple[Row, ...] = (
     _state("late 0.6 s", _HOLDS, "delay", 0.6, "joint_state_stale", lasts=(1.0, 1.3)),
     _state("frozen", _HOLDS, "repeat", 1.0, "joint_state_stale"),
     _state("reordered", _GOES_ON, "reorder", 4),
-    _state("bits flip", _GOES_ON, "corrupt", 2),
+    _state("bits flip", _GOES_ON, "corrupt", 2, pieces=True),
     *(_content(kind) for kind in ("nan", "infinite", "missing", "short", "outside", "renamed", "none")),
     _policy("late", "late 0.5", "inference_late", within=0.3 + _SUPERVISION),
     _policy("raises", "raise", "inference_error"),
