@@ -205,7 +205,10 @@ class ControlLoop:
         began = time.monotonic()
         self._newest[0] = frame
         for index, mailbox in enumerate(self._cameras[1:], start=1):
-            self._newest[index] = mailbox.take(0.0) or self._newest[index]
+            other = mailbox.take(0.0)
+            if other is not None:
+                self._newest[index] = other
+                self._stats.used()
         try:
             trip = self._trip(frame)
         except ImageError as error:

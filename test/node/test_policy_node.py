@@ -164,6 +164,34 @@ def test_arm_and_gripper_that_publish_apart_are_one_robot(robot: Any, start: Cal
     assert "joint_state_invalid" in robot.diagnostics["state"]["message"]
 
 
+def test_of_two_cameras_every_frame_is_counted_and_either_may_not_fall_silent(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    graph = robot.graph
+    wrist = robot.node.create_publisher(
+        graph.message("sensor_msgs/msg/Image"), "/wrist/image_raw", graph.qos("camera")
+    )
+
+    def both() -> None:
+        stamp = robot.now()
+        wrist.publish(encode_image(np.zeros((48, 64, 3), np.uint8), stamp, "wrist"))
+        robot.send_frame()
+
+    words = ("camera.topics:=[/camera/image_raw, /wrist/image_raw]", "camera.keys:=[image, wrist]")
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", words[0], "-p", words[1])
+    robot.until(lambda: len(robot.commands) > 10, both)
+    robot.until(
+        lambda: "camera_stale (/wrist/image_raw" in robot.diagnostics.get("state", {}).get("message", ""),
+        robot.send_frame,
+    )
+    before = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > before + 3, both)
+    assert node.end() == 0
+    frames = json.loads(node.stats.read_text())["frames"]
+    waiting = frames["received"] - frames["used"] - sum(frames["dropped"].values())
+    assert 0 <= waiting <= 2, f"not one for each camera: {frames}"
+
+
 def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, start: Callable[..., Any]) -> None:
     moving(robot, start)
     robot.positions[0] += 0.01
