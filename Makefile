@@ -7,12 +7,15 @@ EPISODES ?= 5
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench clean
+.PHONY: help demo test lint types unit bench faults soak fuzz clean
 
 help:
 	@echo "make demo    a simulated arm, driven over DDS by a policy; report in $(REPORT)"
 	@echo "make test    lint, types and the whole test-suite"
 	@echo "make bench   measure this machine (benchmarks/)"
+	@echo "make faults  inject every fault fifty times into the real node and print the table"
+	@echo "make soak    run the node for MINUTES=60 and watch memory, threads, descriptors, latency"
+	@echo "make fuzz    damaged messages, images and bags: 130,000 of them"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
 $(BIN)/python:
@@ -48,6 +51,16 @@ unit: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/latency.py
+
+faults: $(VENV)/.test
+	$(BIN)/python -m vla_ros.faults $(ARGS)
+
+MINUTES ?= 60
+soak: $(VENV)/.test
+	$(BIN)/python -m vla_ros.faults.measure soak --minutes $(MINUTES) $(ARGS)
+
+fuzz: $(VENV)/.test
+	$(BIN)/python fuzz/run.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist install log reports src/*.egg-info
