@@ -42,8 +42,9 @@ class Wiring:
         self.undo(partial(self.node.destroy_service, service))
 
     def timer(self, period: float, callback: Callable[[], None]) -> None:
-        """Call ``callback`` every ``period`` seconds."""
-        self.undo(partial(self.node.destroy_timer, self.node.create_timer(period, callback)))
+        """Call ``callback`` every ``period`` seconds of a steady clock."""
+        made = self.graph.create_steady_timer(self.node, period, callback)
+        self.undo(partial(self.node.destroy_timer, made))
 
     def undo(self, action: Callable[[], Any]) -> None:
         """Do ``action`` at :meth:`close` as well; the last one first."""

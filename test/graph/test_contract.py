@@ -505,3 +505,14 @@ def test_no_thread_is_left_after_close(backend):
     )
     _, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
+
+
+def test_a_steady_timer_runs_while_simulated_time_stands_still(open_here, spin_until):
+    """A simulator that died takes /clock with it; the watchdog has to notice."""
+    graph = open_here("--ros-args", "-p", "use_sim_time:=true")
+    node = graph.create_node("vla_policy")
+    calls = []
+    timer = graph.create_steady_timer(node, 0.02, lambda: calls.append(node.get_clock().now().nanoseconds))
+    spin_until(graph, lambda: len(calls) >= 5)
+    assert set(calls) == {0}
+    assert node.destroy_timer(timer)

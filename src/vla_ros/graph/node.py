@@ -163,6 +163,9 @@ class Vocabulary(Protocol):
         or ``default``; :mod:`vla_ros.graph.qos` says what each is.
         """
 
+    def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
+        """A timer of ``node`` that runs on while simulated time stands still: a watchdog must not stop with it."""
+
 
 class Graph(Vocabulary, Protocol):
     """A joined ROS 2 graph: makes nodes and runs callbacks.

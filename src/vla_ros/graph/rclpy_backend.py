@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 
 import rclpy
+from rclpy.clock import Clock as RclpyClock
+from rclpy.clock import ClockType
 from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor, TimeoutException
 from rclpy.logging import LoggingSeverity
@@ -56,6 +58,10 @@ class RclpyVocabulary:
             history=HistoryPolicy[found.history.name],
             depth=found.depth,
         )
+
+    def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
+        """A timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""
+        return node.create_timer(period, callback, clock=RclpyClock(clock_type=ClockType.STEADY_TIME))
 
 
 class RclpyGraph(RclpyVocabulary):

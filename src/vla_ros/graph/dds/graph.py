@@ -79,6 +79,10 @@ class DdsGraph:
         """Profile by name."""
         return profile(name)
 
+    def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
+        """A timer; all of this participant's are steady."""
+        return node.create_timer(period, callback)
+
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` is true or the graph is closed; SIGINT raises KeyboardInterrupt here.
 
