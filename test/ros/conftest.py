@@ -259,3 +259,41 @@ def policy(program: Callable[..., Program]) -> Callable[..., Program]:
         return program(sys.executable, "-m", "vla_ros.lifecycle_main", "--ros-args", *words)
 
     return start
+
+
+def write_bag(folder: Path, frames: int, rate: float) -> None:
+    """A camera and joint states, as `ros2 bag record` leaves them, a year ago."""
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    from vla_ros.vision.messages import encode_image
+
+    store = get_typestore(Stores.ROS2_JAZZY)
+    began = 1_730_000_000_000_000_000
+    header, stamp, joints = (
+        store.types[name]
+        for name in ("std_msgs/msg/Header", "builtin_interfaces/msg/Time", "sensor_msgs/msg/JointState")
+    )
+    names = [f"joint_{number}" for number in range(1, 8)]
+    home = np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0])
+    empty = np.zeros(0)
+    with Writer(folder, version=9, storage_plugin=StoragePlugin.SQLITE3) as writer:
+        camera = writer.add_connection("/camera/image_raw", "sensor_msgs/msg/Image", typestore=store)
+        arm = writer.add_connection("/joint_states", "sensor_msgs/msg/JointState", typestore=store)
+        for index in range(frames):
+            at = began + int(index * 1e9 / rate)
+            when = stamp(sec=at // 10**9, nanosec=at % 10**9)
+            state = joints(
+                header=header(stamp=when, frame_id=""), name=names, position=home, velocity=empty, effort=empty
+            )
+            writer.write(arm, at, store.serialize_cdr(state, joints.__msgtype__))
+            picture = np.full((48, 64, 3), index, np.uint8)
+            writer.write(camera, at, bytes(encode_image(picture, at, "camera")))
+
+
+@pytest.fixture
+def recorded_bag(tmp_path: Path) -> Path:
+    """Two seconds of camera and joint states: 40 frames."""
+    folder = tmp_path / "recorded"
+    write_bag(folder, frames=40, rate=20.0)
+    return folder

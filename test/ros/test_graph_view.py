@@ -28,8 +28,7 @@ PROMISED = {
 
 
 def test_topics_types_and_qos_as_promised(robot: Any, policy: Callable[..., Any]) -> None:
-    policy()
-    robot.wait(lambda: any("is ready" in line for line in robot.log), "the node")
+    policy().wait_for("is ready")
     for topic, (direction, kind, reliability, durability) in PROMISED.items():
         ask = (
             robot.node.get_subscriptions_info_by_topic

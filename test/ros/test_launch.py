@@ -34,7 +34,7 @@ pytestmark = [
     ),
 ]
 
-QUICK = "set:=camera.width:=64;camera.height:=48;robot.urdf:=demo"
+QUICK = "set:=camera.width:=64;camera.height:=48;robot.urdf:=demo;control.rate_hz:=0.0"
 WORDS = "instruction:=hold still"
 
 
@@ -136,6 +136,22 @@ def _environ() -> dict[str, str]:
     import os
 
     return dict(os.environ)
+
+
+@pytest.mark.slow
+def test_the_replay_launch_file_records_the_live_actions_and_reports(
+    program: Callable[..., Any], recorded_bag: Path, tmp_path: Path
+) -> None:
+    from rosbags.rosbag2 import Reader
+
+    output = tmp_path / "replayed"
+    words = ("policy:=hold", WORDS, QUICK, f"bag:={recorded_bag}", f"output:={output}")
+    launch = program("ros2", "launch", "vla_ros", "replay.launch.py", *words)
+    assert launch.process.wait(120) == 0, launch.output
+    with Reader(output / "actions") as actions:
+        assert actions.message_count >= 38, launch.output
+    assert (output / "report.html").exists(), launch.output
+    assert "disarmed -> " not in launch.output, "a replay never arms"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,7 +104,7 @@ def replay(context: LaunchContext) -> list[Action]:
         if played.is_shutdown:
             return []
         said = LogInfo(msg=f"played; the live actions are in {output / 'actions'}")
-        end = EmitEvent(event=SignalProcess(signal_number="SIGINT", process_matcher=matches_action(record)))
+        end = EmitEvent(event=SignalProcess(signal_number=signal.SIGINT, process_matcher=matches_action(record)))
         return [said, end, report]
 
     return [

@@ -19,8 +19,8 @@ from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
-STOCK_FAST_DDS = 128 * 1024
-"""Bytes of frames that Fast DDS's stock segment of 512 KiB carries safely: four of them at once."""
+STOCK_FAST_DDS = 160_000
+"""Bytes of frames that Fast DDS's stock segment of 512 KiB carries: three at once (224x224 rgb8 was seen whole)."""
 
 STOCK_CYCLONE = 1_000_000
 """Bytes of frames that Cyclone's stock receive buffer has been seen to carry (640x480 rgb8)."""
