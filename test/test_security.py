@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from vla_ros.replay import compression
+
 SOURCE = Path(__file__).parent.parent / "src" / "vla_ros"
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile"}
@@ -128,3 +130,17 @@ def test_the_node_listens_on_loopback_alone_and_on_tcp_only_where_asked(tmp_path
     bound = {int(address.partition(":")[2], 16) for address in udp}
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert {number for number in bound if number < ephemeral} <= set(range(first, first + 250))
+
+
+def test_a_file_that_decompresses_without_end_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zstd = pytest.importorskip("backports.zstd")
+
+    monkeypatch.setattr(compression, "MAX_CHUNK", 1 << 20)
+    bomb = zstd.compress(bytes(64 << 20))
+    assert len(bomb) < 64 << 10
+    (tmp_path / "bomb.db3.zstd").write_bytes(bomb)
+    problem = compression.expand_file(tmp_path / "bomb.db3.zstd", tmp_path / "bomb.db3")
+    assert "500 times its size" in problem
+    assert (tmp_path / "bomb.db3").stat().st_size <= max(1 << 20, 500 * len(bomb))

@@ -17,6 +17,9 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MAX_CHUNK = 1 << 30
 """Largest decompressed size of one chunk or message in bytes; recorders stay a thousandfold below."""
 
+MAX_RATIO = 500
+"""A file that decompresses to more than this many times its size, and to more than 1 GiB, is not believed."""
+
 _BLOCK = 1 << 20
 
 
@@ -82,10 +85,12 @@ def expand_file(source: Path, target: Path) -> str:
         "" where all went well, else what is wrong from where on.
     """
     zstd = _zstd()
-    written = 0
+    written, limit = 0, max(MAX_CHUNK, MAX_RATIO * source.stat().st_size)
     with target.open("wb") as out:
         try:
             for block in _blocks(zstd, source):
+                if written + len(block) > limit:
+                    return f"compressed file has more than {limit} bytes, {MAX_RATIO} times its size; cut off there"
                 out.write(block)
                 written += len(block)
         except (zstd.ZstdError, EOFError) as error:

@@ -1,0 +1,36 @@
+"""Layouts for Foxglove and RViz show topics that the node has with its default options."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from vla_ros.config import Config
+
+CONFIG = Path(__file__).parent.parent / "config"
+TOPICS = {
+    topic.replace("~", "/vla_policy")
+    for topic in (*Config().camera.topics, *vars(Config().topics).values(), "/camera/image_raw")
+}
+
+
+def test_foxglove_shows_topics_that_exist_and_every_panel_is_placed() -> None:
+    layout = json.loads((CONFIG / "foxglove.json").read_text())
+    text = json.dumps(layout["configById"])
+    named = {
+        name.split(".")[0]
+        for name in re.findall(r'"(?:imageTopic|topicPath|value|topicToRender)": "([^"]+)"', text)
+    }
+    assert named <= TOPICS, named - TOPICS
+    placed = set(re.findall(r'"(\w+!\w+)"', json.dumps(layout["layout"])))
+    assert placed == set(layout["configById"])
+
+
+def test_rviz_shows_topics_that_exist() -> None:
+    displays = yaml.safe_load((CONFIG / "vla_ros.rviz").read_text())["Visualization Manager"]["Displays"]
+    named = {display["Topic"]["Value"] for display in displays if "Topic" in display}
+    assert named
+    assert named <= TOPICS
