@@ -233,3 +233,50 @@ def test_lz4_chunks():
 
     data = bytes(range(256)) * 100
     assert compression.decompress(lz4.frame.compress(data), "lz4", len(data)) == data
+
+
+def record(kind, body):
+    """One record of an MCAP file."""
+    return struct.pack("<BQ", kind, len(body)) + body
+
+
+def text(words):
+    return struct.pack("<I", len(words)) + words.encode()
+
+
+def mcap_with_chunks(path, chunks, compression, compress):
+    """An MCAP file by hand (rosbags writes none with lz4): one channel, a list of messages per chunk, checksums."""
+    parts = [b"\x89MCAP0\r\n", record(1, text("ros2") + text("test"))]
+    schema = record(3, struct.pack("<H", 1) + text("std_msgs/msg/String") + text("ros2msg") + text("string data"))
+    channel = record(4, struct.pack("<HH", 1, 1) + text("/words") + text("cdr") + struct.pack("<I", 0))
+    for number, messages in enumerate(chunks):
+        body = schema + channel if number == 0 else b""
+        for time, data in messages:
+            body += record(5, struct.pack("<HIQQ", 1, 0, time, time) + data)
+        stored = compress(body)
+        head = struct.pack("<QQQI", messages[0][0], messages[-1][0], len(body), zlib.crc32(body))
+        parts.append(record(6, head + text(compression) + struct.pack("<Q", len(stored)) + stored))
+    path.write_bytes(b"".join([*parts, record(15, bytes(4)), record(2, bytes(20)), b"\x89MCAP0\r\n"]))
+    return path
+
+
+@pytest.mark.parametrize("compression_name", ["", "lz4", "zstd"])
+def test_chunks_of_every_compression_and_their_damage(tmp_path, compression_name):
+    import lz4.frame
+
+    compress = {"": bytes, "lz4": lz4.frame.compress, "zstd": compression._zstd().compress}[compression_name]
+    chunks = [[(10 * n + i, b"\0\1\0\0" + bytes([n]) * 5_000) for i in range(4)] for n in range(3)]
+    path = mcap_with_chunks(tmp_path / "bag.mcap", chunks, compression_name, compress)
+    with Bag(path) as bag:
+        assert [(topic.name, topic.type) for topic in bag.topics] == [("/words", "std_msgs/msg/String")]
+        read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
+        assert read == [message for chunk in chunks for message in chunk]
+        assert bag.losses == []
+    damaged = bytearray(path.read_bytes())
+    second = damaged.find(compress(b"".join(record(5, struct.pack("<HIQQ", 1, 0, t, t) + d) for t, d in chunks[1])))
+    damaged[second + 30] ^= 0x10
+    path.write_bytes(damaged)
+    with Bag(path) as bag:
+        read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
+        assert read == [*chunks[0], *chunks[2]]
+        assert [loss.where for loss in bag.losses] == [f"byte {second}"]

@@ -1,10 +1,13 @@
 """`vla-ros replay` and `vla-ros compare` from end to end: files, exit status, messages."""
 
 import json
+import os
 import re
+import select
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from vla_ros.cli import main
@@ -158,3 +161,46 @@ def test_help_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_ambiguous_topic_is_asked_about_on_a_terminal(write_bag, make, tmp_path):
+    """A real terminal, a wrong answer and then a right one; elsewhere (a pipe) the candidates are told instead."""
+    messages = []
+    for step in range(5):
+        stamp = make.start + step * 100_000_000
+        messages += [
+            (stamp, name, make.image(stamp, np.zeros((48, 64, 3), np.uint8)))
+            for name in ("/left/image", "/right/image")
+        ]
+    bag, out = write_bag("bag", messages), tmp_path / "a.json"
+    command = [sys.executable, "-m", "vla_ros.cli", "replay", str(bag), "--json", str(out), *OPTIONS]
+    command += ["--instruction", "hold still"]
+    ours, theirs = os.openpty()
+    shown = ""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        answers = ["7\n", "two\n", "2\n"]
+        asked = 0
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # Linux's end of a terminal whose other side is closed
+                break
+            if not part:
+                break
+            shown += part.decode()
+            while answers and shown.count("1 to 2: ") > asked:
+                asked += 1
+                os.write(ours, answers.pop(0).encode())
+        assert process.wait(60) == 0, shown
+    os.close(ours)
+    assert "Which topic is the camera?" in shown
+    assert asked == 3
+    assert json.loads(out.read_text())["bags"][0]["topics"]["camera"] == "/right/image"
+
+    piped = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert piped.returncode == 1
+    assert "--topics camera=/left/image" in piped.stderr
+    assert "--topics camera=/right/image" in piped.stderr

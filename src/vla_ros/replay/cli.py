@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         shutil.rmtree(partial, ignore_errors=True)
     jobs = make_jobs(find_bags(arguments.bags), config, parse_overrides(arguments.topics), options, partial)
     with _Progress(len(jobs)) as progress:
-        ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+        ask = progress.ask if sys.stdin.isatty() and sys.stdout.isatty() else None
         outcomes = play_all(jobs, None, arguments.jobs, ask, progress.load, progress.told)
     result = make_result(outcomes, config, options)
     print("\n".join(summary_lines(result.figures)))
@@ -133,17 +133,6 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _ask(question: str, candidates: Sequence[str]) -> str:
-    """Ask on the terminal."""
-    print(question)
-    for number, name in enumerate(candidates, start=1):
-        print(f"  {number}  {name}")
-    while True:
-        answer = input(f"1 to {len(candidates)}: ").strip()
-        if answer.isdigit() and 1 <= int(answer) <= len(candidates):
-            return candidates[int(answer) - 1]
-
-
 class _Progress:
     """A bar on a terminal, nothing in a log file."""
 
@@ -163,6 +152,18 @@ class _Progress:
 
     def __exit__(self, *details: object) -> None:
         self._bar.stop()
+
+    def ask(self, question: str, candidates: Sequence[str]) -> str:
+        """Ask a person; the bar, which would draw over the question, waits."""
+        self._bar.stop()
+        print(question)
+        for number, name in enumerate(candidates, start=1):
+            print(f"  {number}  {name}")
+        while True:
+            answer = input(f"1 to {len(candidates)}: ").strip()
+            if answer.isdigit() and 1 <= int(answer) <= len(candidates):
+                self._bar.start()
+                return candidates[int(answer) - 1]
 
     def load(self, fraction: float, message: str) -> None:
         """Told by the policy while it loads."""
