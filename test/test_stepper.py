@@ -275,6 +275,9 @@ class TestInputs:
         assert found.stamp == 120_000_000
         assert inputs.joints_at(5 * 10**9) is None
 
+    def test_blanks_are_no_instruction(self) -> None:
+        assert Inputs("  \n").snapshot.instruction == ""
+
     def test_a_new_instruction_begins_a_new_epoch_and_the_same_one_does_not(self) -> None:
         inputs = Inputs("a")
         assert not inputs.set_instruction("a")

@@ -41,7 +41,7 @@ class Inputs:
     def __init__(self, instruction: str = "") -> None:
         self._changed = threading.Condition()
         self._history: deque[JointState] = deque(maxlen=_REMEMBERED)
-        self._snapshot = Snapshot(instruction=instruction)
+        self._snapshot = Snapshot(instruction=instruction.strip())
 
     @property
     def snapshot(self) -> Snapshot:
