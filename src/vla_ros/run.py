@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -105,6 +106,8 @@ def serve(
             asked.clear()  # who asked to arm before there was anything to arm must ask again
             if not ended:
                 node.activate()
+                resets = ", -HUP resets" if signal.SIGHUP in requests else ""
+                logger.info(f"without ROS at hand: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
             graph.spin(until, 0.05)
         except KeyboardInterrupt:
             if not loading:
