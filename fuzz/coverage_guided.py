@@ -27,7 +27,9 @@ def main() -> None:
     for number, seed in enumerate(seeds(name, CORPUS)):
         (folder / f"seed_{number}").write_bytes(seed)
     target = TARGETS[name]
-    arguments = [sys.argv[0], str(folder), "-timeout=1", "-rss_limit_mb=1024", *sys.argv[2:]]
+    # Instrumented code is several times as slow; run.py asks for a second.
+    limits = ["-timeout=10", "-rss_limit_mb=1024", f"-artifact_prefix={folder}/"]
+    arguments = [sys.argv[0], str(folder), *limits, *sys.argv[2:]]
     atheris.Setup(arguments, lambda data: only_our_errors(target, data))
     atheris.Fuzz()
 
