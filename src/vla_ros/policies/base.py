@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.types import ActionChunk, ActionSpec, Observation
 
 if TYPE_CHECKING:
@@ -62,12 +62,26 @@ def create(config: Config) -> Policy:
 
     Raises:
         ConfigError: No such policy is installed.
+        MissingDependencyError: A library that the policy needs is not installed.
     """
     name = config.policy.name
     for point in entry_points(group=GROUP):
         if point.name == name:
-            policy: Policy = point.load()(config)
+            policy: Policy = _load(point)(config)
             return policy
     near = difflib.get_close_matches(name, available(), n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise ConfigError(f"policy.name: no policy '{name}' is installed; there are {list(available())}{hint}")
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except ImportError as error:
+        package = point.dist.name if point.dist else point.module
+        extras = (point.dist.metadata.get_all("Provides-Extra") if point.dist else None) or ()
+        needed = f"{package}[{point.name}]" if point.name in extras else package
+        raise MissingDependencyError(
+            f"policy.name: '{point.name}' needs a library that does not import ({error}); "
+            f"install it with: pip install '{needed}'"
+        ) from error
