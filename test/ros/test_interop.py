@@ -252,7 +252,8 @@ def test_contract_of_the_graph_holds_on(rmw):
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-k", "rclpy", *plugins, *suite],
         cwd=ROOT,
-        env={**os.environ, "RMW_IMPLEMENTATION": rmw},
+        # What colcon adds to pytest's options belongs to the pytest that it started.
+        env={**os.environ, "RMW_IMPLEMENTATION": rmw, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=280,

@@ -25,6 +25,9 @@ from vla_ros.middleware import Frames
 READY = b"is ready"
 """Part of the line that the node logs once it listens."""
 
+RECORDING = b"Subscribed to topic"
+"""Part of the line that `ros2 bag record` logs once it hears the node."""
+
 
 def _vla_ros(context: LaunchContext, *words: str, **more: Any) -> ExecuteProcess:
     python = interpreter(context) or [sys.executable]
@@ -84,21 +87,13 @@ def replay(context: LaunchContext) -> list[Action]:
     )
     play = ExecuteProcess(
         cmd=[
-            *("ros2", "bag", "play", str(bag), "--clock", "100", "--delay", "2", "--rate", value(context, "rate")),
+            *("ros2", "bag", "play", str(bag), "--clock", "100", "--delay", "1", "--rate", value(context, "rate")),
             *("--topics", *_inputs(config, name)),
         ],
         output="screen",
         name="play",
     )
     report = _vla_ros(context, "replay", str(bag), *_report_words(context, output), name="report")
-    started = False
-
-    def on_output(event: Any) -> list[Action] | None:
-        nonlocal started
-        if started or READY not in event.text:
-            return None
-        started = True
-        return [record, play]
 
     def on_played(event: Any, played: LaunchContext) -> list[Action]:
         if played.is_shutdown:
@@ -109,11 +104,26 @@ def replay(context: LaunchContext) -> list[Action]:
 
     return [
         *middleware(context, Frames.of(config)),
-        RegisterEventHandler(OnProcessIO(target_action=node, on_stdout=on_output, on_stderr=on_output)),
+        _when_said(node, READY, record),
+        _when_said(record, RECORDING, play),
         RegisterEventHandler(OnProcessExit(target_action=play, on_exit=on_played)),
         RegisterEventHandler(OnProcessExit(target_action=report, on_exit=[Shutdown(reason="replayed")])),
         node,
     ]
+
+
+def _when_said(process: Any, words: bytes, then: Action) -> RegisterEventHandler:
+    """Do ``then`` once, when ``process`` says ``words``."""
+    done = False
+
+    def on_output(event: Any) -> list[Action] | None:
+        nonlocal done
+        if done or words not in event.text:
+            return None
+        done = True
+        return [then]
+
+    return RegisterEventHandler(OnProcessIO(target_action=process, on_stdout=on_output, on_stderr=on_output))
 
 
 def _resolved(topic: str, node: str) -> str:
