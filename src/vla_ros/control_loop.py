@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vla_ros.config import Config
@@ -22,6 +22,7 @@ from vla_ros.errors import ImageError
 from vla_ros.graph.node import Logger
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
+from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes
 
 _PATIENCE = 0.1  # s between looks at whether the thread should end
@@ -161,11 +162,11 @@ class ControlLoop:
     def _cycle(self) -> None:
         if not self._pace():
             return
-        snapshot = self._take_epoch()
+        self._take_epoch()
         if not self._safety.may_move:
             self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
         if not self._stepper.wants_frame:
-            self._finish(self._stepper.act(snapshot.joints, self._step_time()), None)
+            self._finish(self._stepper.act(self._fresh_joints(), self._step_time()), None)
             return
         frame = self._cameras[0].take(_PATIENCE)
         if frame is not None:
@@ -178,6 +179,9 @@ class ControlLoop:
             self._epoch = snapshot.epoch
             self._stepper.new_task()
         return snapshot
+
+    def _fresh_joints(self) -> JointState | None:
+        return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _pace(self) -> bool:
         """Wait for the next tick; False where it has not come yet (or the thread is to end).
@@ -234,7 +238,7 @@ class ControlLoop:
                 raise Refused(
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 )
-        inputs = self._take_epoch()
+        inputs = replace(self._take_epoch(), joints=self._fresh_joints())
         self._watchdog.inference_began(self._now())
         try:
             trip = self._stepper.trip(
@@ -242,7 +246,7 @@ class ControlLoop:
                 inputs,
                 self._step_time(),
                 self._inputs.joints_at(frame.stamp),
-                lambda: self._inputs.snapshot.joints,
+                self._fresh_joints,
             )
             self._watchdog.pictures(self._now(), readable=True)
         finally:

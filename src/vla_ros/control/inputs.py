@@ -42,6 +42,7 @@ class Inputs:
         self._changed = threading.Condition()
         self._history: deque[JointState] = deque(maxlen=_REMEMBERED)
         self._snapshot = Snapshot(instruction=instruction.strip())
+        self._joints_seen = 0.0  # steady clock
 
     @property
     def snapshot(self) -> Snapshot:
@@ -53,8 +54,19 @@ class Inputs:
         with self._changed:
             old = self._snapshot
             self._snapshot = Snapshot(joints, old.state, old.instruction, old.epoch)
+            self._joints_seen = time.monotonic()
             self._history.append(joints)
             self._changed.notify_all()
+
+    def fresh_joints(self, timeout: float) -> JointState | None:
+        """The newest joint state where it came within ``timeout`` seconds, else None.
+
+        What is built on an older one must not be sent, though a fresh one may come before the sending and end the
+        hold: the arm may be elsewhere by then.
+        """
+        with self._changed:
+            joints, age = self._snapshot.joints, time.monotonic() - self._joints_seen
+        return joints if age <= timeout else None
 
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> JointState | None:
         """The joint state measured nearest to ``stamp``, or None where none is within ``tolerance`` seconds."""

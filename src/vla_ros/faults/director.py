@@ -127,7 +127,10 @@ class Director:
         self._outcome.injections.append(injection)
         before = len(rig.motions)
         self._signal(0)
-        size = rig.trace.stat().st_size if row.traced else 0
+        size = 0
+        if row.traced:
+            time.sleep(0.05)  # a write that was under way
+            size = rig.trace.stat().st_size
         marks = rig.marks
         for order in row.begin:
             rig.robot.order(**order)

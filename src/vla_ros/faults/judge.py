@@ -226,7 +226,11 @@ class Judge:
         if off > _SAG + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the measured position that it names")
         since = command.time - self._window - self._memory
-        elsewhere = [record for record in known if measured.time < record.time < since]
+        elsewhere = [
+            record
+            for record in known
+            if measured.time < record.time < since and not np.isnan(self._believed(_arm(record))).any()
+        ]
         if elsewhere:
             yield Violation("hold", command.time, f"at a position of {command.time - measured.time:.3f} s ago")
 
