@@ -87,7 +87,8 @@ def replay(context: LaunchContext) -> list[Action]:
     )
     play = ExecuteProcess(
         cmd=[
-            *("ros2", "bag", "play", str(bag), "--clock", "100", "--delay", "1", "--rate", value(context, "rate")),
+            # The pause is for discovery: frames are best effort, and nobody sends them again.
+            *("ros2", "bag", "play", str(bag), "--clock", "100", "--delay", "3", "--rate", value(context, "rate")),
             *("--topics", *_inputs(config, name)),
         ],
         output="screen",
