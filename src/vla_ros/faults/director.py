@@ -209,7 +209,7 @@ class Director:
         for violation in judge.check(rig.records, self._permissions):
             self._complain_at(violation)
         injections = self._outcome.injections
-        for injection, following in zip(injections, [*injections[1:], None], strict=True):
+        for injection, following in zip_longest(injections, injections[1:]):
             until = following.begin if following else float("inf")
             if row.reasons and injection.end and not self._is_named(injection.begin, until):
                 self._complain(

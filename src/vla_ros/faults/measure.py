@@ -55,7 +55,7 @@ def stopping(domain: int, count: int, rate: float) -> Mapping[str, Any]:
             said = next(r.time for r in reversed(rig.records) if r.kind == "mark" and '"stop"' in r.name)
             last.append(max(0.0, rig.motions[-1].time - said))
             held = [r.time for r in rig.records if r.kind == "command" and r.time > said and r not in rig.motions]
-            hold.append(held[0] - said)
+            hold += [held[0] - said] if held else []  # none where it held already for another reason
             rig.reset()
             rig.forget()
             rig.ready()
