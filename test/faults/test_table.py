@@ -44,6 +44,14 @@ def test_a_node_that_breaks_a_limit_is_found_out() -> None:
     assert {violation.partition(":")[0] for violation in outcome.violations} == {"velocity"}
 
 
+def test_a_node_that_never_gets_ready_is_a_violation_in_words() -> None:
+    director = Director(find("operator disarms"), 5, 151)
+    director._rig._options |= {"robot.tip_frame": "nowhere"}
+    outcome = director.run(1)
+    assert not outcome.injections
+    assert any("nowhere" in violation for violation in outcome.violations)
+
+
 def test_every_row_is_told_apart_and_can_be_injected() -> None:
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)

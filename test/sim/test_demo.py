@@ -190,6 +190,7 @@ def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_that_does_not_load_ends_the_demo_with_its_reason(tmp_path):
+    pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     done = demo("--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1")
     assert done.returncode == 1
     assert "nowhere" in done.stderr
