@@ -12,7 +12,7 @@ DDS = [
     "cyclonedds>=11.0.1; python_version < '3.14' and platform_machine == 'x86_64'",
 ]
 VISION = ["simplejpeg>=1.9", "opencv-python-headless>=4.10"]
-KINEMATICS = ["pin>=3.3"]
+KINEMATICS = ["pin>=2.7"]  # 2.7 is the last for NumPy 1, which the binaries of Humble and Jazzy need
 SIM = ["mujoco>=3.3"]
 OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>=0.2"]
 QUANT = ["bitsandbytes>=0.46"]
