@@ -27,5 +27,6 @@ def _demo(context: LaunchContext) -> list:
 
 
 def generate_launch_description() -> LaunchDescription:
+    """The node and the simulation, with the demo's arguments."""
     shown = [argument for argument in POLICY if argument.name not in ("config", "name", "namespace", "armed")]
     return LaunchDescription([*declare(DEMO, shown, MIDDLEWARE), OpaqueFunction(function=_demo)])

@@ -25,4 +25,5 @@ def _middleware(context: LaunchContext) -> list:
 
 
 def generate_launch_description() -> LaunchDescription:
+    """Nothing but the middleware."""
     return LaunchDescription([*declare(MIDDLEWARE, FRAMES), OpaqueFunction(function=_middleware)])

@@ -24,5 +24,6 @@ def _replay(context: LaunchContext) -> list:
 
 
 def generate_launch_description() -> LaunchDescription:
+    """Node, player, recorder and report."""
     shown = [argument for argument in POLICY if argument.name not in ("armed", "autostart", "use_sim_time")]
     return LaunchDescription([*declare(REPLAY, shown, MIDDLEWARE), OpaqueFunction(function=_replay)])

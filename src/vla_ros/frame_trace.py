@@ -41,7 +41,7 @@ class FrameTrace:
         self._path = path
         self._complain = complain
         try:
-            self._file: IO[str] | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by its thread
+            self._file: IO[str] | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"node.trace: '{path}' cannot be written ({error.strerror})") from None
         self._lines: deque[str] = deque()

@@ -454,7 +454,8 @@ def run_script(backend: str, script: str) -> subprocess.Popen:
     )
 
 
-def test_sigint_ends_spin_and_the_node_can_still_send(backend, peer, wait_until):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_spin_and_the_node_can_still_send(backend, peer, wait_until, number):
     peer.ask("subscribe", topic="/text", type_name=STRING, qos="default")
     child = run_script(
         backend,
@@ -476,12 +477,62 @@ def test_sigint_ends_spin_and_the_node_can_still_send(backend, peer, wait_until)
     for line in child.stdout:
         if line.strip() == "1":
             break
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     out, err = child.communicate(timeout=20)
     assert child.returncode == 0, err
     assert out.split()[-2:] == ["interrupted", "closed"]
     wait_until(lambda: peer.ask("received", topic="/text"))
     assert b"holding" in base64.b64decode(peer.ask("received", topic="/text")[-1])
+
+
+def test_a_signal_in_a_destructor_is_not_lost_and_a_second_one_ends_a_stuck_callback(backend):
+    """Python prints and drops an exception that a destructor raises: KeyboardInterrupt too."""
+    child = run_script(
+        backend,
+        """
+        import os, signal, sys, time
+        from vla_ros.graph import open_graph
+        class Dropped:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                sum(range(1000))  # the handler runs between two instructions, here
+        def stuck():
+            print("stuck", flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        with open_graph(sys.argv[1]) as graph:
+            node = graph.create_node("vla_policy")
+            timer = node.create_timer(0.01, lambda: (Dropped(), None)[1])
+            try:
+                graph.spin(lambda: False)
+            except KeyboardInterrupt:
+                print("first", flush=True)
+            node.destroy_timer(timer)
+            node.create_timer(0.01, stuck)
+            try:
+                graph.spin(lambda: False)
+            except KeyboardInterrupt:
+                print("second", flush=True)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        """,
+    )
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 0, err
+    assert out.split() == ["first", "stuck", "second"]
+    assert "Exception ignored" not in err
+
+
+def test_signal_handlers_of_the_program_stay(open_here):
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(True))
+    try:
+        graph = open_here()
+        graph.create_node("vla_policy").create_timer(0.01, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        graph.spin(lambda: bool(came))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_no_thread_is_left_after_close(backend):

@@ -95,11 +95,11 @@ def write_bag(store, tmp_path):
             writer.set_compression(getattr(CompressionMode, compress.upper()), CompressionFormat.ZSTD)
         with writer:
             connections = {}
-            for time, topic, message in messages:
+            for at, topic, message in messages:
                 kind = message.__msgtype__
                 if topic not in connections:
                     connections[topic] = writer.add_connection(topic, kind, typestore=store)
-                writer.write(connections[topic], time, store.serialize_cdr(message, kind))
+                writer.write(connections[topic], at, store.serialize_cdr(message, kind))
         return tmp_path / name
 
     return write

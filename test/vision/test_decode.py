@@ -127,7 +127,6 @@ def test_rgb8_is_a_view_even_with_padding(picture):
         ("16UC1", "depth.*colour topic"),
         ("32FC1", "depth.*colour topic"),
         ("mono16", "more than 8 bits"),
-        ("bayer_rggb8", "image_proc's debayer"),
         ("8UC3", "expected one of rgb8.*which channel is red"),
         ("nv21", "expected one of rgb8"),
         ("", "expected one of rgb8"),

@@ -50,7 +50,9 @@ class Byte(bytes):
 
     def __new__(cls, value: bytes | int) -> Byte:
         """From bytes of length one, or from 0..255."""
-        number = value[0] if isinstance(value, bytes) and len(value) == 1 else operator.index(value)  # type: ignore[arg-type]
+        if isinstance(value, bytes) and len(value) == 1:
+            return super().__new__(cls, (value[0],))
+        number = operator.index(value)  # type: ignore[arg-type]
         return super().__new__(cls, (number & 0xFF,))
 
     def __index__(self) -> int:

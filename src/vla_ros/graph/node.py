@@ -182,8 +182,9 @@ class Graph(Vocabulary, Protocol):
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true.
 
-        SIGINT raises KeyboardInterrupt out of it, and the nodes are still there to send a last word. An exception
-        of a callback is logged, and the next callback runs.
+        SIGINT and SIGTERM, where the program has no handlers of its own for them, raise KeyboardInterrupt out of
+        it between two callbacks, and the nodes are still there to send a last word. An exception of a callback
+        is logged, and the next callback runs.
         """
 
     def wake(self) -> None:

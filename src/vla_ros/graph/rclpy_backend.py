@@ -23,6 +23,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.allocator import keep_freed_memory
+from vla_ros.graph.interrupts import Interrupts
 from vla_ros.graph.qos import profile
 
 _SEVERITIES = {
@@ -71,8 +72,7 @@ class RclpyGraph(RclpyVocabulary):
         keep_freed_memory()
         self._context = Context()
         try:
-            # Without rclpy's signal handlers SIGINT is a KeyboardInterrupt in spin, and the context still lives:
-            # the node can send a last command before it leaves.
+            # rclpy's own signal handlers end the context, and then the node cannot send a last command.
             rclpy.init(args=list(args), context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         except Exception as error:
             raise ConfigError(f"rclpy does not accept the arguments {list(args)}: {error}") from error
@@ -111,16 +111,21 @@ class RclpyGraph(RclpyVocabulary):
         return node
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()`` is true or the graph is closed; SIGINT raises KeyboardInterrupt here.
+        """Run callbacks until ``until()`` is true or the graph is closed.
 
         An exception of a callback is logged with its traceback, and the next callback runs.
+
+        Raises:
+            KeyboardInterrupt: SIGINT or SIGTERM came, and the program has no handlers of its own for them.
         """
         if not self._spinning.acquire(blocking=False):
             raise VlaRosError("this graph is spinning already; its callbacks run on one thread")
         self._spinner = threading.current_thread()
         try:
-            while not self._closing and not until():
-                self._spin_once(period)
+            with Interrupts() as interrupts:
+                while not self._closing and not until():
+                    self._spin_once(period)
+                    interrupts.check()
         finally:
             self._spinner = None
             self._spinning.release()

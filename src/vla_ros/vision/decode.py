@@ -30,6 +30,7 @@ from vla_ros.vision.messages import (
     read_image,
     shown,
 )
+from vla_ros.vision.wide import WIDE_ENCODINGS, wide_to_rgb
 
 __all__ = [
     "ENCODINGS",
@@ -95,7 +96,7 @@ _ENCODINGS = {
 }
 
 ENCODINGS = tuple(_ENCODINGS)
-"""Encodings of ``sensor_msgs/Image`` that are decoded here."""
+"""Encodings of ``sensor_msgs/Image`` that take next to no time; those of :mod:`vla_ros.vision.wide` take some."""
 
 _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 
@@ -103,17 +104,22 @@ _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 def decode_image(cdr: CdrBytes) -> Frame:
     """Picture in a serialised ``sensor_msgs/Image``.
 
-    ``step`` padding is honoured. ``is_bigendian`` is accepted with any value, because the order of bytes within a
-    channel means nothing where a channel is one byte; the CDR itself may be of either byte order.
+    ``step`` padding is honoured. ``is_bigendian`` decides where a channel has two bytes and is accepted with any
+    value where it has one; the CDR itself may be of either byte order.
 
     Raises:
         ImageError: Truncated or damaged CDR, no pixels, too many pixels, a step or data length that does not fit
-            the size, or an encoding that is no 8-bit colour or grey picture.
+            the size, or an encoding that is no colour or 8-bit grey picture.
     """
     header, data = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
-    layout = _ENCODINGS.get(header.encoding)
-    image = _decode_other(header, data) if layout is None else _decode_known(header, data, layout)
+    if header.encoding in _ENCODINGS:
+        image = _decode_known(header, data, _ENCODINGS[header.encoding])
+    elif header.encoding in WIDE_ENCODINGS:
+        wide = WIDE_ENCODINGS[header.encoding]
+        image = wide_to_rgb(_rows(header, data, wide.pixel_bytes), wide, big_endian=header.is_bigendian)
+    else:
+        raise _other(header)
     return Frame(image, header.stamp, header.frame_id, header.encoding)
 
 
@@ -127,7 +133,12 @@ def decode_compressed(cdr: CdrBytes) -> Frame:
         ImageError: Truncated or damaged CDR or picture, too many pixels, depth or Bayer data, another format.
     """
     header, data = read_compressed(cdr)
-    _refuse_by_name(COMPRESSED_IMAGE, "format", header.format)
+    _refuse_depth(COMPRESSED_IMAGE, "format", header.format)
+    if header.format.strip().lower().startswith("bayer_"):
+        raise ImageError(
+            f"{COMPRESSED_IMAGE}: format {shown(header.format)} found, a raw Bayer mosaic whose compression has"
+            " mixed the colours; run image_proc's debayer node and compress its image_color"
+        )
     if not data:
         raise ImageError(f"{COMPRESSED_IMAGE}: no data found, expected a JPEG or PNG; check the camera driver")
     start = bytes(data[:8])
@@ -160,11 +171,19 @@ def _check_size(message: str, height: int, width: int) -> None:
 def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> UInt8Array:
     """RGB of an 8-bit encoding; a view of ``data`` where that is RGB already."""
     height, width = header.height, header.width
-    row = width * layout.channels
     if width % layout.multiple:
         raise ImageError(
             f"{IMAGE}: width {width} with {header.encoding} found, expected a multiple of {layout.multiple}"
         )
+    # Splitting the last axis gives a view in spite of padding.
+    pixels = _rows(header, data, layout.channels).reshape(height, width, layout.channels)
+    return pixels if layout.code is None else np.asarray(cv2.cvtColor(pixels, layout.code), np.uint8)
+
+
+def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
+    """View of the pixels' bytes, [height, width * pixel_bytes]: without the padding."""
+    height, width = header.height, header.width
+    row = width * pixel_bytes
     if header.step < row:
         raise ImageError(
             f"{IMAGE}: step {header.step} found, expected at least {row} ({width} pixels of {header.encoding});"
@@ -175,38 +194,25 @@ def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> U
             f"{IMAGE}: {len(data)} bytes of data found, expected {header.step * height} (step {header.step} x"
             f" {height} rows); the driver fills in size or step wrongly"
         )
-    rows = np.frombuffer(data, np.uint8).reshape(height, header.step)
-    pixels = rows[:, :row].reshape(
-        height, width, layout.channels
-    )  # splits the last axis: a view in spite of padding
-    return pixels if layout.code is None else np.asarray(cv2.cvtColor(pixels, layout.code), np.uint8)
+    return np.frombuffer(data, np.uint8).reshape(height, header.step)[:, :row]
 
 
-def _decode_other(header: ImageHeader, data: memoryview) -> UInt8Array:
-    """RGB of an encoding that is not in ``_ENCODINGS``: the one place for converters with wider tastes.
-
-    Raises:
-        ImageError: Always, for now: the encoding, why it is not taken, and what to do.
-    """
-    _refuse_by_name(IMAGE, "encoding", header.encoding)
-    raise ImageError(
-        f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {', '.join(ENCODINGS)}; set the camera"
-        " driver to one of them (8UC3 and the like do not say which channel is red)"
+def _other(header: ImageHeader) -> ImageError:
+    """Why an encoding is not taken, and what to do."""
+    _refuse_depth(IMAGE, "encoding", header.encoding)
+    return ImageError(
+        f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {', '.join(ENCODINGS)}, a Bayer mosaic"
+        " or rgb16; set the camera driver to one of them (8UC3 and the like do not say which channel is red)"
     )
 
 
-def _refuse_by_name(message: str, what: str, name: str) -> None:
+def _refuse_depth(message: str, what: str, name: str) -> None:
     """Raise where an encoding or format says that this is no picture in colours or greys."""
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
             f"{message}: {what} {shown(name)} found, which is depth or more than 8 bits a channel, expected a"
             " colour picture as the checkpoint saw in training; subscribe to the camera's colour topic"
-        )
-    if base.startswith("bayer_"):
-        raise ImageError(
-            f"{message}: {what} {shown(name)} found, a raw Bayer mosaic, expected a colour picture; run"
-            " image_proc's debayer node and subscribe to its image_color, or let the driver publish rgb8"
         )
 
 

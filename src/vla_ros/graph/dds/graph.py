@@ -15,6 +15,7 @@ from vla_ros.graph.dds.node import DdsNode
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsService
 from vla_ros.graph.environment import DdsEnvironment, dds_environment
+from vla_ros.graph.interrupts import Interrupts
 from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.names import parse_ros_arguments
@@ -84,19 +85,24 @@ class DdsGraph:
         return node.create_timer(period, callback)
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()`` is true or the graph is closed; SIGINT raises KeyboardInterrupt here.
+        """Run callbacks until ``until()`` is true or the graph is closed.
 
         An exception of a callback is logged with its traceback, and the next callback runs.
+
+        Raises:
+            KeyboardInterrupt: SIGINT or SIGTERM came, and the program has no handlers of its own for them.
         """
         if not self._spinning.acquire(blocking=False):
             raise VlaRosError("this graph is spinning already; its callbacks run on one thread")
         self._spinner = threading.current_thread()
         try:
-            while not self._closing and not until():
-                self.participant.wait(min(period, self._until_timer()))
-                self._run_arrived()
-                self._run_timers()
-                self.discovery.update()
+            with Interrupts() as interrupts:
+                while not self._closing and not until():
+                    self.participant.wait(min(period, self._until_timer()))
+                    self._run_arrived()
+                    self._run_timers()
+                    self.discovery.update()
+                    interrupts.check()
         finally:
             self._spinner = None
             self._spinning.release()

@@ -123,7 +123,8 @@ class Sight:
         main = torch.cuda.current_stream(images.device)
         side = self._sides.get(main.cuda_stream)
         if side is None:
-            side = self._sides[main.cuda_stream] = torch.cuda.Stream(images.device, priority=main.priority)  # type: ignore[no-untyped-call]
+            side = torch.cuda.Stream(images.device, priority=main.priority)  # type: ignore[no-untyped-call]
+            self._sides[main.cuda_stream] = side
         side.wait_stream(main)
         with torch.cuda.stream(side):
             right = second(pixels[:, 3:])  # [B, patches, width of the second tower]

@@ -1,0 +1,58 @@
+"""SIGINT and SIGTERM while a graph spins: KeyboardInterrupt between two callbacks, never inside one.
+
+Python raises KeyboardInterrupt wherever the thread is. In a destructor, or in a callback that C calls, it is
+printed and lost, and the loop goes on: rclpy's wait makes and drops such objects a hundred times a second.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_DEFAULTS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+
+
+class Interrupts:
+    """Within a ``with`` on the main thread, notes SIGINT and SIGTERM where nobody else has taken them.
+
+    Handlers that the program has set itself stay. A second signal raises KeyboardInterrupt at once, for whoever
+    is stuck in a callback. Leaving the ``with`` raises it where a signal came and nobody has asked yet.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def check(self) -> None:
+        """Ask between two callbacks.
+
+        Raises:
+            KeyboardInterrupt: A signal came.
+        """
+        if self._came:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number, default in _DEFAULTS.items():
+                if signal.getsignal(number) == default:
+                    self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if kind is None:
+            self.check()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+        self._came = True
