@@ -47,15 +47,16 @@ def compile_kernel(name: str, kernel, types, constants, warps: int, stages: int)
     registers = re.search(r"Used (\d+) registers", said)
     spills = re.search(r"(\d+) bytes spill stores", said)
     ptx = compiled.asm["ptx"]
+    counted = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
     print(
-        f"kernel {name}: registers {registers.group(1)} spills {spills.group(1)} shared {compiled.metadata.shared} "
-        f"mma {ptx.count('mma.sync')} wgmma {ptx.count('wgmma.mma_async')} cp.async {ptx.count('cp.async.c')}"
+        f"kernel {name}: registers {registers.group(1)} spills {spills.group(1)} shared {compiled.metadata.shared}",
+        *(f"{word} {ptx.count(text)}" for word, text in counted.items()),
     )
 
 
 def main() -> None:
     for kind, (weight, scale, zero, group) in WEIGHTS.items():
-        types = {"x": B, "gain": B, "weight": weight, "scale": scale, "zero": zero, "eps": "fp32", "out": B}
+        types = {"x": B, "weight": weight, "scale": scale, "zero": zero, "out": B}
         common = {"GROUP": group, "KIND": kind, "ASM": True, "PRECISION": "tf32"}
 
         def skinny(role: str, kernel, inputs: int, types, kind=kind, common=common, **constants) -> None:
@@ -71,9 +72,9 @@ def main() -> None:
             )
 
         for inputs in (HIDDEN, 11008):
-            skinny("add", linear.linear_kernel, inputs, types, NORM=False, ADD=True)
+            skinny("add", linear.linear_kernel, inputs, types, ADD=True)
         if kind == "dense":
-            skinny("head", linear.linear_kernel, HIDDEN, {**types, "out": "*fp32"}, NORM=True, ADD=False)
+            skinny("head", linear.linear_kernel, HIDDEN, {**types, "out": "*fp32"}, ADD=False)
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, types)
         heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
         cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}

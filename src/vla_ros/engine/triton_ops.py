@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -33,24 +35,57 @@ class Launch:
     warps: int = 4
     stages: int = 4
 
-    def fit(self, outputs: int, inputs: int) -> Launch:
-        """The nearest smaller blocks that divide a weight [outputs, inputs] without remainder."""
-        return replace(self, outputs=_divisor(outputs, self.outputs), inputs=_divisor(inputs, self.inputs))
+    def fit(self, outputs: int, inputs: int, step_bytes: Callable[[Launch], int], shared: int) -> Launch:
+        """The nearest launch that divides a weight [outputs, inputs] and whose loads in flight find room.
+
+        Fewer steps in flight, then shorter ones; neither changes the order in which products are added up.
+
+        Args:
+            outputs: Of the weight, pairs for ``qkv`` and ``gate_up``.
+            inputs: Of the weight.
+            step_bytes: What one step loads.
+            shared: Bytes of shared memory that a program may have.
+        """
+        fitting = replace(self, outputs=_divisor(outputs, self.outputs), inputs=_divisor(inputs, self.inputs))
+        while (fitting.stages - 1) * step_bytes(fitting) > shared and fitting.stages > 2:
+            fitting = replace(fitting, stages=fitting.stages - 1)
+        while step_bytes(fitting) > shared and fitting.inputs > 32:
+            fitting = replace(fitting, inputs=fitting.inputs // 2)
+        return fitting
 
 
 LAUNCHES: dict[tuple[str, str], Launch] = {
-    ("qkv", "dense"): Launch(8, 256, 4, 4),
-    ("add", "dense"): Launch(16, 256, 4, 5),
-    ("gate_up", "dense"): Launch(8, 256, 4, 4),
-    ("head", "dense"): Launch(16, 256, 4, 4),
-    ("qkv", "int8"): Launch(8, 256, 4, 5),
-    ("add", "int8"): Launch(16, 256, 4, 5),
-    ("gate_up", "int8"): Launch(8, 256, 4, 5),
-    ("qkv", "int4"): Launch(16, 256, 4, 4),
-    ("add", "int4"): Launch(16, 256, 4, 5),
-    ("gate_up", "int4"): Launch(16, 256, 4, 4),
+    ("qkv", "dense"): Launch(8, 256, 1, 3),
+    ("add", "dense"): Launch(32, 256, 2, 6),
+    ("gate_up", "dense"): Launch(32, 128, 2, 4),
+    ("head", "dense"): Launch(16, 256, 1, 4),
+    ("qkv", "int8"): Launch(16, 512, 4, 3),
+    ("add", "int8"): Launch(32, 256, 4, 4),
+    ("gate_up", "int8"): Launch(32, 256, 4, 4),
+    ("qkv", "int4"): Launch(16, 256, 4, 6),
+    ("add", "int4"): Launch(32, 256, 4, 4),
+    ("gate_up", "int4"): Launch(16, 256, 2, 4),
 }
-"""By role and kind of weight. Chosen by count of bytes in flight; ``benchmarks/gpu_session.py`` measures others."""
+"""By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
+
+
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """How the attention of a few rows is cut.
+
+    Attributes:
+        columns: Positions per step.
+        warps: Warps per program.
+        stages: Steps whose loads are in flight.
+    """
+
+    columns: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+ATTENTION = AttentionLaunch()
+"""Likewise."""
 
 
 class TritonOps:
@@ -60,11 +95,18 @@ class TritonOps:
         launches: Takes the place of entries of :data:`LAUNCHES`.
         fused_gemm: True multiplies many rows with quantised weights in one kernel that dequantises on its way;
             False dequantises each weight first.
+        attention: How the attention of a few rows is cut.
     """
 
-    def __init__(self, launches: dict[tuple[str, str], Launch] | None = None, fused_gemm: bool = True) -> None:
+    def __init__(
+        self,
+        launches: dict[tuple[str, str], Launch] | None = None,
+        fused_gemm: bool = True,
+        attention: AttentionLaunch | None = None,
+    ) -> None:
         self.launches = {**LAUNCHES, **(launches or {})}
         self.fused_gemm = fused_gemm
+        self.attention = attention or ATTENTION
 
     def qkv(
         self, weights: DecoderWeights, layer: Layer, hidden: Tensor, positions: Tensor, keys: Tensor, values: Tensor
@@ -77,10 +119,11 @@ class TritonOps:
         if count <= SKINNY:
             query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
             matrix = layer.qkv
-            launch = self._launch("qkv", matrix, total_heads * shape.head_dim // 2)
+            launch = self._launch("qkv", matrix, hidden, 2)
+            normed = self._norm(weights, hidden, layer.attention_norm)
             linear.qkv_kernel[(matrix.outputs // 2 // launch.outputs,)](
-                hidden, layer.attention_norm, *_data(matrix), *cache, query, keys, values, count,
-                shape.rms_norm_eps, rows, keys.shape[2], **sizes, **_constants(matrix, launch, hidden),
+                normed, *_data(matrix), *cache, query, keys, values, count, rows, keys.shape[2], **sizes,
+                **_constants(matrix, launch, hidden),
             )  # fmt: skip
             return query
         mixed = self._product(self._norm(weights, hidden, layer.attention_norm), layer.qkv)
@@ -97,11 +140,12 @@ class TritonOps:
         if positions is None:
             return attend(query, keys, values, None)
         batch, rows, heads, head = query.shape
-        out = query.new_empty(batch, rows, heads * head)
+        out, launch = query.new_empty(batch, rows, heads * head), self.attention
         attention.attend_kernel[(batch * heads,)](
             query, keys, values, positions, out, rows, keys.shape[2], head**-0.5,
             HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=max(16, triton.next_power_of_2(rows)),
-            BLOCK_C=64, PRECISION=_precision(query), num_warps=4, num_stages=3,
+            BLOCK_C=launch.columns, PRECISION=_precision(query), num_warps=launch.warps,
+            num_stages=launch.stages,
         )  # fmt: skip
         return out
 
@@ -110,7 +154,7 @@ class TritonOps:
         count = rows.shape[0] * rows.shape[1]
         if count > SKINNY:
             return self._product(rows, matrix, hidden)
-        self._skinny("add", matrix, rows, None, hidden, 0.0)
+        self._skinny("add", matrix, rows, hidden)
         return hidden
 
     def gate_up(self, weights: DecoderWeights, layer: Layer, hidden: Tensor) -> Tensor:
@@ -119,9 +163,9 @@ class TritonOps:
         matrix, width = layer.gate_up, weights.shape.intermediate_size
         out = hidden.new_empty(batch, rows, width)
         if batch * rows <= SKINNY:
-            launch = self._launch("gate_up", matrix, width)
+            launch = self._launch("gate_up", matrix, hidden, 2)
             linear.gate_up_kernel[(width // launch.outputs,)](
-                hidden, layer.mlp_norm, *_data(matrix), out, batch * rows, width, weights.shape.rms_norm_eps,
+                self._norm(weights, hidden, layer.mlp_norm), *_data(matrix), out, batch * rows, width,
                 **_constants(matrix, launch, hidden),
             )  # fmt: skip
             return out
@@ -133,10 +177,11 @@ class TritonOps:
     def head(self, weights: DecoderWeights, hidden: Tensor) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         batch, rows, _ = hidden.shape
+        normed = self._norm(weights, hidden, weights.norm)
         if batch * rows > SKINNY:
-            return self._product(self._norm(weights, hidden, weights.norm), weights.head).float()
+            return self._product(normed, weights.head).float()
         logits = hidden.new_empty(batch, rows, weights.head.outputs, dtype=torch.float32)
-        self._skinny("head", weights.head, hidden, weights.norm, logits, weights.shape.rms_norm_eps)
+        self._skinny("head", weights.head, normed, logits)
         return logits
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,23 +193,29 @@ class TritonOps:
         attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=8)
         return tokens, margins
 
-    def _skinny(
-        self, role: str, matrix: Matrix, rows: Tensor, gain: Tensor | None, out: Tensor, eps: float
-    ) -> None:
-        launch, rows = self._launch(role, matrix, matrix.outputs), rows.contiguous()
+    def _skinny(self, role: str, matrix: Matrix, rows: Tensor, out: Tensor) -> None:
+        launch, rows = self._launch(role, matrix, rows, 1), rows.contiguous()
         linear.linear_kernel[(matrix.outputs // launch.outputs,)](
-            rows, rows if gain is None else gain, *_data(matrix), out, rows.shape[0] * rows.shape[1],
-            matrix.outputs, eps, NORM=gain is not None, ADD=role == "add", **_constants(matrix, launch, rows),
+            rows, *_data(matrix), out, rows.shape[0] * rows.shape[1], matrix.outputs, ADD=role == "add",
+            **_constants(matrix, launch, rows),
         )  # fmt: skip
 
-    def _launch(self, role: str, matrix: Matrix, outputs: int) -> Launch:
-        return self.launches[role, matrix.kind].fit(outputs, matrix.inputs)
+    def _launch(self, role: str, matrix: Matrix, rows: Tensor, pairs: int) -> Launch:
+        """The launch for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
+        item = matrix.nbytes / (matrix.outputs * matrix.inputs)
+
+        def step_bytes(launch: Launch) -> int:
+            return int(launch.inputs * (pairs * launch.outputs * item + _block_m(rows) * rows.element_size()))
+
+        launch = self.launches[role, matrix.kind]
+        return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, _shared_memory(rows.device))
 
     def _norm(self, weights: DecoderWeights, hidden: Tensor, gain: Tensor) -> Tensor:
         out, width = torch.empty_like(hidden), hidden.shape[-1]
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, gain, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8
-        )
+            hidden, gain, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
+            num_warps=8,
+        )  # fmt: skip
         return out
 
     def _product(self, rows: Tensor, matrix: Matrix, add: Tensor | None = None) -> Tensor:
@@ -183,7 +234,9 @@ class TritonOps:
         return add
 
     def _fused(self, flat: Tensor, matrix: Matrix, out: Tensor, add: bool) -> None:
-        block_n, block_m = _divisor(matrix.outputs, 128), 16 if flat.shape[0] <= 16 else 128
+        # float32, for checks only, needs twice the shared memory per element and has no matrix units.
+        most = 32 if flat.dtype == torch.float32 else 128 if _shared_memory(flat.device) > 150_000 else 64
+        block_n, block_m = _divisor(matrix.outputs, most), 16 if flat.shape[0] <= 16 else most
         quantized.gemm_kernel[(triton.cdiv(flat.shape[0], block_m), matrix.outputs // block_n)](
             flat, *_data(matrix), out, flat.shape[0], matrix.outputs, K=matrix.inputs, GROUP=matrix.group or 1,
             KIND=matrix.kind, ADD=add, ASM=_use_asm(flat), BLOCK_M=block_m, BLOCK_N=block_n,
@@ -207,14 +260,27 @@ def _data(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor, int]:
     return matrix.data, scale, scale if matrix.zero is None else matrix.zero, matrix.outputs
 
 
+def _block_m(rows: Tensor) -> int:
+    return max(16, triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have: 227 KiB on Hopper, 99 KiB on an RTX 4090; some are kept for reductions."""
+    if device.type != "cuda":
+        return 200 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    available: int = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
+    return available - 4096
+
+
 def _constants(matrix: Matrix, launch: Launch, rows: Tensor) -> dict[str, object]:
-    count = rows.shape[0] * rows.shape[1]
     return {
         "K": matrix.inputs,
         "GROUP": matrix.group or 1,
         "KIND": matrix.kind,
         "ASM": _use_asm(rows),
-        "BLOCK_M": max(16, triton.next_power_of_2(count)),
+        "BLOCK_M": _block_m(rows),
         "BLOCK_N": launch.outputs,
         "BLOCK_K": launch.inputs,
         "PRECISION": _precision(rows),

@@ -5,8 +5,9 @@ Every kernel here takes rows ``x`` [M, K] and a weight [N, K] stored as the chec
 units, in the same order whatever M is: the result of one row does not depend on how many rows there are. Verifying
 six tokens therefore gives the bits that decoding them one by one gives.
 
-What surrounds the product is folded in: the RMS norm before it (its scale is a factor per row, applied at the end),
-dequantisation of the weight, and what follows (rotary embedding and cache, gated activation, residual).
+What surrounds the product is folded in: dequantisation of the weight, and what follows (rotary embedding and cache,
+gated activation, residual). The norm before it is a kernel of its own: folded in, every program computed it anew
+and the weight waited.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -53,82 +54,62 @@ def unpack_int4(packed, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def load_group(scale, zero, group, width, outputs):
-    """Scale, and what to take off for the zero point and the 128 of :func:`unpack_int4`; both [outputs] float32.
+def load_group(scale, zero, group, width, outputs, DTYPE: tl.constexpr):
+    """Scale [outputs] float32, and what to take off a weight of :func:`unpack_int4`: 128 and the zero point.
 
     ``scale`` and ``zero`` are [K / GROUP, width], so that one load is one stretch of memory.
     """
     factor = tl.load(scale + group * width + outputs).to(tl.float32)
-    return factor, (tl.load(zero + group * width + outputs).to(tl.float32) + 128.0) * factor
-
-
-@triton.jit
-def load_rows(x, gain, rows, columns, M, K: tl.constexpr, NORM: tl.constexpr):
-    """Rows of ``x`` at ``columns`` as stored, and multiplied by the norm's weight where there is a norm."""
-    raw = tl.load(x + rows[:, None] * K + columns[None, :], mask=(rows < M)[:, None], other=0.0)
-    if NORM:
-        weight = tl.load(gain + columns).to(tl.float32)
-        return raw, (raw.to(tl.float32) * weight[None, :]).to(raw.dtype)
-    return raw, raw
+    return factor, (tl.load(zero + group * width + outputs).to(tl.float32) + 128.0).to(DTYPE)
 
 
 @triton.jit
 def multiply(
-    x, gain, weight, scale, zero, width, rows, outputs, M, eps,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr, ASM: tl.constexpr,
+    x, weight, scale, zero, width, rows, outputs, M,
+    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_M, BLOCK_N]: ``rms_norm(x)[rows] @ weight[outputs].T``."""
+    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``."""
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    square = tl.zeros((BLOCK_M,), tl.float32)
+    inside = (rows < M)[:, None]
     if KIND == "int4":
         # Byte j of a block of 2 * GROUP weights holds weight j (low) and weight GROUP + j (high).
         for block in range(0, K // (2 * GROUP)):
-            bytes_at = block * GROUP + tl.arange(0, GROUP)
-            packed = tl.load(weight + outputs[:, None] * (K // 2) + bytes_at[None, :])
-            columns = block * 2 * GROUP + tl.arange(0, GROUP)
-            raw_low, x_low = load_rows(x, gain, rows, columns, M, K, NORM)
-            raw_high, x_high = load_rows(x, gain, rows, columns + GROUP, M, K, NORM)
+            lane = tl.arange(0, GROUP)
+            packed = tl.load(weight + outputs[:, None] * (K // 2) + block * GROUP + lane[None, :])
+            at = x + rows[:, None] * K + block * 2 * GROUP + lane[None, :]
+            x_low = tl.load(at, mask=inside, other=0.0)
+            x_high = tl.load(at + GROUP, mask=inside, other=0.0)
             low, high = unpack_int4(packed, x.dtype.element_ty, ASM)
-            scale_low, shift_low = load_group(scale, zero, 2 * block, width, outputs)
-            scale_high, shift_high = load_group(scale, zero, 2 * block + 1, width, outputs)
-            part_low = tl.dot(x_low, tl.trans(low), input_precision=PRECISION)
-            part_high = tl.dot(x_high, tl.trans(high), input_precision=PRECISION)
-            sum_low = tl.sum(x_low.to(tl.float32), axis=1)
-            sum_high = tl.sum(x_high.to(tl.float32), axis=1)
-            total += part_low * scale_low[None, :] - sum_low[:, None] * shift_low[None, :]
-            total += part_high * scale_high[None, :] - sum_high[:, None] * shift_high[None, :]
-            if NORM:
-                square += tl.sum(raw_low.to(tl.float32) * raw_low.to(tl.float32), axis=1)
-                square += tl.sum(raw_high.to(tl.float32) * raw_high.to(tl.float32), axis=1)
+            scale_low, zero_low = load_group(scale, zero, 2 * block, width, outputs, x.dtype.element_ty)
+            scale_high, zero_high = load_group(scale, zero, 2 * block + 1, width, outputs, x.dtype.element_ty)
+            low, high = low - zero_low[:, None], high - zero_high[:, None]  # whole numbers below 16: exact
+            total += tl.dot(x_low, tl.trans(low), input_precision=PRECISION) * scale_low[None, :]
+            total += tl.dot(x_high, tl.trans(high), input_precision=PRECISION) * scale_high[None, :]
     else:
         for start in range(0, K, BLOCK_K):
             columns = start + tl.arange(0, BLOCK_K)
             part = tl.load(weight + outputs[:, None] * K + columns[None, :])
-            raw, scaled = load_rows(x, gain, rows, columns, M, K, NORM)
-            total = tl.dot(scaled, tl.trans(part.to(x.dtype.element_ty)), total, input_precision=PRECISION)
-            if NORM:
-                square += tl.sum(raw.to(tl.float32) * raw.to(tl.float32), axis=1)
+            some = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
+            total = tl.dot(some, tl.trans(part.to(x.dtype.element_ty)), total, input_precision=PRECISION)
         if KIND == "int8":
             total *= tl.load(scale + outputs).to(tl.float32)[None, :]
-    if NORM:
-        total *= tl.rsqrt(square / K + eps)[:, None]
     return total
 
 
 @triton.jit
 def linear_kernel(
-    x, gain, weight, scale, zero, width, out, M, N, eps,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr,
+    x, weight, scale, zero, width, out, M, N,
+    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr,
     ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out = [out +] [rms_norm](x) @ weight.T``; ``out`` [M, N] of its own type."""
+    """``out = [out +] x @ weight.T``; ``out`` [M, N] of its own type."""
     rows = tl.arange(0, BLOCK_M)
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
-        x, gain, weight, scale, zero, width, rows, outputs, M, eps,
-        K, GROUP, KIND, NORM, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, zero, width, rows, outputs, M,
+        K, GROUP, KIND, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
@@ -139,7 +120,7 @@ def linear_kernel(
 
 @triton.jit
 def gate_up_kernel(
-    x, gain, weight, scale, zero, width, out, M, N, eps,
+    x, weight, scale, zero, width, out, M, N,
     K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -148,8 +129,8 @@ def gate_up_kernel(
     pair = tl.arange(0, 2 * BLOCK_N)  # gate and up of the same feature side by side
     outputs = tl.program_id(0) * BLOCK_N + pair // 2 + (pair % 2) * N
     both = multiply(
-        x, gain, weight, scale, zero, width, rows, outputs, M, eps,
-        K, GROUP, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, zero, width, rows, outputs, M,
+        K, GROUP, KIND, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -160,7 +141,7 @@ def gate_up_kernel(
 
 @triton.jit
 def qkv_kernel(
-    x, gain, weight, scale, zero, width, positions, cosine, sine, query, keys, values, M, eps, ROWS, CAPACITY,
+    x, weight, scale, zero, width, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
     K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
@@ -176,8 +157,8 @@ def qkv_kernel(
     number = tl.program_id(0) * BLOCK_N + pair // 2
     outputs = (number // half) * HEAD + number % half + (pair % 2) * half
     both = multiply(
-        x, gain, weight, scale, zero, width, rows, outputs, M, eps,
-        K, GROUP, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, zero, width, rows, outputs, M,
+        K, GROUP, KIND, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     mine = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -15,9 +15,9 @@ def rms_norm_kernel(x, gain, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = tl.program_id(0).to(tl.int64) * N + column
+    weight = tl.load(gain + column, mask=inside, other=0.0)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
-    weight = tl.load(gain + column, mask=inside, other=0.0)
     tl.store(out + at, (value * scale).to(out.dtype.element_ty) * weight, mask=inside)
 
 

@@ -12,6 +12,15 @@ from vla_ros.engine.kernels.linear import load_group, unpack_int4
 
 
 @triton.jit
+def times(number, scale, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Whole numbers below 16 times their float32 ``scale``, which holds a bfloat16: one rounding either way."""
+    if ASM:
+        return number * scale.to(DTYPE)
+    else:
+        return (number.to(tl.float32) * scale).to(DTYPE)
+
+
+@triton.jit
 def dequantize_kernel(
     weight, scale, zero, width, out, K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     ASM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -22,13 +31,12 @@ def dequantize_kernel(
         lane = tl.arange(0, GROUP)
         packed = tl.load(weight + rows[:, None] * (K // 2) + tl.program_id(1) * GROUP + lane[None, :])
         low, high = unpack_int4(packed, out.dtype.element_ty, ASM)
-        scale_low, shift_low = load_group(scale, zero, 2 * tl.program_id(1), width, rows)
-        scale_high, shift_high = load_group(scale, zero, 2 * tl.program_id(1) + 1, width, rows)
+        kind = out.dtype.element_ty
+        scale_low, zero_low = load_group(scale, zero, 2 * tl.program_id(1), width, rows, kind)
+        scale_high, zero_high = load_group(scale, zero, 2 * tl.program_id(1) + 1, width, rows, kind)
         at = out + rows[:, None].to(tl.int64) * K + tl.program_id(1) * 2 * GROUP + lane[None, :]
-        first = low.to(tl.float32) * scale_low[:, None] - shift_low[:, None]
-        second = high.to(tl.float32) * scale_high[:, None] - shift_high[:, None]
-        tl.store(at, first.to(out.dtype.element_ty))
-        tl.store(at + GROUP, second.to(out.dtype.element_ty))
+        tl.store(at, times(low - zero_low[:, None], scale_low[:, None], kind, ASM))
+        tl.store(at + GROUP, times(high - zero_high[:, None], scale_high[:, None], kind, ASM))
     else:
         columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
         at = rows[:, None].to(tl.int64) * K + columns[None, :]
@@ -56,14 +64,15 @@ def gemm_kernel(
             lane = tl.arange(0, GROUP)
             packed = tl.load(weight + outputs[:, None] * (K // 2) + block * GROUP + lane[None, :])
             low, high = unpack_int4(packed, x.dtype.element_ty, ASM)
-            scale_low, shift_low = load_group(scale, zero, 2 * block, width, outputs)
-            scale_high, shift_high = load_group(scale, zero, 2 * block + 1, width, outputs)
+            kind = x.dtype.element_ty
+            scale_low, zero_low = load_group(scale, zero, 2 * block, width, outputs, kind)
+            scale_high, zero_high = load_group(scale, zero, 2 * block + 1, width, outputs, kind)
             at = x + rows[None, :] * K + block * 2 * GROUP + lane[:, None]
             x_low = tl.load(at, mask=inside, other=0.0)  # [GROUP, BLOCK_M]
             x_high = tl.load(at + GROUP, mask=inside, other=0.0)
             # Dequantised to the type of x before the product: that is what a dense weight would hold.
-            low = (low.to(tl.float32) * scale_low[:, None] - shift_low[:, None]).to(x.dtype.element_ty)
-            high = (high.to(tl.float32) * scale_high[:, None] - shift_high[:, None]).to(x.dtype.element_ty)
+            low = times(low - zero_low[:, None], scale_low[:, None], kind, ASM)
+            high = times(high - zero_high[:, None], scale_high[:, None], kind, ASM)
             total = tl.dot(low, x_low, total, input_precision=PRECISION)
             total = tl.dot(high, x_high, total, input_precision=PRECISION)
     else:

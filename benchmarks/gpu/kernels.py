@@ -1,0 +1,107 @@
+"""The kernels one by one: right, then how fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu.common import Session, make_layer, relative, shape_of, wide
+
+RELATIVE = {"float32": 1e-5, "bfloat16": 1e-2}
+
+
+def stage_kernels(session: Session) -> dict[str, Any]:
+    """Every kernel against float64, with fresh random inputs; rows must not depend on their neighbours."""
+    from vla_ros.engine.decoder import Cache, prefill, verify
+    from vla_ros.engine.executor import make_ops
+    from vla_ros.engine.ops import TorchOps
+
+    torch, result = session.torch, {}
+    for name in ("float32", "bfloat16"):
+        for kind in ("none", "int8", "int4"):
+            weights = make_layer(session, kind, getattr(torch, name), shape_of(session))
+            exact, ops, reference = wide(weights), make_ops(session.device), TorchOps()
+            patches = torch.randn(2, 64, weights.shape.hidden_size, device=session.device).to(weights.dtype)
+            text = torch.randint(0, 300, (2, 40), device=session.device)
+            last = torch.tensor([90, 95], dtype=torch.int32, device=session.device)
+            fed = torch.randint(0, 300, (2, 6), device=session.device)
+            outputs = []
+            for one, how in ((weights, ops), (exact, reference)):
+                cache = Cache.allocate(one, 2, 128)
+                for part in (*cache.keys, *cache.values):
+                    part.fill_(1e4)  # poison: what is not written shows
+                first = prefill(one, how, cache, patches.to(one.dtype), text, last, 7)
+                outputs.append((first, verify(one, how, cache, fed, last + 1), cache))
+            errors = [relative(a, b) for a, b in zip(outputs[0][:2], outputs[1][:2], strict=True)]
+            cache = outputs[0][2]
+            alone = torch.cat(
+                [verify(weights, ops, cache, fed[:, i : i + 1], last + 1 + i) for i in range(6)], dim=1
+            )
+            bits = torch.equal(alone, outputs[0][1])
+            again = verify(weights, ops, cache, fed, last + 1)
+            good = max(errors) <= RELATIVE[name] and torch.equal(again, outputs[0][1]) and (bits or session.dry)
+            result[f"{name} {kind}"] = {"prefill": errors[0], "verify": errors[1], "rows_equal": bits, "ok": good}
+    table = torch.randn(1, 9, 32064, device=session.device)
+    table[0, 3, [5, 32000]], table[0, 4, 7] = 9.0, float("nan")
+    tokens, margins = make_ops(session.device).choose(table)
+    keep = [0, 1, 2, 3, 5, 6, 7, 8]
+    good = torch.equal(tokens[0, keep].cpu(), table[0, keep].cpu().argmax(-1)) and bool(margins[0, 4].isnan())
+    result["choose"] = {"ok": good}
+    result["ok"] = all(entry["ok"] for entry in result.values())
+    return result
+
+
+def stage_guard(session: Session) -> dict[str, Any]:
+    """How far apart the logits of a drafted prefill and of decoding are: what ``drafts.GUARDS`` must exceed."""
+    from vla_ros.engine.decoder import Cache, prefill, verify
+    from vla_ros.engine.executor import make_ops
+
+    torch, subject = session.torch, session.subject()
+    engine, ops = session.engine(subject), make_ops(session.device)
+    weights, patches_count, differences, spreads = engine.weights, subject.model.architecture.patches, [], []
+    with torch.inference_mode():
+        for image, prompt in session.inputs(subject, 2 if session.dry else 40):
+            patches = subject.model.embed_image(subject.model.normalize(torch.from_numpy(image).to(session.device)))
+            draft = torch.randint(0, 300, (6,))
+            text = torch.cat([torch.from_numpy(prompt), draft, torch.zeros(4, dtype=torch.int64)])[None]
+            text = text.to(session.device)
+            last = torch.tensor([patches_count + len(prompt) - 1], dtype=torch.int32, device=session.device)
+            cache = Cache.allocate(weights, 1, text.shape[1] + patches_count + 7)
+            inside = prefill(weights, ops, cache, patches, text, last, 7)[:, 1:]
+            after = verify(weights, ops, cache, draft[None].to(session.device), last + 1)
+            # A row's margin moves by at most the difference of two logits: the top ones of either side count.
+            top = torch.cat([inside.topk(5).indices, after.topk(5).indices], dim=-1)
+            differences.append((inside - after).gather(-1, top).abs().amax(-1).flatten())
+            spreads.append(after.std(-1).flatten())
+    values = torch.cat(differences).cpu()
+    return {
+        "max": values.max().item(),
+        "p99": values.quantile(0.99).item(),
+        "median": values.median().item(),
+        "logit_std": torch.cat(spreads).mean().item(),
+        "guard_suggested": 2 * values.max().item(),
+    }
+
+
+def stage_gemm(session: Session) -> dict[str, Any]:
+    """A quantised prefill's products: dequantising on the way, or first."""
+    from vla_ros.engine.ops import TorchOps
+
+    torch, result = session.torch, {}
+    if session.dry:
+        return {"skipped": "needs CUDA"}
+    from vla_ros.engine.triton_ops import TritonOps
+
+    shape = shape_of(session)
+    for kind in ("none", "int8", "int4"):
+        weights = make_layer(session, kind, torch.bfloat16, shape)
+        hidden = torch.randn(1, 288, shape.hidden_size, device=session.device, dtype=torch.bfloat16)
+        expected = TorchOps().gate_up(weights, weights.layers[0], hidden)
+        for fused in (True, False) if kind != "none" else (False,):
+            ops = TritonOps(fused_gemm=fused)
+            error = relative(ops.gate_up(weights, weights.layers[0], hidden), expected)
+            ms = session.time_ms(lambda o=ops, w=weights, h=hidden: o.gate_up(w, w.layers[0], h))
+            flops = 2 * 288 * weights.layers[0].gate_up.outputs * shape.hidden_size
+            result[f"{kind} {'fused' if fused else 'separate'}"] = {
+                "us": 1e3 * ms, "tflops": flops / ms / 1e9, "error": error,
+            }  # fmt: skip
+    return result

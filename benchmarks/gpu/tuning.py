@@ -1,0 +1,220 @@
+"""The search for launch sizes, first product by product, then inside a whole pass."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from gpu.common import BOUND_S, Session, make_layer, shape_of
+
+
+def candidates(shape: Any, kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    """Role, kind of weight and launch of everything that ``tune`` tries."""
+    from vla_ros.engine.triton_ops import Launch
+
+    for kind in kinds:
+        for role in ("gate_up", "add", "qkv", *(("head",) if kind == "none" else ())):
+            pairs = 2 if role in ("qkv", "gate_up") else 1
+            for outputs in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
+                for inputs in (256,) if kind == "int4" else (128, 256, 512):
+                    for warps in (1, 2, 4):
+                        for stages in (3, 4, 6):
+                            # Weights and rows in flight; registers of one warp hold 64 outputs at most.
+                            shared = (outputs * pairs + 16) * inputs * 2 * stages
+                            if shared < 200_000 and outputs * pairs <= 64 * warps:
+                                yield role, kind, Launch(outputs, inputs, warps, stages)
+
+
+class Bed:
+    """One layer's products on random weights; several layers in turn, so that none is found in the cache.
+
+    Args:
+        session: The session.
+        kind: Of the weights.
+        copies: Layers.
+    """
+
+    def __init__(self, session: Session, kind: str, copies: int) -> None:
+        torch, shape = session.torch, shape_of(session)
+        self.sets = [make_layer(session, kind, torch.bfloat16, shape) for _ in range(copies)]
+        self.stored = {"none": "dense"}.get(kind, kind)
+        where = {"device": session.device, "dtype": torch.bfloat16}
+        self.hidden = torch.randn(1, 1, shape.hidden_size, **where)
+        self.mixed = torch.randn(1, 1, shape.intermediate_size, **where)
+        self.cache = torch.zeros(2, 1, shape.kv_heads, 320, shape.head_dim, **where)
+        self.at = torch.full((1, 1), 290, dtype=torch.int32, device=session.device)
+
+    def work(self, role: str, ops: Any) -> None:
+        """One product of every layer."""
+        for one in self.sets:
+            layer = one.layers[0]
+            if role == "qkv":
+                ops.qkv(one, layer, self.hidden, self.at, self.cache[0], self.cache[1])
+            elif role == "add":
+                ops.add_linear(self.hidden, self.mixed, layer.down)
+            elif role == "gate_up":
+                ops.gate_up(one, layer, self.hidden)
+            else:
+                ops.head(one, self.hidden)
+
+    def nbytes(self, role: str) -> int:
+        """Weights that one product reads."""
+        one = self.sets[0]
+        layer = one.layers[0]
+        matrix = {"qkv": layer.qkv, "add": layer.down, "gate_up": layer.gate_up, "head": one.head}[role]
+        return int(matrix.nbytes)
+
+
+KINDS_TUNED = ("none", "int4", "int8")
+
+
+def stage_compile(session: Session) -> dict[str, Any]:
+    """Compile what ``tune`` tries, on all cores; part of ``tune``."""
+    from vla_ros.engine.triton_ops import TritonOps
+
+    part, parts = (int(word) for word in os.environ["PART"].split("/"))
+    beds = {kind: Bed(session, kind, 1) for kind in KINDS_TUNED}
+    for role, kind, launch in list(candidates(shape_of(session), KINDS_TUNED))[part::parts]:
+        with contextlib.suppress(Exception):  # tune meets it again and says so
+            beds[kind].work(role, TritonOps({(role, beds[kind].stored): launch}))
+    return {}
+
+
+def stage_tune(session: Session) -> dict[str, Any]:
+    """Every role and kind with many launches; the best are kept in launches.json."""
+    torch = session.torch
+    if session.dry:
+        return {"skipped": "needs CUDA"}
+    from vla_ros.engine.triton_ops import LAUNCHES, TritonOps
+
+    began, parts = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
+    words = [sys.executable, sys.argv[0], "--stage", "compile", "--out", str(session.out)]
+    helpers = [subprocess.Popen(words, env=os.environ | {"PART": f"{part}/{parts}"}) for part in range(parts)]
+    for helper in helpers:
+        helper.wait(120)
+    best, table, found = {}, {"compiled_s": round(time.monotonic() - began, 1)}, {}
+    deadline, kind_now, bed = began + BOUND_S["tune"] - 20, "", None
+    for role, kind, launch in candidates(shape_of(session), KINDS_TUNED):
+        if time.monotonic() > deadline:
+            break
+        if kind != kind_now:
+            bed, kind_now = None, kind
+            torch.cuda.empty_cache()
+            bed = Bed(session, kind, {"none": 3, "int8": 5, "int4": 8}[kind])  # 1.2 GB: more than the L2
+        assert bed is not None
+        ops, key = TritonOps({(role, bed.stored): launch}), (role, bed.stored)
+        try:
+            ms = session.time_ms(lambda r=role, o=ops, b=bed: b.work(r, o), 12) / len(bed.sets)
+        except Exception:  # one launch that does not fit must not end the search
+            ms = 1e9
+        found.setdefault(key, []).append((ms, launch, bed.nbytes(role)))
+    for (role, stored), tried in found.items():
+        tried.sort(key=lambda entry: entry[0])
+        ms, launch, nbytes = tried[0]
+        now = [entry[0] for entry in tried if entry[1] == LAUNCHES[role, stored]]
+        best[f"{role} {stored}"] = list(astuple(launch))
+        table[f"{role} {stored}"] = {
+            "us": 1e3 * ms, "gb_per_s": nbytes / ms / 1e6, "launch": best[f"{role} {stored}"],
+            "default_us": 1e3 * now[0] if now else None, "tried": len(tried),
+            "next": [(round(1e3 * entry[0], 2), *astuple(entry[1])) for entry in tried[1:6]],
+        }  # fmt: skip
+    (session.out / "launches.json").write_text(json.dumps(best, indent=1))
+    return table
+
+
+def stage_in_place(session: Session) -> dict[str, Any]:
+    """The best launches of ``tune`` inside a whole pass of the 7B, one role after the other."""
+    from vla_ros.engine import triton_ops
+    from vla_ros.engine.decoder import Cache, verify
+
+    torch, subject = session.torch, session.subject()
+    found = json.loads((session.out / "tune.json").read_text())
+    chosen = json.loads((session.out / "launches.json").read_text())
+    result: dict[str, Any] = {}
+    tokens = torch.zeros(1, 1, dtype=torch.int64, device=session.device)
+    start = torch.full((1,), 283, dtype=torch.int32, device=session.device)
+    deadline = time.monotonic() + BOUND_S["in_place"] - 40
+    for kind in KINDS_TUNED:
+        stored = {"none": "dense"}.get(kind, kind)
+        weights = session.engine(subject, {"int4": "nf4"}.get(kind, kind), drafts="none").weights
+        cache = Cache.allocate(weights, 1, 304)
+        for part in (*cache.keys, *cache.values):
+            part.normal_()
+
+        def measure(ops: Any, weights: Any = weights, cache: Any = cache) -> float:
+            try:
+                return session.time_ms(lambda: ops.choose(verify(weights, ops, cache, tokens, start)), 15)
+            except Exception:  # does not fit
+                return 1e9
+
+        launches = {tuple(key.split()): triton_ops.Launch(*values) for key, values in chosen.items() if " " in key}
+        attention = triton_ops.AttentionLaunch(*chosen.get("attention", ()))
+        best = measure(triton_ops.TritonOps(launches, attention=attention))
+        result[stored] = entry = {"tuned_alone": best}
+        for role in ("gate_up", "qkv", "add", "head"):
+            key = (role, stored if (role, stored) in launches else "dense")
+            tried = found[" ".join(key)]
+            shapes = [tuple(tried["launch"][:4]), *(tuple(near[1:5]) for near in tried["next"])]
+            for shape in dict.fromkeys(shapes):
+                if time.monotonic() > deadline:
+                    break
+                other = {**launches, key: triton_ops.Launch(*shape)}
+                ms = measure(triton_ops.TritonOps(other, attention=attention))
+                if ms < best:
+                    best, launches = ms, other
+            entry[role] = [best, *astuple(launches[key])]
+        if kind == "none":
+            for cut in ((64, 4, 3), (128, 4, 2), (128, 8, 2), (64, 8, 3), (32, 4, 4), (64, 2, 3)):
+                variant = triton_ops.AttentionLaunch(*cut)
+                ms = measure(triton_ops.TritonOps(launches, attention=variant))
+                if ms < best:
+                    best, attention = ms, variant
+            entry["attention"] = [best, *astuple(attention)]
+        # Passes of seven rows, as drafts need them.
+        rows = torch.zeros(1, 6, dtype=torch.int64, device=session.device)
+        ops = triton_ops.TritonOps(launches, attention=attention)
+        entry["six_rows"] = session.time_ms(lambda o=ops, r=rows, w=weights, c=cache: verify(w, o, c, r, start), 15)
+        chosen = {" ".join(key): list(astuple(launch)) for key, launch in launches.items()}
+        chosen["attention"] = list(astuple(attention))
+        entry["pass_ms"], entry["gb_per_s"] = best, weights.nbytes / best / 1e6
+        (session.out / "launches.json").write_text(json.dumps(chosen, indent=1))
+    return result
+
+
+def stage_profile(session: Session) -> dict[str, Any]:
+    """What each kernel of a plain answer and of a verifying pass costs, by name, in microseconds per answer."""
+    torch, subject = session.torch, session.subject()
+    activity = torch.profiler.ProfilerActivity
+    result: dict[str, Any] = {}
+    for kind in ("none", "nf4"):
+        engine = session.engine(subject, kind, drafts="none")
+        engine.warm_up([22])
+        ((image, prompt),) = session.inputs(subject, 1)
+        rounds = 2 if session.dry else 8
+        for _ in range(3):
+            answer = engine.answer(image, [prompt])[0]
+        result[f"{kind} stages_ms"] = answer.stages_ms
+        with torch.profiler.profile(activities=[activity.CPU if session.dry else activity.CUDA]) as profiler:
+            for _ in range(rounds):
+                engine.answer(image, [prompt])
+        rows = []
+        for event in profiler.key_averages():
+            spent = event.self_cpu_time_total if session.dry else event.self_device_time_total
+            if spent > 0:
+                rows.append((round(spent / rounds, 1), event.count // rounds, event.key[:100]))
+        rows.sort(reverse=True)
+        result[kind] = rows[:28]
+        print(kind, answer.stages_ms)
+        for row in rows[:28]:
+            print(*row)
+        engine.close()
+        del engine
+        torch.cuda.empty_cache()
+    return result

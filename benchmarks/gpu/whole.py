@@ -1,0 +1,158 @@
+"""Whole answers: the same tokens, and how fast."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu.common import BOUND_S, Session
+
+
+def stage_tokens(session: Session) -> dict[str, Any]:
+    """float32, 200 random inputs on tiny random checkpoints: tokens of the reference, plain and with drafts."""
+    import numpy as np
+
+    from vla_ros.bench.models import open_subject
+
+    torch = session.torch
+    subject = open_subject("tiny", session.device, torch.float32)
+    plain, drafted = session.engine(subject, drafts="none"), session.engine(subject)
+    same = {"plain": 0, "drafted": 0}
+    cases = session.inputs(subject, 5 if session.dry else 200, lengths=(6, 60))
+    previous = None
+    for image, prompt in cases:
+        with torch.inference_mode():
+            patches = subject.model.embed_image(subject.model.normalize(torch.from_numpy(image).to(session.device)))
+            logits, cache = subject.model.prefill(
+                patches, torch.from_numpy(prompt)[None].to(session.device), room=7
+            )
+            expected = subject.model.greedy(logits, cache, 7).tokens[0].cpu().numpy()
+        same["plain"] += np.array_equal(plain.answer(image, [prompt])[0].tokens, expected)
+        draft = expected if previous is None or len(prompt) % 2 else previous
+        same["drafted"] += np.array_equal(drafted.answer(image, [prompt], [draft])[0].tokens, expected)
+        previous = expected
+    failures = {length: str(error) for length, error in plain.failures().items()}
+    return {**same, "of": len(cases), "capture_failures": failures, "ok": set(same.values()) == {len(cases)}}
+
+
+def _bench(session: Session, quantization: str, baseline: bool, steps: int) -> dict[str, Any]:
+    from vla_ros.bench.cli import add_arguments, bench
+    from vla_ros.bench.report import render
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["--model", session.name, "--device", str(session.device), "--quantization", quantization]
+    words += ["--steps", str(2 if session.dry else steps), *([] if baseline else ["--no-baseline"])]
+    result = bench(parser.parse_args(words))
+    print(render(result))
+    return result
+
+
+def stage_bf16(session: Session) -> dict[str, Any]:
+    """The 7B in bf16 against transformers' eager generate, 1,000 steps."""
+    return _bench(session, "none", True, 1000)
+
+
+def stage_int8(session: Session) -> dict[str, Any]:
+    """The 7B in int8, own kernels."""
+    return _bench(session, "int8", False, 300)
+
+
+def stage_int4(session: Session) -> dict[str, Any]:
+    """The 7B in 4 bits, own kernels."""
+    return _bench(session, "nf4", False, 300)
+
+
+def stage_batch(session: Session) -> dict[str, Any]:
+    """Actions per second of 1, 2, 4 and 8 observations at a time."""
+    import numpy as np
+
+    subject = session.subject()
+    engine, result = session.engine(subject, drafts="none"), {}
+    for batch in (1, 2) if session.dry else (1, 2, 4, 8):
+        cases = session.inputs(subject, batch)
+        images, prompts = np.concatenate([image for image, _ in cases]), [prompt for _, prompt in cases]
+        engine.warm_up([22], batch)
+        times = []
+        for _ in range(3 if session.dry else 40):
+            began = time.perf_counter()
+            engine.answer(images, prompts)
+            times.append(1e3 * (time.perf_counter() - began))
+        ms = statistics.median(times[2:])
+        result[f"batch {batch}"] = {"ms": ms, "actions_per_s": 1e3 * batch / ms}
+    rates = [entry["actions_per_s"] for entry in result.values()]
+    result["ratio"] = rates[-1] / rates[0]
+    return result
+
+
+def stage_steady(session: Session) -> dict[str, Any]:
+    """Many steps, a new instruction every 50, drafts on: growth of memory, and the slowest step."""
+    import numpy as np
+
+    torch, subject = session.torch, session.subject()
+    engine = session.engine(subject)
+    engine.warm_up([22, 80])
+    cases = session.inputs(subject, 40, lengths=(14, 70))
+    steps, deadline = (12 if session.dry else 10_000), time.monotonic() + BOUND_S["steady"] - 50
+    times, drafted, previous, start = [], [], None, None
+
+    def used() -> tuple[float, float]:
+        status = Path("/proc/self/status").read_text().splitlines()
+        host = next(float(line.split()[1]) / 1e6 for line in status if line.startswith("VmRSS"))
+        return (0.0 if session.dry else torch.cuda.memory_reserved() / 1e9), host
+
+    for step in range(steps):
+        image, prompt = cases[step % 40][0], cases[step // 50 % 40][1]
+        draft = None if step % 50 == 0 else previous
+        began = time.perf_counter()
+        answer = engine.answer(image, [prompt], [draft])[0]
+        (times if draft is None or answer.passes else drafted).append(1e3 * (time.perf_counter() - began))
+        previous = answer.tokens
+        if step == min(2500, steps // 2):  # every prompt length was seen once by then
+            start = used()
+        if time.monotonic() > deadline:
+            break
+    end = used()
+    assert start is not None
+    return {
+        "steps": step + 1, "p50": float(np.median(times)), "p99": float(np.percentile(times, 99)),
+        "max": max(times), "lengths": engine._of(1).ready, "gpu_growth_gb": end[0] - start[0],
+        "host_growth_gb": end[1] - start[1],
+    }  # fmt: skip
+
+
+def stage_receiver(session: Session) -> dict[str, Any]:
+    """The receiver's callback (one copy of a 1280x720 frame) while the GPU works."""
+    import threading
+
+    import numpy as np
+
+    from vla_ros.engine.staging import FrameRing, pinned_frame
+
+    subject = session.subject()
+    engine = session.engine(subject, drafts="none")
+    engine.warm_up([22])
+    ((image, prompt),) = session.inputs(subject, 1)
+    ring = FrameRing(lambda: pinned_frame(720, 1280))
+    frame = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), dtype=np.uint8)
+    over = threading.Event()
+
+    def answer() -> None:
+        while not over.is_set():
+            ring.take()
+            engine.answer(image, [prompt])
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    times = []
+    for stamp in range(50 if session.dry else 1500):
+        began = time.perf_counter()
+        ring.put(lambda slot: np.copyto(slot, frame), stamp)
+        times.append(1e3 * (time.perf_counter() - began))
+        time.sleep(0.005)
+    over.set()
+    thread.join()
+    return {"p50": float(np.median(times)), "p99": float(np.percentile(times, 99))}
