@@ -261,7 +261,7 @@ def _data(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 def _block_m(rows: Tensor) -> int:
-    return max(16, triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
+    return max(16, int(triton.next_power_of_2(rows.shape[0] * rows.shape[1])))
 
 
 @cache
