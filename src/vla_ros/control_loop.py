@@ -110,7 +110,7 @@ class ControlLoop:
         self._logger = logger
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._epoch = -1
+        self._task = (-1, -1)  # of the inputs and of the arming to which the plan belongs
         self._next = 0.0
         self._held: set[Reason] = set()
         self._said: dict[Reason, float] = {}
@@ -162,7 +162,7 @@ class ControlLoop:
     def _cycle(self) -> None:
         if not self._pace():
             return
-        self._take_epoch()
+        self._take_task()
         if not self._safety.may_move:
             self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
         if not self._stepper.wants_frame:
@@ -172,13 +172,17 @@ class ControlLoop:
         if frame is not None:
             self._answer(frame)
 
-    def _take_epoch(self) -> Snapshot:
-        """The newest inputs; where they belong to another task, what was planned for the old one is forgotten."""
-        snapshot = self._inputs.snapshot
-        if snapshot.epoch != self._epoch:
-            self._epoch = snapshot.epoch
+    def _take_task(self) -> Snapshot:
+        """The newest inputs; where they belong to another task or arming, what was planned before is forgotten."""
+        armings, snapshot = self._safety.armings, self._inputs.snapshot
+        if self._task != (snapshot.epoch, armings):
+            self._task = snapshot.epoch, armings
             self._stepper.new_task()
         return snapshot
+
+    def _is_void(self) -> bool:
+        """True where what is being done belongs to a task of before, or was begun before a person armed."""
+        return self._task != (self._inputs.snapshot.epoch, self._safety.armings)
 
     def _fresh_joints(self) -> JointState | None:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
@@ -238,7 +242,7 @@ class ControlLoop:
                 raise Refused(
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 )
-        inputs = replace(self._take_epoch(), joints=self._fresh_joints())
+        inputs = replace(self._take_task(), joints=self._fresh_joints())
         self._watchdog.inference_began(self._now())
         try:
             trip = self._stepper.trip(
@@ -254,9 +258,11 @@ class ControlLoop:
         if not in_time:
             self._stepper.schedule.reset()
             raise Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
-        if self._inputs.snapshot.epoch != self._epoch:
+        if self._is_void():
             self._stepper.schedule.reset()
-            raise Refused(Reason.TASK_CHANGED, "another instruction came while the policy was thinking")
+            raise Refused(
+                Reason.TASK_CHANGED, "another instruction, a reset or an arming came while the policy was thinking"
+            )
         return trip
 
     def _finish(self, trip: Trip, frame: Frame | None) -> None:
@@ -288,19 +294,22 @@ class ControlLoop:
         """Send the command where it may be sent; True where it was.
 
         A process that was suspended between the watchdog's look and the sending looks again. What remains is the
-        sending itself: a driver that wants certainty looks at the stamp.
+        sending itself: a driver that wants certainty looks at the stamp. A thread that was told to end sends
+        nothing: it may have been left behind, and the arm be armed for another.
         """
         send = self._prepare(trip)
-        while True:
+        while not self._ending.is_set():
             self._supervise()
             looked = time.monotonic()
-            with self._safety.motion() as allowed:
+            with self._safety.motion() as may_move:
                 if time.monotonic() - looked > _LOOK_HOLDS:
                     continue
+                allowed = may_move and not self._is_void() and not self._ending.is_set()
                 if allowed:
                     send()
                     self._stepper.executed()
                 return allowed
+        return False
 
     def _too_old(self, trip: Trip) -> Refused | None:
         """No motion on a frame that is older than it may be when it comes, and thinking and its turn may take.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.control.command import message_type, to_message
 from vla_ros.control.fit import unused_gripper
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
@@ -26,6 +25,7 @@ from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
 from vla_ros.control_loop import ControlLoop, Frame
 from vla_ros.errors import ImageError
 from vla_ros.graph.node import Node, Vocabulary
+from vla_ros.outputs import Outputs
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
@@ -220,6 +220,7 @@ class PolicyNode:
         self.config = config
         if self._stepper is not None:
             self._watchdog.configure(config.timeouts)
+            self._outputs.configure(config)
             self._stepper.configure(config)
         if self._loop is not None:
             self._loop.configure(config)
@@ -232,7 +233,7 @@ class PolicyNode:
         """Create publishers, subscriptions, services and timers."""
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
-        self._command = wiring.publisher(message_type(config.control.output), topics.command, "command")
+        self._outputs = Outputs(wiring, config, self.safety, lambda: self._now().ros)
         self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
         wiring.subscribe(joints, topics.joint_states, self._on_joints, "joint_states")
         for feed in config.robot.state_topics:
@@ -323,10 +324,7 @@ class PolicyNode:
 
     def _prepare(self, trip: Trip) -> Callable[[], None]:
         assert trip.command is not None
-        output = self.config.control.output
-        return partial(
-            self._command.publish, to_message(trip.command, output, self._graph.message, self._now().ros)
-        )
+        return self._outputs.prepare(trip.command)
 
     def _on_event(self, event: Event) -> None:
         """Say each change of state; when motion ends, tell the arm to hold where it was measured last."""
@@ -350,25 +348,28 @@ class PolicyNode:
         except Refused as refused:
             self._logger.error(f"no hold could be sent: {refused.detail}")
             return
-        message = to_message(command, self.config.control.output, self._graph.message, self._now().ros)
+        send = self._outputs.prepare(command)
         with self.safety.motion() as allowed:
             if not allowed:  # else the reason has ended already, and a motion may have gone out before this
-                self._command.publish(message)
+                send()
 
     def _supervise(self) -> None:
-        """Ask the watchdog; fifty times a second, and before each command."""
+        """Ask the watchdog, and end a twist that stands too long; fifty times a second, and before each command."""
         now = self._now()
-        self._watchdog.driver(self._command.get_subscription_count(), now)
+        topic, subscribers = self._outputs.subscribers
+        self._watchdog.driver(subscribers, now, topic)
         self.safety.follow(self._watchdog.active(now), WATCHED)
+        self._outputs.expire()
 
     def _summary(self) -> str:
         """One line: what listens to what."""
         assert self._stepper is not None
         spec, config = self._stepper.spec, self.config
+        gripper = f" and {config.topics.gripper} ({config.gripper.output})" if config.topics.gripper else ""
         return (
             f"policy '{config.policy.name}' is ready: {len(spec.image_keys)} picture(s) of "
             f"{spec.image_size[1]}x{spec.image_size[0]}, {spec.dimension} numbers, {spec.horizon} step(s); "
-            f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}) "
+            f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}){gripper} "
             f"by {self._graph.backend}"
         )
 

@@ -65,6 +65,12 @@ def test_what_is_wrong_is_named_with_what_was_found_and_expected(values: dict[st
         ),
         ({"control.output": "twist_stamped", "control.rate_hz": 0.0}, "how long a step lasts"),
         ({"control.output": "twist_stamped", "robot.gripper_joint_names": ["f"]}, "no room for fingers"),
+        ({"topics.gripper": "/g"}, "no robot.gripper_joint_names: nothing would ever be sent there"),
+        ({"topics.gripper": "/g", "robot.gripper_joint_names": ["f"], "gripper.mode": "none"}, "gripper.mode none"),
+        (
+            {"topics.gripper": "/g", "topics.command": "/g", "robot.gripper_joint_names": ["f"]},
+            "the same as topics.command",
+        ),
         ({"camera.topics": ["/a", "/a"], "camera.keys": ["x", "y"]}, "camera.topics: found"),
         ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
         ({"robot.state_topics": ["x=/a", "x=/b"]}, "each key once"),

@@ -13,7 +13,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.typesys import Stores, get_typestore
 
-from vla_ros.control.command import Command, message_type, to_message
+from vla_ros.control.command import Command, message_type, split, to_message
 
 Make = Callable[[str], Any]
 STORE = get_typestore(Stores.ROS2_JAZZY)
@@ -101,6 +101,30 @@ def test_a_twist_has_its_frame_and_both_parts(make: Make) -> None:
     linear, angular = message.twist.linear, message.twist.angular
     assert (linear.x, linear.y, linear.z) == (0.1, 0.0, -0.2)
     assert (angular.x, angular.y, angular.z) == (0.0, 0.5, 0.0)
+
+
+def test_a_hold_of_a_twist_is_stamped_with_the_present(make: Make) -> None:
+    """MoveIt Servo ignores what is older than its timeout, and to stand still is right whenever it is heard."""
+    still = replace(COMMAND, hold=True, twist=(np.zeros(3), np.zeros(3)))
+    assert nanoseconds(to_message(still, "twist_stamped", make, STAMP + 7).header.stamp) == STAMP + 7
+    assert nanoseconds(to_message(COMMAND, "twist_stamped", make, STAMP + 7).header.stamp) == STAMP
+
+
+def test_a_hold_as_a_trajectory_takes_as_long_as_its_way_back(make: Make) -> None:
+    message = to_message(replace(COMMAND, hold=True, duration=0.4), "joint_trajectory", make, STAMP)
+    assert nanoseconds(message.points[0].time_from_start) == 400_000_000
+
+
+def test_a_command_is_split_for_a_gripper_that_listens_elsewhere() -> None:
+    command = replace(COMMAND, names=("joint_1", "finger"), velocities=np.array([0.5, 0.1]))
+    arm, fingers = split(command, ("finger",))
+    assert fingers is not None
+    assert (arm.names, values(arm.positions), values(arm.velocities)) == (("joint_1",), [0.25], [0.5])
+    assert (fingers.names, values(fingers.positions), values(fingers.velocities)) == (("finger",), [-1.5], [0.1])
+    assert (arm.twist, fingers.twist) == (COMMAND.twist, None)
+    assert arm.stamp == fingers.stamp == STAMP
+    assert split(command, ()) == (command, None)
+    assert split(COMMAND, ("finger",)) == (COMMAND, None)
 
 
 def test_velocities_are_sent_where_there_are_some(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""From actions to commands: what a delta means, what is refused, what is clamped, what a hold is."""
+"""From actions to commands: what a delta means, what is refused, what is clamped."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from vla_ros.config import Config, build
 from vla_ros.control.controller import Controller
 from vla_ros.control.fit import unused_gripper
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.transforms import euler_xyz_matrix, rotation_angle, rotation_vector_matrix
+from vla_ros.control.transforms import euler_xyz_matrix, rotation_vector_matrix
 from vla_ros.errors import ConfigError
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, JointState
 
@@ -283,77 +281,6 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
     assert refused.value.reason.level.value == "stop"
 
 
-def test_a_hold_is_the_measured_position_never_zeros(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = Controller(configure(), POSE, arm), state(fingers=0.02, stamp=77)
-    command = controller.hold(joints)
-    np.testing.assert_array_equal(command.positions, joints.positions)
-    assert (command.hold, command.stamp, command.duration) == (True, 77, 0.0)
-
-
-def test_a_hold_keeps_the_grip_and_does_not_creep_with_a_sagging_arm(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    controller, joints = Controller(configure(), POSE, arm), state(fingers=0.02)
-    controller.command(action(gripper=0.0), joints, STAMP, DT)
-    controller.executed()
-    first = controller.hold(joints)
-    assert first.positions[7:].tolist() == [0.0, 0.0], "fingers at 0.02 are pressed on an object"
-    sagging = state(joints.positions[:7] + 0.015, fingers=0.02)
-    np.testing.assert_array_equal(controller.hold(sagging).positions, first.positions)
-    pushed = state(joints.positions[:7] + 0.05, fingers=0.02)
-    np.testing.assert_array_equal(controller.hold(pushed).positions[:7], pushed.positions[:7])
-
-
-def test_after_a_hold_the_arm_starts_from_rest_where_it_is(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    config = configure(control={"delta_from": "commanded"}, limits={"max_joint_acceleration": 5.0})
-    controller = Controller(config, POSE, arm)
-    for _ in range(5):
-        controller.command(action(0.03), state(), STAMP, DT)
-        controller.executed()
-    elsewhere = state(state().positions[:7] + 0.1)
-    controller.hold(elsewhere)
-    command = controller.command(action(0.03), elsewhere, STAMP, DT)
-    assert np.abs(command.positions[:7] - elsewhere.positions[:7]).max() <= 5.0 * DT * DT + 1e-9
-
-
-def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses(
-    arm: Kinematics, configure: Configure, state: State
-) -> None:
-    joints = JointState(arm.joint_names, state().positions[:7], 5)
-    assert Controller(configure(), POSE, arm).hold(joints).names == arm.joint_names
-    with pytest.raises(Refused, match="finger_left"):
-        Controller(configure(control={"output": "float64_multi_array"}), POSE, arm).hold(joints)
-
-
-def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Configure, state: State) -> None:
-    limits = {"max_translation_step": 0.02}
-    options = configure(control={"output": "twist_stamped"}, robot={"gripper_joint_names": []}, limits=limits)
-    controller = Controller(options, POSE, arm)
-    command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), state(), STAMP, 0.5)
-    assert command.twist is not None
-    np.testing.assert_allclose(command.twist[0], [0.04, 0, 0], atol=1e-3)  # 0.02 m in 0.5 s
-    np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-3)
-    assert command.frame_id == "base_link"
-    held = controller.hold(state()).twist
-    assert held is not None
-    assert not np.any(held)
-
-
-def test_a_servo_can_do_the_kinematics(state: State) -> None:
-    config = build({"control.output": "twist_stamped", "robot.base_frame": "base", "robot.tip_frame": "tool0"})
-    controller = Controller(config, POSE)
-    command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), None, STAMP, 0.5)
-    assert (command.names, command.frame_id) == ((), "base")
-    assert command.twist is not None
-    np.testing.assert_allclose(command.twist[0], [0.1, 0, 0])
-    np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-12)
-    assert controller.hold(None).twist is not None
-    tip = build({"control.delta_frame": "tip"}, base=config)
-    assert Controller(tip, POSE).command(action(), None, STAMP, DT).frame_id == "tool0"
-
-
 def test_live_options_apply_to_the_next_command(arm: Kinematics, configure: Configure, state: State) -> None:
     controller = Controller(configure(), POSE, arm)
     controller.configure(configure(limits={"max_translation_step": 0.001}))
@@ -400,105 +327,3 @@ def test_a_gripper_that_would_never_close_is_said(
     values: dict[str, object], spec: ActionSpec, warned: bool
 ) -> None:
     assert ("gripper_joint_names is empty" in unused_gripper(build(values), spec)) == warned
-
-
-wild = st.one_of(
-    st.floats(-0.1, 0.1), st.floats(-1e300, 1e300), st.just(math.nan), st.just(math.inf), st.just(-math.inf)
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    actions=st.lists(st.tuples(*[wild] * 7), min_size=1, max_size=4),
-    start=st.tuples(*[st.floats(0.0, 1.0)] * 7),
-    follow=st.floats(0.0, 1.0),
-    dt=st.floats(0.001, 1.0),
-    delta_from=st.sampled_from(["measured", "commanded"]),
-    delta_frame=st.sampled_from(["base", "tip"]),
-    rotation=st.sampled_from(["euler_xyz", "rotation_vector"]),
-    boxed=st.booleans(),
-    acceleration=st.sampled_from([0.0, 2.0]),
-)
-def test_whatever_a_policy_says_no_command_is_outside_any_limit(
-    arm: Kinematics,
-    configure: Configure,
-    state: State,
-    actions: list[tuple[float, ...]],
-    start: tuple[float, ...],
-    follow: float,
-    dt: float,
-    delta_from: str,
-    delta_frame: str,
-    rotation: str,
-    boxed: bool,
-    acceleration: float,
-) -> None:
-    margin, step, speed = 0.02, 0.15, 0.5
-    limits: dict[str, object] = {
-        "joint_margin": margin,
-        "max_joint_step": step,
-        "velocity_scale": speed,
-        "max_joint_acceleration": acceleration,
-        "max_translation_step": 0.04,
-        "max_rotation_step": 0.2,
-    }
-    if boxed:
-        limits |= {"workspace_low": [0.2, -0.3, 0.05], "workspace_high": [0.8, 0.3, 0.9]}
-    control = {"delta_from": delta_from, "delta_frame": delta_frame, "rotation": rotation}
-    controller = Controller(configure(limits=limits, control=control), POSE, arm)
-    low, high = arm.position_low + margin, arm.position_high - margin
-    q = low + np.array(start) * (high - low)
-    sent = None
-    for values in actions:
-        try:
-            command = controller.command(np.array(values), state(q), STAMP, dt)
-        except Refused as refused:
-            assert (refused.reason, np.isfinite(values).all()) == (Reason.ACTION_INVALID, False)  # noqa: PT017
-            continue
-        positions, slack = command.positions[:7], 1e-6
-        origin = q if sent is None or delta_from == "measured" else np.clip(sent, q - step, q + step)
-        assert np.isfinite(command.positions).all()
-        assert np.all((positions >= low - slack) & (positions <= high + slack)), "joint limits"
-        assert np.all(np.abs(positions - q) <= step + slack), "distance from the measurement"
-        assert np.all(np.abs(positions - origin) <= speed * arm.velocity_limits * dt + slack), "velocity"
-        before, after = arm.forward(origin), arm.forward(positions)
-        assert np.linalg.norm(after.position - before.position) <= 0.04 * 1.01 + 1e-4 + slack, "translation"
-        assert rotation_angle(after.rotation @ before.rotation.T) <= 0.2 * 1.01 + 1e-4 + slack, "rotation"
-        if boxed:
-            for axis, (least, most) in enumerate(((0.2, 0.8), (-0.3, 0.3), (0.05, 0.9))):
-                was, now = before.position[axis], after.position[axis]
-                assert min(least, was) - slack <= now <= max(most, was) + slack, "workspace"
-        assert np.all((command.positions[7:] >= 0) & (command.positions[7:] <= 0.04)), "fingers"
-        controller.executed()
-        sent = positions
-        q = q + follow * (positions - q)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    action=st.tuples(*[wild] * 8),
-    start=st.tuples(*[st.floats(0.0, 1.0)] * 7),
-    mode=st.sampled_from([JOINTS, JOINT_DELTAS]),
-)
-def test_nor_does_a_policy_in_joint_space(
-    arm: Kinematics,
-    configure: Configure,
-    state: State,
-    action: tuple[float, ...],
-    start: tuple[float, ...],
-    mode: ActionSpec,
-) -> None:
-    box = {"workspace_low": [0.2, -0.3, 0.05], "workspace_high": [0.8, 0.3, 0.9]}
-    controller = Controller(configure(limits=box), mode, arm)
-    q = arm.position_low + np.array(start) * (arm.position_high - arm.position_low)
-    try:
-        command = controller.command(np.array(action), state(q), STAMP, DT)
-    except Refused as refused:
-        assert refused.reason is Reason.ACTION_INVALID  # noqa: PT017 - good actions are not refused
-        return
-    positions, slack = command.positions[:7], 1e-6
-    assert np.all((positions >= arm.position_low - slack) & (positions <= arm.position_high + slack))
-    assert np.all(np.abs(positions - q) <= np.minimum(0.2, arm.velocity_limits * DT) + slack)
-    before, after = arm.forward(q).position, arm.forward(positions).position
-    assert np.all(after >= np.minimum([0.2, -0.3, 0.05], before) - slack)
-    assert np.all(after <= np.maximum([0.8, 0.3, 0.9], before) + slack)

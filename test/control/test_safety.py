@@ -87,6 +87,21 @@ def test_a_stop_while_disarmed_keeps_it_from_being_armed() -> None:
     assert not safety.arm()
 
 
+def test_each_arming_has_a_number_of_its_own_and_a_second_one_while_armed_is_none() -> None:
+    safety = armed()
+    assert safety.armings == 1
+    safety.arm()
+    safety.hold(Reason.CAMERA_STALE)
+    safety.clear(Reason.CAMERA_STALE)
+    assert safety.armings == 1, "nothing was begun anew"
+    safety.disarm()
+    safety.arm()
+    safety.stop(Reason.OPERATOR_STOP)
+    safety.reset()
+    safety.arm()
+    assert safety.armings == 3
+
+
 def test_two_holds_end_only_together_and_repeated_ones_count_once() -> None:
     safety = armed()
     for _ in range(3):
@@ -102,7 +117,7 @@ def test_two_holds_end_only_together_and_repeated_ones_count_once() -> None:
 
 def test_a_hold_from_before_arming_holds_after_it() -> None:
     safety = Safety()
-    safety.hold(Reason.NOT_READY)
+    safety.hold(Reason.NO_INSTRUCTION)
     assert safety.state is State.DISARMED
     assert safety.arm()
     assert safety.state is State.HOLDING
@@ -156,11 +171,11 @@ def test_a_watchdogs_stop_stops_an_armed_arm_once_and_keeps_a_disarmed_one_from_
 def test_it_says_what_it_is_and_what_to_do() -> None:
     safety = Safety()
     assert safety.explain() == "disarmed"
-    safety.hold(Reason.NOT_READY)
-    assert safety.explain() == "disarmed; waiting for: not_ready (the policy is not loaded yet)"
+    safety.hold(Reason.NO_INSTRUCTION)
+    assert safety.explain() == "disarmed; waiting for: no_instruction (there is no instruction to follow)"
     safety.arm()
-    assert safety.explain().startswith("holding: not_ready")
-    safety.clear(Reason.NOT_READY)
+    assert safety.explain().startswith("holding: no_instruction")
+    safety.clear(Reason.NO_INSTRUCTION)
     assert safety.explain() == "armed"
     safety.stop(Reason.OPERATOR_STOP, "button")
     assert safety.explain() == "stopped by operator_stop (button); mend it, reset, then arm"

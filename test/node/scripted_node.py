@@ -30,6 +30,8 @@ class ScriptedPolicy:
     def infer(self, observation: Observation) -> ActionChunk:
         action = np.array([[0.005, 0, 0, 0, 0, 0, 1.0]])
         words = observation.instruction.split()
+        if "close" in words:
+            action[0, -1] = 0.0
         if "raise" in words:
             raise RuntimeError("the model broke")
         if "exit" in words:

@@ -33,7 +33,12 @@ def _of_cameras(config: Config) -> Iterator[str]:
 
 
 def _of_gripper(config: Config) -> Iterator[str]:
-    gripper, fingers = config.gripper, config.robot.gripper_joint_names
+    gripper, fingers, topic = config.gripper, config.robot.gripper_joint_names, config.topics.gripper
+    if topic and topic == config.topics.command:
+        yield f"topics.gripper: found {topic}, the same as topics.command; leave it empty to send both together"
+    elif topic and (gripper.mode == "none" or not fingers):
+        found = "gripper.mode none" if fingers else "no robot.gripper_joint_names"
+        yield f"topics.gripper: found {topic} with {found}: nothing would ever be sent there"
     if gripper.mode == "none":
         return
     if gripper.open_value == gripper.closed_value:
@@ -61,10 +66,10 @@ def _of_control(config: Config) -> Iterator[str]:
     if control.output == "twist_stamped":
         if control.rate_hz == 0:
             yield "control.rate_hz: found 0 with twist_stamped; a velocity needs to know how long a step lasts"
-        if config.robot.gripper_joint_names:
+        if config.robot.gripper_joint_names and not config.topics.gripper:
             yield (
                 f"robot.gripper_joint_names: found {list(config.robot.gripper_joint_names)} with twist_stamped, "
-                "which has no room for fingers; set it to [] and read the gripper from topics.action"
+                "which has no room for fingers; give them a topic of their own (topics.gripper), or set it to []"
             )
     if len(policy.instruction) > policy.max_instruction_length:
         yield (

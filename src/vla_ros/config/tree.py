@@ -12,6 +12,7 @@ from vla_ros.config.options import option
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
 OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped")
+GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class RobotConfig:
         "", "Link in whose frame end-effector deltas and the workspace box are; empty: URDF root"
     )
     tip_frame: str = option("", "Link that the policy moves; empty takes the end of the chain")
-    gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded with the arm; may be empty")
+    gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded; may be empty")
     home: tuple[float, ...] = option(
         (),
         "Posture towards which spare degrees of freedom drift, one per joint; empty: none",
@@ -154,6 +155,9 @@ class GripperConfig:
         "binary",
         "binary opens or closes fully, continuous scales, none sends no gripper",
         choices=("binary", "continuous", "none"),
+    )
+    output: str = option(
+        "float64_multi_array", "Message type on topics.gripper, where that is not empty", choices=GRIPPER_OUTPUTS
     )
     open_value: float = option(
         1.0,
@@ -251,6 +255,14 @@ class TimeoutsConfig:
         high=3600.0,
         live=True,
     )
+    twist: float = option(
+        0.0,
+        "A twist that no other has followed for this long is ended by a zero twist; 0: two control periods",
+        unit="s",
+        low=0.0,
+        high=3600.0,
+        live=True,
+    )
     publisher: float = option(
         5.0, "Warn when a topic has had no publisher for this long", unit="s", low=0.1, high=3600.0
     )
@@ -266,7 +278,12 @@ class TimeoutsConfig:
         live=True,
     )
     driver: float = option(
-        1.0, "Nobody subscribes to topics.command for this long: stop", unit="s", low=0.01, high=3600.0, live=True
+        1.0,
+        "Nobody subscribes to topics.command (or topics.gripper) for this long: stop",
+        unit="s",
+        low=0.01,
+        high=3600.0,
+        live=True,
     )
     heartbeat: float = option(
         0.0, "No heartbeat for this long: stop; 0 needs none", unit="s", low=0.0, high=3600.0, live=True
@@ -283,6 +300,7 @@ class TopicsConfig:
     joint_states: str = option("/joint_states", "In: sensor_msgs/JointState of the robot")
     instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
     command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
+    gripper: str = option("", "Out: the fingers, where their driver is another one; empty: in topics.command")
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
     heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")

@@ -1,9 +1,9 @@
-"""A command to the arm, and the four ROS messages that it can become."""
+"""A command to arm and fingers, and the four ROS messages that it can become."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,12 @@ class Command:
     """What the driver is told.
 
     Attributes:
-        names: Joints, the arm's first and then the fingers, N of them; empty where only a twist is known.
+        names: Joints, the arm's first and then the fingers, N of them; of a twist without kinematics the fingers
+            alone.
         positions: Float64 [N], radians or metres.
         stamp: Nanoseconds; stamp of the frame from which it came (of the joint state for a hold).
         hold: True where the arm is to keep its last measured position.
-        duration: Seconds in which the positions are to be reached; 0 for a hold.
+        duration: Seconds in which the positions are to be reached; of a hold, what the way back takes at least.
         frame_id: Frame in which the twist is given.
         twist: Linear [3] m/s and angular [3] rad/s of the tip, or None.
         velocities: Float64 [N], or None.
@@ -46,8 +47,23 @@ class Command:
     velocities: FloatArray | None = None
 
 
+def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:
+    """The part of the arm and that of ``fingers``, for a gripper whose driver listens elsewhere; None for none."""
+    is_finger = [name in fingers for name in command.names]
+    if not any(is_finger):
+        return command, None
+
+    def part(wanted: bool) -> Command:
+        chosen = [index for index, finger in enumerate(is_finger) if finger is wanted]
+        names = tuple(command.names[index] for index in chosen)
+        velocities = None if command.velocities is None else command.velocities[chosen]
+        return replace(command, names=names, positions=command.positions[chosen], velocities=velocities)
+
+    return part(False), replace(part(True), twist=None)
+
+
 def message_type(output: str) -> str:
-    """ROS type for a value of ``control.output``, as ``pkg/msg/Type``."""
+    """ROS type for a value of ``control.output`` or ``gripper.output``, as ``pkg/msg/Type``."""
     return _TYPES[output]
 
 
@@ -56,8 +72,11 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
 
     A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller refuses
     one that ended in the past. The frame's stamp is in the past, so the point's ``time_from_start`` is the
-    frame's age plus the command's duration. A hold gets 0.1 s, or it would have ended on arrival. A stamp of 0
-    says "now" to that controller.
+    frame's age plus the command's duration. A hold gets 0.1 s at least, or it would have ended on arrival. A stamp
+    of 0 says "now" to that controller.
+
+    A twist that holds is stamped with ``now``: to stand still is right whenever it is heard, and MoveIt Servo
+    ignores what is older than its ``incoming_command_timeout``.
 
     Args:
         command: What to say.
@@ -71,7 +90,9 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
     if output == "float64_multi_array":
         layout = _fill(make("std_msgs/msg/MultiArrayLayout"), dim=[], data_offset=0)
         return _fill(make(message_type(output)), layout=layout, data=command.positions)
-    header = _header(command, make, "" if output != "twist_stamped" else command.frame_id)
+    is_twist = output == "twist_stamped"
+    stamp = now if is_twist and command.hold and now is not None else command.stamp
+    header = _header(stamp, make, command.frame_id if is_twist else "")
     if output == "joint_state":
         return _fill(
             make(message_type(output)),
@@ -83,7 +104,7 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
         )
     if output == "joint_trajectory":
         age = max(0, now - command.stamp) if now is not None and command.stamp else 0
-        duration = _LEAST_DURATION if command.hold else command.duration
+        duration = max(command.duration, _LEAST_DURATION) if command.hold else command.duration
         point = _fill(
             make("trajectory_msgs/msg/JointTrajectoryPoint"),
             positions=command.positions,
@@ -104,9 +125,9 @@ def _or_empty(values: FloatArray | None) -> FloatArray:
     return np.zeros(0) if values is None else values
 
 
-def _header(command: Command, make: Callable[[str], Any], frame_id: str) -> Any:
-    stamp = _time(make("builtin_interfaces/msg/Time"), command.stamp)
-    return _fill(make("std_msgs/msg/Header"), stamp=stamp, frame_id=frame_id)
+def _header(stamp: int, make: Callable[[str], Any], frame_id: str) -> Any:
+    time = _time(make("builtin_interfaces/msg/Time"), stamp)
+    return _fill(make("std_msgs/msg/Header"), stamp=time, frame_id=frame_id)
 
 
 def _time(cls: Any, nanoseconds: int) -> Any:

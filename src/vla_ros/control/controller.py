@@ -24,12 +24,13 @@ from vla_ros.control.fit import check_fit
 from vla_ros.control.gripper import Gripper
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.limits import JointLimits, Violation, limit_joints
+from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.transforms import rotation_vector
-from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, IntArray, JointState
+from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState
 
-_BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed
 _REACHED = 0.005  # m
+_WHOLE = ("float64_multi_array", "joint_trajectory")  # their drivers refuse a message that lacks a joint
 _SAG = 0.02  # rad or m; an arm that sags by less is held where it was
 
 
@@ -68,9 +69,9 @@ class Controller:
         self._gripper = Gripper(config.gripper)
         gripper = {spec.gripper_index % spec.dimension} if spec.gripper_index is not None else set()
         self._motion = np.array([number for number in range(spec.dimension) if number not in gripper])
-        self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
         self.counters: Counter[str] = Counter()
         self.arm_names = kinematics.joint_names if kinematics else tuple(config.robot.joint_names)
+        self._arm = MeasuredArm(self.arm_names, kinematics)
         self.configure(config)
         self.names = self.arm_names + self._finger_names
         check_fit(config, spec, kinematics)
@@ -126,7 +127,7 @@ class Controller:
         Raises:
             Refused: ``joint_state_invalid``, with what is wrong.
         """
-        self._believable(self._measured(joints))
+        self._arm.check(self._arm.positions(joints))
 
     def command(
         self,
@@ -157,16 +158,16 @@ class Controller:
             )
         motion = np.asarray(action, dtype=np.float64)[self._motion]
         if self._spec.control_mode is ControlMode.END_EFFECTOR_DELTA and self._kinematics is None:
-            return self._twist_only(motion, stamp, dt)
-        measured = self._measured(joints)
-        self._believable(measured)
+            return self._twist_only(motion, stamp, dt, self._fingers(action, joints, dt))
+        measured = self._arm.positions(joints)
+        self._arm.check(measured)
         reach = self._limits.step
         origin = measured
         if self._last is not None and self._config.control.delta_from == "commanded":
             origin = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
         start = origin
         if origin is measured and reference is not None and reference is not joints:
-            start = self._measured(reference)
+            start = self._arm.positions(reference)
         positions = self._limited(self._target(start, motion), measured, origin, dt)
         twist, frame = None, ""
         if self._kinematics is not None:
@@ -204,81 +205,73 @@ class Controller:
         the arm). Fingers keep what they were told, so that nothing is dropped, and their measured position where
         they were told nothing yet. The next command starts from rest.
 
+        Where the measured position is an old one, the arm may have gone on since: no further than one step, because
+        every step begins at the newest measurement (``control.delta_from: commanded``: no further than
+        ``limits.max_joint_step`` from it). The way back takes as long as the velocity limits ask for
+        (``Command.duration``, which trajectories carry).
+
         Raises:
             Refused: ``joint_state_stale`` or ``joint_state_invalid``: nothing usable was measured, so nothing
-                can be sent.
+                can be sent. A twist stands still whatever is measured.
         """
-        self._last, self._last_velocity, self._made = None, np.zeros(len(self.arm_names)), None
-        still, frame = None, ""
+        before, self._last = self._last, None
+        self._last_velocity, self._made = np.zeros(len(self.arm_names)), None
         if self._config.control.output == "twist_stamped":
-            still = (np.zeros(3), np.zeros(3))
             frame = self._kinematics.base_frame if self._kinematics else self._twist_frame
-            if self._kinematics is None:
-                stamp = joints.stamp if joints else 0
-                return Command((), np.zeros(0), stamp, hold=True, frame_id=frame, twist=still)
-        measured = self._measured(joints)
+            names, positions = self._held_fingers(joints)
+            return Command(
+                names,
+                np.array(positions),
+                joints.stamp if joints else 0,
+                hold=True,
+                frame_id=frame,
+                twist=(np.zeros(3), np.zeros(3)),
+            )
+        measured = self._arm.positions(joints)
         assert joints is not None
         if self._held is None or np.any(np.abs(measured - self._held) > _SAG):
             self._held = measured
-        names, positions = list(self.arm_names), self._held.tolist()
-        for name in self._finger_names:
-            position = self._gripper.target if self._gripper.target is not None else _position_of(joints, name)
-            if position is not None:
-                names.append(name)
-                positions.append(position)
-            elif self._config.control.output == "float64_multi_array":  # its length must not change
-                raise Refused(Reason.JOINT_STATE_INVALID, f"finger joint '{name}' is not measured")
-        return Command(tuple(names), np.array(positions), joints.stamp, hold=True, frame_id=frame, twist=still)
+        names, positions = self._held_fingers(joints)
+        return Command(
+            self.arm_names + names,
+            np.array(self._held.tolist() + positions),
+            joints.stamp,
+            hold=True,
+            duration=0.0 if before is None else self._shortest(np.abs(self._held - before)),
+        )
+
+    def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
+        """Names and positions of the fingers in a hold; those that were told nothing and are not measured lack.
+
+        Raises:
+            Refused: The message would lack a joint that its driver insists on.
+        """
+        target = self._gripper.target
+        found = {name: target if target is not None else position_of(joints, name) for name in self._finger_names}
+        known = {name: position for name, position in found.items() if position is not None}
+        if len(known) == len(found):
+            return tuple(known), list(known.values())
+        if self._config.topics.gripper:  # told nothing yet: there is nothing to end
+            return (), []
+        if self._config.control.output in _WHOLE:
+            missing = sorted(set(found) - set(known))
+            raise Refused(
+                Reason.JOINT_STATE_INVALID,
+                f"finger joints {missing} are not measured and were told nothing yet, and "
+                f"{self._config.control.output} must name every joint",
+            )
+        return tuple(known), list(known.values())
+
+    def _shortest(self, distance: FloatArray) -> float:
+        """Seconds that a way of ``distance`` [N] takes at the velocity limits."""
+        seconds = [d / v for d, v in zip(distance.tolist(), self._limits.velocity.tolist(), strict=True) if v > 0]
+        return max(seconds, default=0.0)
 
     @property
     def _twist_frame(self) -> str:
         """Frame of a twist that no kinematics of ours turns into the base frame."""
         robot = self._config.robot
         return robot.tip_frame if self._config.control.delta_frame == "tip" else robot.base_frame
-
-    def _measured(self, joints: JointState | None) -> FloatArray:
-        """Positions of the arm [N].
-
-        Raises:
-            Refused: There are none, a joint is missing, or a number is not finite.
-        """
-        if joints is None:
-            raise Refused(Reason.JOINT_STATE_STALE, "there is no joint state yet")
-        if len(joints.names) != len(joints.positions):
-            found = f"{len(joints.names)} names and {len(joints.positions)} positions"
-            raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected as many")
-        names, columns = self._columns
-        if joints.names != names:  # a driver names its joints in the same order every time
-            try:
-                joints.select(self.arm_names)
-            except KeyError as error:
-                raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
-            place = {name: index for index, name in enumerate(joints.names)}
-            columns = np.array([place[name] for name in self.arm_names], np.int64)
-            self._columns = joints.names, columns
-        positions = joints.positions[columns]
-        if not all(map(math.isfinite, positions.tolist())):
-            worst = int(np.argmax(~np.isfinite(positions)))
-            raise Refused(Reason.JOINT_STATE_INVALID, f"joint '{self.arm_names[worst]}' is {positions[worst]}")
-        return positions
-
-    def _believable(self, measured: FloatArray) -> None:
-        """Refuse to move an arm that is measured where its URDF says it cannot be.
-
-        Raises:
-            Refused: ``joint_state_invalid``: URDF and robot do not belong together, or an encoder is wrong.
-        """
-        if self._kinematics is None:
-            return
-        low, high = self._kinematics.position_low, self._kinematics.position_high
-        outside = np.maximum(low - measured, measured - high)
-        worst = int(outside.argmax())
-        if outside[worst] > _BELIEVABLE:
-            raise Refused(
-                Reason.JOINT_STATE_INVALID,
-                f"joint '{self.arm_names[worst]}' is at {measured[worst]:.4g}, its URDF allows {low[worst]:.4g} to "
-                f"{high[worst]:.4g}",
-            )
 
     def _target(self, start: FloatArray, motion: FloatArray) -> FloatArray:
         """Joint positions [N] that an action's motion [D without gripper] wants from ``start`` [N]."""
@@ -318,14 +311,15 @@ class Controller:
             self._apply([Violation(Reason.LIMIT_WORKSPACE, wrong)])
         return positions
 
-    def _twist_only(self, motion: FloatArray, stamp: int, dt: float) -> Command:
+    def _twist_only(self, motion: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
         """A twist for a servo that does the kinematics itself; only the step limits apply."""
         config = self._config
         delta, violations = read_delta(motion, config.control, config.limits)
         self._apply(violations)
+        self._made = _Made(np.zeros(0), np.zeros(0), fingers)
         return Command(
-            names=(),
-            positions=np.zeros(0),
+            names=self._finger_names,
+            positions=np.array(fingers),
             stamp=stamp,
             duration=dt,
             frame_id=self._twist_frame,
@@ -336,7 +330,7 @@ class Controller:
         """Positions of the finger joints, all the same."""
         if not self._finger_names or self._spec.gripper_index is None:
             return []
-        measured = _position_of(joints, self._finger_names[0])
+        measured = position_of(joints, self._finger_names[0])
         position, slowed = self._gripper.command(float(action[self._spec.gripper_index]), measured, dt)
         if slowed:
             self.counters["gripper_speed"] += 1
@@ -352,12 +346,3 @@ class Controller:
             self.counters[violation.reason.value] += 1
             if self._config.limits.on_violation == "stop":
                 raise Refused(violation.reason, violation.detail)
-
-
-def _position_of(joints: JointState | None, name: str) -> float | None:
-    """A joint's measured position, or None where it is not measured (or is no number)."""
-    if joints is None or name not in joints.names:
-        return None
-    index = joints.names.index(name)
-    position = float(joints.positions[index]) if index < len(joints.positions) else math.nan
-    return position if math.isfinite(position) else None

@@ -38,11 +38,19 @@ class Reason(str, Enum):
         return member
 
     IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message is no picture"
-    TASK_CHANGED = "task_changed", Level.DROP, "the instruction changed while the policy was thinking"
+    TASK_CHANGED = (
+        "task_changed",
+        Level.DROP,
+        "the instruction changed or a person armed while the policy was thinking",
+    )
+    TWIST_EXPIRED = (
+        "twist_expired",
+        Level.DROP,
+        "no twist followed the last one for timeouts.twist: a zero was sent",
+    )
     FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
     FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
 
-    NOT_READY = "not_ready", Level.HOLD, "the policy is not loaded yet"
     NO_INSTRUCTION = "no_instruction", Level.HOLD, "there is no instruction to follow"
     INPUT_MISSING = "input_missing", Level.HOLD, "something that the policy needs has not come yet"
     CAMERA_STALE = "camera_stale", Level.HOLD, "no new frame for timeouts.camera"

@@ -87,6 +87,7 @@ class Safety:
         self._clock = clock
         self._lock = threading.RLock()
         self._armed = False
+        self._armings = 0
         self._stop: Reason | None = None
         self._stop_detail = ""
         self._holds: dict[Reason, str] = {}
@@ -106,6 +107,11 @@ class Safety:
     def may_move(self) -> bool:
         """True only where a motion may be sent now; :meth:`motion` keeps it true while it is sent."""
         return self._state is State.ARMED
+
+    @property
+    def armings(self) -> int:
+        """How often it was armed: what was begun under another number was begun before a person allowed motion."""
+        return self._armings
 
     @property
     def status(self) -> Status:
@@ -147,6 +153,7 @@ class Safety:
         with self._lock:
             if self._stop is not None or self._blocked:
                 return False
+            self._armings += not self._armed
             self._armed = True
             self._changed("arm")
         self._deliver()

@@ -116,6 +116,7 @@ class Watchdog:
         self._thinking_since: int | None = None
         self._late = ""
         self._driver_seen: int | None = None
+        self._driver_topic = ""
         self._heartbeat_seen: int | None = None
         self._last: Now | None = None
         self._jump = ""
@@ -212,9 +213,10 @@ class Watchdog:
             self._thinking_since = None
             return not self._late
 
-    def driver(self, subscribers: int, now: Now) -> None:
-        """Number of matched subscriptions of the command topic."""
+    def driver(self, subscribers: int, now: Now, topic: str = "") -> None:
+        """Number of matched subscriptions of the command topic; of the one with the fewest, where there are two."""
         with self._lock:
+            self._driver_topic = topic
             if subscribers > 0:
                 self._driver_seen = now.steady
 
@@ -264,10 +266,11 @@ class Watchdog:
 
     def _of_others(self, now: Now) -> dict[Reason, str]:
         config, found = self._config, {}
+        topic = f" on {self._driver_topic}" if self._driver_topic else ""
         if self._driver_seen is None:
-            found[Reason.DRIVER_MISSING] = "no subscription has matched"
+            found[Reason.DRIVER_MISSING] = f"no subscription has matched{topic}"
         elif _silent(self._driver_seen, config.driver, now):
-            found[Reason.DRIVER_GONE] = _since(self._driver_seen, now)
+            found[Reason.DRIVER_GONE] = _since(self._driver_seen, now) + topic
         if config.heartbeat and self._heartbeat_seen is None:
             found[Reason.HEARTBEAT_MISSING] = "none yet"
         elif config.heartbeat and _silent(self._heartbeat_seen, config.heartbeat, now):

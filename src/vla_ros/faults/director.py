@@ -69,7 +69,8 @@ class Director:
         self._log = ""
         clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
         node = ("--horizon", str(row.horizon), "--think", str(row.think), *clock)
-        robot = ("--seed", str(self._rng.randrange(2**31)), *(("--simulated",) if row.simulated else ()))
+        robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
+        robot += ("--simulated",) if row.simulated else ()
         self._rig = Rig(domain, row.options, node, robot, lease=row.lease, traced=row.traced)
 
     def run(self, repeat: int) -> Outcome:
@@ -107,8 +108,8 @@ class Director:
 
     def _arm(self) -> None:
         self._rig.ready()
-        self._linger(0.05, 0.15)
-        self._allow()
+        self._linger(*(0.05, 0.15 + self._row.think))
+        self._permissions.append(Permission(time.monotonic(), True, armed=True))
         self._rig.arm()
 
     def _allow(self) -> None:

@@ -34,6 +34,7 @@ from vla_ros.vision.messages import encode_image
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))
 FINGERS = ("finger_left", "finger_right")
+TWIST = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 HOME = (0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0, 0.04, 0.04)
 TOPICS = ("/camera/image_raw", "/camera_2/image_raw", "/camera_3/image_raw", "/camera_4/image_raw")
 JOINT_RATE = 50.0  # Hz
@@ -63,12 +64,20 @@ class Robot:
         rate: Frames per second of each camera.
         simulated: Publish ``/clock``.
         seed: Of everything random.
+        listens: ``joints``: one driver for arm and fingers; ``apart``: one for each; ``twist``: a servo.
     """
 
     def __init__(
-        self, graph: Graph, cameras: int, size: tuple[int, int], rate: float, simulated: bool, seed: int
+        self,
+        graph: Graph,
+        cameras: int,
+        size: tuple[int, int],
+        rate: float,
+        simulated: bool,
+        seed: int,
+        listens: str = "joints",
     ) -> None:
-        self._graph, self._simulated = graph, simulated
+        self._graph, self._simulated, self._listens = graph, simulated, listens
         self._node = graph.create_node("faulty_robot")
         self._rng = random.Random(seed)
         self._frames = Channel(random.Random(seed + 1))
@@ -91,7 +100,8 @@ class Robot:
         self._ended = False
         self._ends: dict[str, Any] = {}
         self._cameras = TOPICS[:cameras]
-        for what in (*self._cameras, "joints", "command", "status", "words"):
+        gripper = ("gripper",) if listens == "apart" else ()
+        for what in (*self._cameras, "joints", "command", *gripper, "status", "words"):
             self._join(what)
         if simulated:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
@@ -180,10 +190,12 @@ class Robot:
             self._ends[what] = self._publisher("sensor_msgs/msg/Image", what, "camera")
         elif what == "joints":
             self._ends[what] = self._publisher("sensor_msgs/msg/JointState", "/joint_states", "state_publisher")
-        elif what == "command":
-            self._ends[what] = self._node.create_subscription(
-                make("sensor_msgs/msg/JointState"), "/arm/joint_command", self._on_command, qos("command")
-            )
+        elif what in ("command", "gripper"):
+            topic = "/gripper/command" if what == "gripper" else "/arm/joint_command"
+            kind, take = ("sensor_msgs/msg/JointState", self._on_command)
+            if self._listens == "twist":
+                kind, take = ("geometry_msgs/msg/TwistStamped", self._on_twist)
+            self._ends[what] = self._node.create_subscription(make(kind), topic, take, qos("command"))
         elif what == "status":
             self._ends[what] = self._node.create_subscription(
                 make("std_msgs/msg/String"), "/vla_policy/status", self._on_status, qos("instruction")
@@ -199,7 +211,8 @@ class Robot:
 
     def _leave(self, what: str) -> None:
         end = self._ends.pop(what)
-        (self._node.destroy_subscription if what == "command" else self._node.destroy_publisher)(end)
+        is_heard = what in ("command", "gripper")
+        (self._node.destroy_subscription if is_heard else self._node.destroy_publisher)(end)
 
     # Out
 
@@ -277,6 +290,13 @@ class Robot:
         if self._slow:
             time.sleep(self._slow)
 
+    def _on_twist(self, message: Any) -> None:
+        """Noted only: what a servo makes of it is its own affair."""
+        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        parts = (message.twist.linear, message.twist.angular)
+        values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
+        self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
+
     def _on_status(self, message: Any) -> None:
         self._emit("status", text=message.data)
 
@@ -331,10 +351,12 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
     parser.add_argument("--simulated", action="store_true", help="publish /clock")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--listens", choices=("joints", "apart", "twist"), default="joints")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
     with open_graph("dds") as graph:
-        Robot(graph, given.cameras, tuple(given.size), given.rate, given.simulated, given.seed).run()
+        size = tuple(given.size)
+        Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, given.listens).run()
     return 0
 
 

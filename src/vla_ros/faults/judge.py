@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.transforms import rotation_angle
-from vla_ros.faults.driver import ARM, FINGERS
+from vla_ros.faults.driver import ARM, FINGERS, TWIST
 from vla_ros.faults.records import Record
 from vla_ros.types import FloatArray
 
@@ -50,12 +51,14 @@ class Permission:
         allowed: Whether a motion may come.
         grace: Seconds during which motions may still come after it was forbidden.
         why: For the text of a violation.
+        armed: A person armed: what the node began before may not move the arm.
     """
 
     time: float
     allowed: bool
     grace: float = GRACE
     why: str = ""
+    armed: bool = False
 
 
 class Judge:
@@ -108,6 +111,8 @@ class Judge:
             permissions: When motion was allowed, in order of time; before the first it is not.
         """
         frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
+        if self._config.control.output == "twist_stamped":
+            return [*self._twists(records, frames, permissions)]
         measured = sorted((r for r in records if r.kind == "joints" and self._usable(r)), key=lambda r: r.time)
         times = [record.time for record in measured]
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
@@ -125,15 +130,20 @@ class Judge:
         permissions: Sequence[Permission],
     ) -> Iterator[Violation]:
         positions = command.positions or ()
-        if command.names != ARM + FINGERS or len(positions) != len(ARM + FINGERS):
+        expected = (ARM, FINGERS) if self._config.topics.gripper else (ARM + FINGERS,)
+        if command.names not in expected or len(positions) != len(command.names):
             yield Violation("shape", command.time, f"{len(positions)} positions of {command.names}")
         elif not np.isfinite(positions).all():
             yield Violation("finite", command.time, f"positions {positions}")
         elif command.stamp in frames:
             sent = frames[command.stamp]
             age = command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9
-            yield from self._motion(command, known, age)
-            yield from _permitted(command, permissions)
+            yield from self._fingers(command)
+            if command.names != FINGERS:
+                yield from self._motion(command, known, age)
+            yield from _permitted(command, permissions, sent)
+        elif command.names == FINGERS:
+            yield from _armed_once(command, permissions)
         else:
             yield from self._hold(command, known)
             yield from _armed_once(command, permissions)
@@ -156,15 +166,44 @@ class Judge:
         nearest: FloatArray = known[off.argmin(axis=0), np.arange(len(ARM))]
         return nearest
 
-    def _motion(self, command: Record, known: Sequence[Record], age: float) -> Iterator[Violation]:
-        timeouts, gripper = self._config.timeouts, self._config.gripper
-        allowed = timeouts.frame_age + timeouts.inference + self._steps * self._period + self._slack
-        if age > allowed:
-            yield Violation("age", command.time, f"frame {age:.3f} s old, allowed {allowed:.3f} s")
-        fingers = np.array(command.positions)[len(ARM) :]
+    def _twists(
+        self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
+    ) -> Iterator[Violation]:
+        """Velocities: each within the step limits, on a frame, permitted, and none that stands for too long."""
+        limits, timeouts = self._limits, self._config.timeouts
+        commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
+        stands = (timeouts.twist or 2 * self._period) + self._slack
+        for command, following in zip_longest(commands, commands[1:]):
+            velocity = np.array(command.positions or ())
+            if command.names != TWIST or len(velocity) != len(TWIST) or not np.isfinite(velocity).all():
+                yield Violation("shape", command.time, f"{command.positions} of {command.names}")
+                continue
+            if not velocity.any():
+                yield from _armed_once(command, permissions)
+                continue
+            if command.stamp not in frames:
+                yield Violation("stamp", command.time, f"a motion whose stamp {command.stamp} is no frame's")
+                continue
+            until = following.time if following else max(record.time for record in records)
+            if until - command.time > stands:
+                yield Violation("stands", command.time, f"for {until - command.time:.3f} s, allowed {stands:.3f} s")
+            moved, turned = (float(np.linalg.norm(part)) * self._period for part in (velocity[:3], velocity[3:]))
+            if moved > limits.max_translation_step * 1.01 + 2e-4 or turned > limits.max_rotation_step * 1.01 + 2e-4:
+                yield Violation("step", command.time, f"{moved:.4g} m and {turned:.4g} rad in {self._period:g} s")
+            yield from _permitted(command, permissions, frames[command.stamp])
+
+    def _fingers(self, command: Record) -> Iterator[Violation]:
+        gripper = self._config.gripper
+        fingers = np.array([p for n, p in zip(command.names, command.positions or (), strict=True) if n in FINGERS])
         ends = sorted((gripper.closed_position, gripper.open_position))
         if np.any(fingers < ends[0] - _ROUNDING) or np.any(fingers > ends[1] + _ROUNDING):
             yield Violation("gripper", command.time, f"fingers at {fingers}, allowed {ends}")
+
+    def _motion(self, command: Record, known: Sequence[Record], age: float) -> Iterator[Violation]:
+        timeouts = self._config.timeouts
+        allowed = timeouts.frame_age + timeouts.inference + self._steps * self._period + self._slack
+        if age > allowed:
+            yield Violation("age", command.time, f"frame {age:.3f} s old, allowed {allowed:.3f} s")
         # The node built on one of the newest joint states; which one, only it knows.
         wanted, complaint = _arm(command), "blind: no usable joint state was sent for so long"
         late = [record for record in known if record.time >= command.time - self._window]
@@ -235,7 +274,8 @@ class Judge:
             yield Violation("hold", command.time, f"at a position of {command.time - measured.time:.3f} s ago")
 
 
-def _permitted(command: Record, permissions: Sequence[Permission]) -> Iterator[Violation]:
+def _permitted(command: Record, permissions: Sequence[Permission], sent: float) -> Iterator[Violation]:
+    """A motion on a frame that was sent at ``sent``."""
     index = bisect_right([each.time for each in permissions], command.time) - 1
     if index < 0:
         yield Violation("disarmed", command.time, "a motion before it was ever armed")
@@ -243,6 +283,8 @@ def _permitted(command: Record, permissions: Sequence[Permission]) -> Iterator[V
     last = permissions[index]
     if not last.allowed and command.time > last.time + last.grace:
         yield Violation("forbidden", command.time, f"a motion {command.time - last.time:.3f} s after: {last.why}")
+    if last.armed and sent < last.time - GRACE:
+        yield Violation("before", command.time, f"on a frame from {last.time - sent:.3f} s before it was armed")
 
 
 def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[Violation]:

@@ -42,6 +42,7 @@ class Row:
             it grow any more.
         robot: Signals for the robot's process in the same way. One that is killed has a successor afterwards.
         options: Options of the node, besides :data:`OPTIONS`.
+        robot_words: Further arguments of the robot.
         horizon: Steps per chunk of the policy.
         think: Seconds that the policy takes.
         simulated: With simulated time.
@@ -63,6 +64,7 @@ class Row:
     node: tuple[str, ...] = ()
     robot: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    robot_words: tuple[str, ...] = ()
     horizon: int = 1
     think: float = 0.0
     simulated: bool = False
@@ -158,6 +160,16 @@ def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION) -> 
 _GOES_ON, _HOLDS, _STOPS = Reaction.GOES_ON, Reaction.HOLDS, Reaction.STOPS
 _DISARMED, _ENDS = Reaction.DISARMED, Reaction.ENDS
 
+_SERVO: Mapping[str, Any] = {
+    "options": {"control.output": "twist_stamped", "robot.gripper_joint_names": "[]", "control.rate_hz": "10.0"}
+    | {"gripper.mode": "none", "timeouts.inference": "1.5"},
+    "robot_words": ("--listens", "twist"),
+}
+_APART: Mapping[str, Any] = {
+    "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
+    "robot_words": ("--listens", "apart"),
+}
+
 ROWS: tuple[Row, ...] = (
     _camera("silent", _HOLDS, "drop", 1.0, "camera_stale"),
     _camera("loses half", _GOES_ON, "drop", 0.5),
@@ -211,6 +223,51 @@ ROWS: tuple[Row, ...] = (
         options={"control.rate_hz": "30.0", "control.chunk_blending": "linear"},
     ),
     Row("operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION),
+    Row(
+        "armed while it thinks",
+        _DISARMED,
+        node=("SIGUSR2",),
+        within=_SUPERVISION,
+        think=0.5,
+        options={"timeouts.inference": "1.0", "timeouts.frame_age": "1.0"},
+    ),
+    Row(
+        "twist, late answers",
+        _GOES_ON,
+        ("twist_expired",),
+        ({"do": "instruct", "text": "late 0.6"},),
+        (_WAVE,),
+        **_SERVO,
+    ),
+    Row(
+        "twist, camera silent",
+        _HOLDS,
+        ("camera_stale",),
+        _frames("drop"),
+        (_NO_FRAMES,),
+        within=_SILENT,
+        lasts=(0.6, 0.9),
+        **_SERVO,
+    ),
+    Row("twist, operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION, **_SERVO),
+    Row(
+        "gripper apart, operator stops",
+        _STOPS,
+        ("operator_stop",),
+        ({"do": "stop"},),
+        within=_SUPERVISION,
+        **_APART,
+    ),
+    Row(
+        "gripper driver unsubscribes",
+        _STOPS,
+        ("driver_gone",),
+        ({"do": "leave", "what": "gripper"},),
+        ({"do": "join", "what": "gripper"},),
+        within=_SILENT,
+        lasts=(0.7, 0.9),
+        **_APART,
+    ),
     Row(
         "heartbeat lost",
         _STOPS,

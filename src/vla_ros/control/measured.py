@@ -1,0 +1,80 @@
+"""The arm's positions out of a joint state, and whether a command may be built on them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vla_ros.control.kinematics import Kinematics
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.types import FloatArray, IntArray, JointState
+
+_BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed
+
+
+class MeasuredArm:
+    """Reads joint states in command order.
+
+    Args:
+        names: Joints of the arm.
+        kinematics: Knows where they can be, or None.
+    """
+
+    def __init__(self, names: tuple[str, ...], kinematics: Kinematics | None) -> None:
+        self._names = names
+        self._kinematics = kinematics
+        self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
+
+    def positions(self, joints: JointState | None) -> FloatArray:
+        """Positions of the arm [N].
+
+        Raises:
+            Refused: There are none, a joint is missing, or a number is not finite.
+        """
+        if joints is None:
+            raise Refused(Reason.JOINT_STATE_STALE, "there is no joint state yet")
+        if len(joints.names) != len(joints.positions):
+            found = f"{len(joints.names)} names and {len(joints.positions)} positions"
+            raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected as many")
+        names, columns = self._columns
+        if joints.names != names:  # a driver names its joints in the same order every time
+            try:
+                joints.select(self._names)
+            except KeyError as error:
+                raise Refused(Reason.JOINT_STATE_INVALID, str(error.args[0])) from None
+            place = {name: index for index, name in enumerate(joints.names)}
+            columns = np.array([place[name] for name in self._names], np.int64)
+            self._columns = joints.names, columns
+        positions = joints.positions[columns]
+        if not all(map(math.isfinite, positions.tolist())):
+            worst = int(np.argmax(~np.isfinite(positions)))
+            raise Refused(Reason.JOINT_STATE_INVALID, f"joint '{self._names[worst]}' is {positions[worst]}")
+        return positions
+
+    def check(self, positions: FloatArray) -> None:
+        """Refuse to move an arm that is measured where its URDF says it cannot be.
+
+        Raises:
+            Refused: ``joint_state_invalid``: URDF and robot do not belong together, or an encoder is wrong.
+        """
+        if self._kinematics is None:
+            return
+        low, high = self._kinematics.position_low, self._kinematics.position_high
+        outside = np.maximum(low - positions, positions - high)
+        worst = int(outside.argmax())
+        if outside[worst] > _BELIEVABLE:
+            raise Refused(
+                Reason.JOINT_STATE_INVALID,
+                f"joint '{self._names[worst]}' is at {positions[worst]:.4g}, its URDF allows {low[worst]:.4g} to "
+                f"{high[worst]:.4g}",
+            )
+
+
+def position_of(joints: JointState | None, name: str) -> float | None:
+    """A joint's measured position, or None where it is not measured (or is no number)."""
+    if joints is None or name not in joints.names:
+        return None
+    index = joints.names.index(name)
+    position = float(joints.positions[index]) if index < len(joints.positions) else math.nan
+    return position if math.isfinite(position) else None

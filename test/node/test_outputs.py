@@ -1,0 +1,143 @@
+"""What the drivers hear over DDS: twists that end by themselves, and a gripper with a topic of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+TWIST, GRIPPER = "/servo/delta_twist_cmds", "/gripper_controller/commands"
+FINGERS = ["-p", "robot.gripper_joint_names:=[finger_left, finger_right]", "-p", f"topics.gripper:={GRIPPER}"]
+SERVO = ["-p", "control.output:=twist_stamped", "-p", f"topics.command:={TWIST}", "-p", "control.rate_hz:=10.0"]
+LATE = 0.15  # s for a message on its way, on a machine with other work
+
+
+def listen(robot: Any, kind: str, topic: str) -> tuple[list[tuple[float, Any]], Any]:
+    """What comes on a topic and when (steady clock), and the subscription."""
+    heard: list[tuple[float, Any]] = []
+    graph = robot.graph
+    end = robot.node.create_subscription(
+        graph.message(kind), topic, lambda message: heard.append((time.monotonic(), message)), graph.qos("command")
+    )
+    return heard, end
+
+
+def speed(message: Any) -> float:
+    linear, angular = message.twist.linear, message.twist.angular
+    return float(np.linalg.norm([linear.x, linear.y, linear.z, angular.x, angular.y, angular.z]))
+
+
+def stamp_of(message: Any) -> int:
+    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+
+
+def count(robot: Any, name: str) -> int:
+    return int(robot.diagnostics.get("state", {}).get(f"count/{name}", 0))
+
+
+@pytest.mark.parametrize(("urdf", "expiry"), [("demo", 0.0), ("''", 0.0), ("''", 0.1)])
+def test_a_twist_that_none_follows_is_ended(
+    robot: Any, start: Callable[..., Any], urdf: str, expiry: float
+) -> None:
+    twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
+    words = ["-p", "control.armed:=true", "-p", "policy.instruction:=slow", "-p", f"robot.urdf:={urdf}"]
+    start(*words, *SERVO, "-p", f"timeouts.twist:={expiry}")
+    robot.until(lambda: count(robot, "twist_expired") >= 3, robot.send_frame)
+    assert robot.diagnostics["state"]["message"] == "armed", "a late answer within timeouts.inference is no hold"
+    moving = [index for index, (_, twist) in enumerate(twists[:-1]) if speed(twist) > 0]
+    assert len(moving) >= 3
+    for index in moving:
+        (began, twist), (ended, following) = twists[index], twists[index + 1]
+        assert ended - began < (expiry or 0.2) + LATE, "a velocity stood for longer than it may"
+        assert stamp_of(twist) in robot.sent
+        assert speed(following) == 0
+        assert following.header.frame_id == twist.header.frame_id
+        assert stamp_of(following) > stamp_of(twist)
+
+
+def test_twists_that_follow_each_other_are_not_interrupted(robot: Any, start: Callable[..., Any]) -> None:
+    twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
+    start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *SERVO, "-p", "timeouts.twist:=2.0")
+    robot.until(lambda: len(twists) >= 20, robot.send_frame)
+    assert all(speed(twist) > 0 for _, twist in twists)
+    robot.until(lambda: speed(twists[-1][1]) == 0, robot.send_joints)
+    before = len(twists)
+    robot.until(lambda: "camera_stale" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_joints)
+    assert len(twists) == before, "the hold was the zero twist; there is nothing left to end"
+
+
+def positions(message: Any) -> list[float]:
+    """Finger positions in any of the messages for a gripper."""
+    if hasattr(message, "data"):
+        return [float(value) for value in message.data]
+    names, values = (
+        (message.name, message.position)
+        if hasattr(message, "name")
+        else (message.joint_names, message.points[0].positions)
+    )
+    assert list(names) == ["finger_left", "finger_right"]
+    return [float(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ("float64_multi_array", "std_msgs/msg/Float64MultiArray"),
+        ("joint_trajectory", "trajectory_msgs/msg/JointTrajectory"),
+        ("joint_state", "sensor_msgs/msg/JointState"),
+    ],
+)
+def test_a_gripper_with_a_topic_of_its_own_is_limited_held_and_stopped_with_the_arm(
+    robot: Any, start: Callable[..., Any], output: str, kind: str
+) -> None:
+    heard, _ = listen(robot, kind, GRIPPER)
+    words = ["-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", f"gripper.output:={output}"]
+    node = start(*words, *FINGERS, "-p", "gripper.max_speed:=0.03")
+    robot.until(lambda: len(heard) > 3 and robot.commands, robot.send_frame)
+    assert [len(command.name) for command in robot.commands] == [7] * len(robot.commands)
+    assert positions(heard[-1][1]) == [0.04, 0.04]
+    robot.instruct("close")
+    robot.until(lambda: positions(heard[-1][1])[0] < 0.03, robot.send_frame)
+    robot.stop()
+    robot.until(lambda: "operator_stop" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9))
+    told = np.array([positions(message) for _, message in heard])
+    assert np.abs(np.diff(told, axis=0)).max() <= 0.03 / 30 + 1e-9, "faster than gripper.max_speed"
+    assert np.all(told[-1] == told[-2]), "a hold keeps what the fingers were told"
+    held = len(heard)
+    robot.actions.clear()
+    robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
+    assert len(heard) == held, "the gripper was told something after the stop"
+    assert node.process.poll() is None
+
+
+def test_a_gripper_beside_a_servo_gets_the_fingers(robot: Any, start: Callable[..., Any]) -> None:
+    """Without a URDF: the arm's part is a twist alone."""
+    twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
+    heard, _ = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
+    words = ["-p", "control.armed:=true", "-p", "policy.instruction:=close", "-p", "robot.urdf:=''"]
+    start(*words, *SERVO, *FINGERS)
+    robot.until(lambda: len(twists) > 3 and len(heard) > 3, robot.send_frame)
+    assert positions(heard[-1][1]) == [0.0, 0.0]
+
+
+def test_a_gripper_whose_driver_goes_stops_the_arm(robot: Any, start: Callable[..., Any]) -> None:
+    heard, end = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
+    start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *FINGERS)
+    robot.until(lambda: len(heard) > 3, robot.send_frame)
+    robot.node.destroy_subscription(end)
+    robot.until(lambda: f"on {GRIPPER}" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    assert "driver_gone" in robot.diagnostics["state"]["message"]
+
+
+def test_an_arm_without_its_grippers_driver_does_not_begin(robot: Any, start: Callable[..., Any]) -> None:
+    start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *FINGERS)
+    robot.until(lambda: "driver_missing" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
+    heard, _ = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
+    robot.until(lambda: heard, robot.send_frame)
