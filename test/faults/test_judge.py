@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import load
-from vla_ros.faults.driver import ARM, FINGERS, HOME
+from vla_ros.faults.driver import ARM, FINGERS, HOME, TWIST
 from vla_ros.faults.judge import GRACE, Judge, Permission
 from vla_ros.faults.records import Record
 from vla_ros.faults.rows import OPTIONS
@@ -117,6 +117,13 @@ def test_motion_before_arming_and_after_it_was_forbidden_is_named() -> None:
     assert found(good(), [*stopped, Permission(1.5 + GRACE, True)]) == set()
 
 
+def test_a_motion_on_a_frame_from_before_arming_is_named() -> None:
+    assert found(good(), [Permission(0.5, True, armed=True)]) == set()
+    records = [replace(r, time=1.2) if r.kind == "command" and r.time < 1.1 else r for r in good()]
+    assert found(records, [*PERMISSIONS, Permission(1.01 + GRACE, True, armed=True)]) == {"before"}
+    assert found(records, [*PERMISSIONS, Permission(1.01 + GRACE, True)]) == set(), "a hold that ends is no arming"
+
+
 def test_a_hold_is_the_measured_position_that_it_names() -> None:
     records = good()
     stamp = next(record.stamp for record in records if record.kind == "joints" and record.time == 1.9)
@@ -157,3 +164,55 @@ def test_joints_in_pieces_are_put_together_and_still_limit_a_motion() -> None:
     assert found(records, pieces=True) == set()
     far = [*records[:-1], replace(records[-1], positions=joint(0, HOME[0] + 0.2))]
     assert found(far, pieces=True) == {"velocity"}
+
+
+def configured(**options: str) -> Judge:
+    values = {**OPTIONS, **{name.replace("__", "."): value for name, value in options.items()}}
+    return Judge(load((), [f"{n}:={v}" for n, v in values.items()]), KINEMATICS, 0.1)
+
+
+def velocities() -> list[Record]:
+    """A frame and a twist each tenth of a second from 1 s on, and a zero at the end."""
+    speed = (0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
+    records = []
+    for index in range(10, 20):
+        sent, came = index / 10, index / 10 + 0.02
+        records.append(Record("frame", sent, at(sent) | 1, at(sent)))
+        records.append(Record("command", came, at(sent) | 1, at(came), speed, TWIST))
+    return [*records, Record("command", 2.02, at(2.02), at(2.02), (0.0,) * 6, TWIST), Record("frame", 9.0, 1, 1)]
+
+
+def test_a_velocity_that_stands_for_too_long_is_named() -> None:
+    judge = configured(control__output="twist_stamped", control__rate_hz="10.0", robot__gripper_joint_names="[]")
+
+    def names(records: list[Record], permissions: list[Permission] = PERMISSIONS) -> set[str]:
+        return {violation.name for violation in judge.check(records, permissions)}
+
+    good_ones, (*moving, last, zero, end) = velocities(), velocities()
+    assert names(good_ones) == set()
+    assert names([*moving, last, end]) == {"stands"}
+    assert names([*moving, last, replace(zero, time=2.3), end]) == {"stands"}
+    assert names([*moving, replace(last, positions=(0.5, *[0.0] * 5)), zero, end]) == {"step"}
+    assert names([*moving, replace(last, stamp=12345), zero, end]) == {"stamp"}
+    assert names([*moving, replace(last, positions=(float("nan"),) * 6), zero, end]) == {"shape"}
+    assert names(good_ones, [Permission(0.5, True), Permission(1.5, False)]) == {"forbidden"}
+    assert names(good_ones, [Permission(2.5, True)]) == {"disarmed"}
+
+
+def test_a_gripper_with_a_driver_of_its_own_is_judged_too() -> None:
+    judge = configured(topics__gripper="/gripper/command")
+    parts = []
+    for record in good():
+        if record.kind == "command":
+            parts.append(replace(record, names=FINGERS, positions=record.positions[7:]))
+            record = replace(record, names=ARM, positions=record.positions[:7])
+        parts.append(record)
+    slower = [
+        replace(r, positions=joint(0, HOME[0] + 0.005)[: len(r.names)]) if r.names == ARM else r for r in parts
+    ]
+    assert {violation.name for violation in judge.check(slower, PERMISSIONS)} == set()
+    wide = [replace(r, positions=(0.04, 0.05)) if r.names == FINGERS else r for r in slower]
+    assert {violation.name for violation in judge.check(wide, PERMISSIONS)} == {"gripper"}
+    stopped = [Permission(0.5, True), Permission(1.5, False, why="stop")]
+    late = [r for r in slower if r.names != ARM or r.time < 1.5]
+    assert {violation.name for violation in judge.check(late, stopped)} == {"forbidden"}

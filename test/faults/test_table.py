@@ -22,6 +22,8 @@ SLICE = (
     "joint states nan",
     "operator stops in a chunk",
     "driver unsubscribes",
+    "armed while it thinks",
+    "twist, late answers",
     "node suspended",
     "clock goes back 10 s",
 )
@@ -42,6 +44,13 @@ def test_a_node_that_breaks_a_limit_is_found_out() -> None:
     outcome = director.run(1)
     assert outcome.motions > 5
     assert {violation.partition(":")[0] for violation in outcome.violations} == {"velocity"}
+
+
+def test_a_velocity_that_a_node_lets_stand_is_found_out() -> None:
+    director = Director(find("twist, late answers"), 5, 152)
+    director._rig._options |= {"timeouts.twist": "5.0"}
+    outcome = director.run(1)
+    assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
 def test_a_node_that_never_gets_ready_is_a_violation_in_words() -> None:

@@ -89,7 +89,14 @@ class Rig(AbstractContextManager["Rig"]):
 
     def ready(self) -> None:
         """Wait until the node has everything that it needs; it is disarmed."""
-        self.wait(lambda: self.status.get("state") == "disarmed" and not self.status["holds"], "readiness")
+
+        def is_ready() -> bool:
+            ready = self.status.get("state") == "disarmed" and not self.status["holds"]
+            return ready or not self.node.alive
+
+        self.wait(is_ready, "readiness")
+        if not self.node.alive:
+            raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
 
     def arm(self) -> None:
         """Arm, and wait for a motion."""
