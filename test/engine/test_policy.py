@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from vla_ros.config import Config, PolicyConfig
+from vla_ros.engine.health import EngineMismatchError
 from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.choices import choose_engine
+from vla_ros.policies.openvla.fast import make_engine
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation
 
@@ -76,3 +80,49 @@ def test_the_engine_quantises_by_itself(checkpoint, quantization):
 def test_auto_is_the_reference_path_on_a_cpu(checkpoint):
     loaded = policy(checkpoint)
     assert loaded.loaded.engine is None
+
+
+@pytest.fixture
+def wrong_engine(monkeypatch):
+    """An engine over weights that are not the checkpoint's: its head's rows are turned upside down."""
+
+    def make(model, *words, **named):
+        engine = make_engine(model, *words, **named)
+        head = engine.weights.head
+        engine.weights = replace(engine.weights, head=replace(head, data=head.data.flip(0).contiguous()))
+        return engine
+
+    monkeypatch.setattr("vla_ros.policies.openvla.policy.make_engine", make)
+
+
+def test_an_engine_that_answers_otherwise_is_refused(checkpoint, wrong_engine):
+    with pytest.raises(EngineMismatchError, match="reference path"):
+        policy(checkpoint, engine="graph")
+
+
+def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engine, monkeypatch, caplog):
+    (observation,) = observations(1)
+    expected = policy(checkpoint, engine="reference").infer(observation)
+    monkeypatch.setattr("vla_ros.policies.openvla.policy.choose_engine", lambda *_: "graph")
+    loaded = policy(checkpoint)
+    assert loaded.loaded.engine is None
+    assert "the reference path answers instead" in caplog.text
+    assert np.array_equal(loaded.infer(observation).tokens, expected.tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "capability", "triton", "expected"),
+    [
+        ({}, (9, 0), True, "graph"),
+        ({}, (8, 0), True, "graph"),
+        ({}, (7, 5), True, "reference"),
+        ({}, (9, 0), False, "reference"),
+        ({"attention": "eager"}, (9, 0), True, "reference"),
+        ({"engine": "reference"}, (9, 0), True, "reference"),
+        ({"engine": "graph"}, (7, 5), False, "graph"),
+    ],
+)
+def test_auto_takes_the_engine_where_its_kernels_run(options, capability, triton, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if triton else None)
+    assert choose_engine(PolicyConfig(**options), torch.device("cuda:0")) == expected

@@ -81,8 +81,8 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     from vla_ros.bench.models import eager_baseline, open_quantized, open_subject
     from vla_ros.bench.report import summarize
     from vla_ros.engine.memory import plan
+    from vla_ros.policies.openvla.choices import choose_device
     from vla_ros.policies.openvla.fast import make_engine
-    from vla_ros.policies.openvla.policy import choose_device
 
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"

@@ -18,9 +18,15 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
 from vla_ros.policies.openvla.architecture import TIMM_TOWERS, Architecture, LlmShape, read_architecture
 from vla_ros.policies.openvla.fast import fill_quantized, from_files
-from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, place, read_manifest
+from vla_ros.policies.openvla.loading import (
+    build_empty,
+    check_weights,
+    checkpoint_folder,
+    fill,
+    place,
+    read_manifest,
+)
 from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.policy import checkpoint_folder
 from vla_ros.policies.openvla.tiny import STATISTICS, write_tiny
 
 OPENVLA_7B = Architecture(

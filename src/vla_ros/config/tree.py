@@ -40,9 +40,10 @@ class PolicyConfig:
     attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
     quantization: str = option("none", "Weight quantisation of the language model", choices=("none", "int8", "nf4"))
     engine: str = option(
-        "reference",
-        "How OpenVLA is executed: reference (plain torch) or graph (own engine; see docs/engine.md)",
-        choices=("reference", "graph"),
+        "auto",
+        "How OpenVLA is executed: graph (own engine, for NVIDIA GPUs), reference (plain torch), or auto: graph "
+        "where it runs and agrees with the reference",
+        choices=("auto", "reference", "graph"),
     )
     drafts: str = option(
         "prefill",

@@ -19,6 +19,10 @@ class NotFiniteError(VlaRosError):
     """The network answers with NaN or Inf."""
 
 
+class EngineMismatchError(VlaRosError):
+    """The engine's tokens are not those of the reference path."""
+
+
 @contextmanager
 def explain_device_errors(device: torch.device) -> Iterator[None]:
     """Turn what the device's library raises into this package's errors.

@@ -13,7 +13,7 @@ from vla_ros.config import CameraConfig, Config, PolicyConfig
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies import Policy, create
 from vla_ros.policies.openvla import OpenVLAPolicy
-from vla_ros.policies.openvla.policy import check_attention, choose_device
+from vla_ros.policies.openvla.choices import check_attention, choose_device
 from vla_ros.policies.openvla.tiny import STATISTICS, main, tiny_architecture, write_tiny
 from vla_ros.types import Observation
 

@@ -25,6 +25,8 @@ from vla_ros.policies.openvla.model import OpenVLAModel
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+DEMO = "demo"
+"""Name of the checkpoint that comes with the package: the one of the simulated table."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 # Stored in the published files though OpenVLA never runs them: norms and pooling after the last block, and the
@@ -49,6 +51,25 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
+
+
+def checkpoint_folder(text: str) -> Path:
+    """``policy.checkpoint`` as a folder that exists; ``demo`` is the checkpoint of the simulated table.
+
+    Raises:
+        CheckpointError: It is empty or names no folder.
+    """
+    if not text:
+        raise CheckpointError("policy.checkpoint: not set; name the folder that has the checkpoint's config.json")
+    if text == DEMO:
+        return Path(__file__).resolve().parent / "demo_checkpoint"
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"policy.checkpoint: {folder} is no folder. Nothing is downloaded at run time: fetch the checkpoint "
+            "first (for example: hf download openvla/openvla-7b --local-dir DIR)"
+        )
+    return folder
 
 
 def read_manifest(folder: Path) -> dict[str, StoredTensor]:

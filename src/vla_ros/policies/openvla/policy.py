@@ -1,11 +1,11 @@
-"""OpenVLA behind the package's :class:`~vla_ros.policies.base.Policy`: the reference path."""
+"""OpenVLA behind the package's :class:`~vla_ros.policies.base.Policy`: by the engine, or by the reference path."""
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,28 +15,26 @@ import torch
 from torch import Tensor
 
 from vla_ros.config import Config
-from vla_ros.config.tree import PolicyConfig
 from vla_ros.engine.executor import Engine
+from vla_ros.engine.health import DeviceLostError
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
+from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.openvla import memory
+from vla_ros.policies.openvla import memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros.policies.openvla.choices import check_attention, choose_device, choose_dtype, choose_engine
 from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engine
-from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, read_manifest
+from vla_ros.policies.openvla.loading import build_empty, check_weights, checkpoint_folder, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
-from vla_ros.policies.openvla.stages import StageTimer
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, IntArray, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ActionSpec, IntArray, Observation, UInt8Array
 
 logger = logging.getLogger(__name__)
 
 SELF_TEST_INSTRUCTION = "pick up the red cube"
 LONG_PROMPT = 80
 """Tokens of a long prompt. Its program is made ready at the start: it answers while a better one is captured."""
-SELF_TEST_THRESHOLD = 1e-4
-"""Least change of a logit between two pictures, as a share of the logits' spread. Rounding stays below it."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class OpenVLAPolicy:
         architecture = read_architecture(folder)
         statistics = choose(read_statistics(folder), self._options.unnorm_key)
         prompt = load_prompt_encoder(folder, architecture, self._options.prompt, statistics.dimension)
-        fast = self._options.engine == "graph"
+        fast = choose_engine(self._options, device) == "graph"
         # The engine quantises by itself, from the weights as they are stored.
         quantization = "none" if fast else self._options.quantization
         model = build_empty(architecture, self._options.attention, quantization)
@@ -197,7 +195,8 @@ class OpenVLAPolicy:
     def _answer(self, loaded: Loaded, image: UInt8Array, instruction: str, stamp: int) -> ActionChunk:
         ids, ids_there = self._prompt_ids(loaded, instruction)
         if loaded.engine is None:
-            tokens, margins, stages = reference_answer(loaded, image, ids_there)
+            count = loaded.statistics.dimension
+            tokens, margins, stages = reference.answer(loaded.model, image, ids_there, count)
             info: dict[str, object] = {}
         else:
             answer = loaded.engine.answer(image[None], [ids], [self._previous])[0]
@@ -247,155 +246,44 @@ class OpenVLAPolicy:
 
     def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
         """The self-test, and one whole answer, so that the first frame is not the slow one."""
-        height, width = self._spec.image_size
-        first = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        second = np.full((height, width, 3), 32, dtype=np.uint8)
-        second[:, : width // 2, 0] = 224
+        pictures = self_test.two_pictures(*self._spec.image_size)
         loaded = self.loaded
-        ids, ids_there = self._prompt_ids(loaded, SELF_TEST_INSTRUCTION)
+        ids, _ = self._prompt_ids(loaded, SELF_TEST_INSTRUCTION)
         if self._options.self_test and weights is None:
-            check_sight(loaded.model, first, second, ids_there, folder)
+            self_test.check_sight(loaded.model, pictures, ids, folder)
         if fast:
-            engine = make_engine(
-                loaded.model, loaded.statistics.dimension, drafts=self._options.drafts, weights=weights
-            )
-            engine.warm_up([len(ids), LONG_PROMPT])
-            self._loaded = loaded = replace(loaded, engine=engine)
-            if self._options.self_test and weights is not None:
-                one, other = (engine.answer(image[None], [ids])[0] for image in (first, second))
-                if np.array_equal(one.tokens, other.tokens) and np.allclose(one.margins, other.margins, 1e-4):
-                    raise CheckpointError(blind(folder, "leave tokens and logit margins as they are"))
-        self._answer(loaded, first, SELF_TEST_INSTRUCTION, 0)
+            self._loaded = replace(loaded, engine=self._make_engine(loaded, folder, pictures, ids, weights))
+        self._answer(self.loaded, pictures[0], SELF_TEST_INSTRUCTION, 0)
         self._encoded = None
         self._previous = None
 
-
-def blind(folder: Path, what: str) -> str:
-    """Says of a checkpoint that it does not see."""
-    return (
-        f"{folder}: the model does not see: two different pictures {what}. The vision towers or the projector are "
-        "damaged or untrained; policy.self_test:=false starts it all the same"
-    )
-
-
-def reference_answer(
-    loaded: Loaded, image: UInt8Array, input_ids: Tensor
-) -> tuple[IntArray, FloatArray, dict[str, float]]:
-    """Tokens [D], logit margins [D] and stage times of the reference path."""
-    model, count = loaded.model, loaded.statistics.dimension
-    timer = StageTimer(model.device)
-    pixels = model.normalize(_to_device(image, model.device))
-    timer.mark("preprocess")
-    patches = model.embed_image(pixels)
-    timer.mark("vision")
-    logits, cache = model.prefill(patches, input_ids, room=count)
-    timer.mark("prefill")
-    answer = model.greedy(logits, cache, count)
-    timer.mark("decode")
-    tokens, margins = answer.tokens[0].cpu().numpy(), answer.margins[0].cpu().numpy()
-    return tokens, margins.astype(np.float64), timer.milliseconds()
-
-
-@torch.inference_mode()
-def check_sight(
-    model: OpenVLAModel, first: UInt8Array, second: UInt8Array, input_ids: Tensor, folder: Path
-) -> None:
-    """Refuse a model whose answer does not depend on the picture.
-
-    A model that never runs its vision still answers, always with the same action. It happens to people who load
-    the published code with a transformers version that skips the picture, and with half-copied weights.
-
-    Raises:
-        CheckpointError: Logits are not finite, or equal for ``first`` and ``second``.
-    """
-    answers = []
-    for image in (first, second):
-        patches = model.embed_image(model.normalize(_to_device(image, model.device)))
-        answers.append(model.prefill(patches, input_ids)[0])
-    if not all(bool(torch.isfinite(answer).all()) for answer in answers):
-        raise CheckpointError(f"{folder}: the first answer is NaN or Inf; the weights are damaged")
-    change = (answers[0] - answers[1]).abs().max().item()
-    spread = answers[0].std().item()
-    if change <= SELF_TEST_THRESHOLD * spread:
-        what = f"change its logits by {change:.2g} (their spread is {spread:.2g})"
-        raise CheckpointError(blind(folder, what))
-
-
-def checkpoint_folder(text: str) -> Path:
-    """``policy.checkpoint`` as a folder that exists.
-
-    Raises:
-        CheckpointError: It is empty or names no folder.
-    """
-    if not text:
-        raise CheckpointError("policy.checkpoint: not set; name the folder that has the checkpoint's config.json")
-    folder = Path(text).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"policy.checkpoint: {folder} is no folder. Nothing is downloaded at run time: fetch the checkpoint "
-            "first (for example: hf download openvla/openvla-7b --local-dir DIR)"
-        )
-    return folder
-
-
-def choose_device(text: str) -> torch.device:
-    """``policy.device`` as a torch device that exists.
-
-    Raises:
-        ConfigError: It is no device, or not one of this machine.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text == "auto":
-        return torch.device("cuda:0" if count else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError as error:
-        raise ConfigError(f"policy.device: '{text}'; expected auto, cpu, cuda or cuda:N") from error
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or (device.index or 0) >= count:
-        raise ConfigError(
-            f"policy.device: '{text}' is not here; torch {torch.__version__} sees {count} CUDA devices"
-        )
-    return torch.device("cuda", device.index or 0)
-
-
-def choose_dtype(options: PolicyConfig, device: torch.device) -> str:
-    """``policy.dtype`` with ``auto`` resolved: bfloat16 on CUDA and for quantised weights, else float32.
-
-    Raises:
-        ConfigError: float32 is asked for together with quantisation.
-    """
-    quantized = options.quantization != "none"
-    if options.dtype == "auto":
-        return "bfloat16" if quantized or device.type == "cuda" else "float32"
-    if quantized and options.dtype != "bfloat16":
-        raise ConfigError(
-            f"policy.dtype: '{options.dtype}' does not go with policy.quantization '{options.quantization}', "
-            "which computes in bfloat16; set auto or bfloat16"
-        )
-    return options.dtype
-
-
-def check_attention(attention: str, device: torch.device, dtype: str) -> None:
-    """Refuse ``flash_attention_2`` where it cannot run.
-
-    Raises:
-        ConfigError: The device or the data type is not one that it knows.
-        MissingDependencyError: flash-attn is not installed.
-    """
-    if attention != "flash_attention_2":
-        return
-    if device.type != "cuda" or dtype != "bfloat16":
-        raise ConfigError(
-            f"policy.attention: flash_attention_2 needs CUDA and bfloat16, here is {device} and {dtype}; set sdpa"
-        )
-    if importlib.util.find_spec("flash_attn") is None:
-        raise MissingDependencyError(
-            "policy.attention: flash_attention_2 needs the package flash-attn, which is not installed; set sdpa"
-        )
-
-
-def _to_device(image: UInt8Array, device: torch.device) -> Tensor:
-    # Copied (a few microseconds): views with negative strides and read-only arrays do not become tensors.
-    return torch.from_numpy(image.copy())[None].to(device)
+    def _make_engine(
+        self,
+        loaded: Loaded,
+        folder: Path,
+        pictures: Sequence[UInt8Array],
+        prompt: IntArray,
+        weights: DecoderWeights | None,
+    ) -> Engine | None:
+        """A warm engine that passed its test; None where ``policy.engine`` is ``auto`` and there cannot be one."""
+        count, engine = loaded.statistics.dimension, None
+        try:
+            engine = make_engine(loaded.model, count, drafts=self._options.drafts, weights=weights)
+            engine.warm_up([len(prompt), LONG_PROMPT])
+            if self._options.self_test and weights is None:
+                self_test.check_engine(loaded.model, engine, pictures, prompt, count)
+        except Exception as error:
+            if engine is not None:
+                engine.close()
+            # Quantised weights exist in the engine's own format only: there is nothing to fall back on.
+            if self._options.engine != "auto" or weights is not None or isinstance(error, DeviceLostError):
+                raise
+            logger.warning(
+                "policy.engine: no engine, the reference path answers instead, several times slower: %s. "
+                "policy.engine:=reference is silent about it",
+                error,
+            )
+            return None
+        if self._options.self_test and weights is not None:
+            self_test.check_engine_sight(engine, pictures, prompt, folder)
+        return engine

@@ -1,0 +1,81 @@
+"""What runs where: device, data type, attention and engine, from the options and the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from vla_ros.config.tree import PolicyConfig
+from vla_ros.errors import ConfigError, MissingDependencyError
+
+
+def choose_device(text: str) -> torch.device:
+    """``policy.device`` as a torch device that exists.
+
+    Raises:
+        ConfigError: It is no device, or not one of this machine.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise ConfigError(f"policy.device: '{text}'; expected auto, cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or (device.index or 0) >= count:
+        raise ConfigError(
+            f"policy.device: '{text}' is not here; torch {torch.__version__} sees {count} CUDA devices"
+        )
+    return torch.device("cuda", device.index or 0)
+
+
+def choose_dtype(options: PolicyConfig, device: torch.device) -> str:
+    """``policy.dtype`` with ``auto`` resolved: bfloat16 on CUDA and for quantised weights, else float32.
+
+    Raises:
+        ConfigError: float32 is asked for together with quantisation.
+    """
+    quantized = options.quantization != "none"
+    if options.dtype == "auto":
+        return "bfloat16" if quantized or device.type == "cuda" else "float32"
+    if quantized and options.dtype != "bfloat16":
+        raise ConfigError(
+            f"policy.dtype: '{options.dtype}' does not go with policy.quantization '{options.quantization}', "
+            "which computes in bfloat16; set auto or bfloat16"
+        )
+    return options.dtype
+
+
+def check_attention(attention: str, device: torch.device, dtype: str) -> None:
+    """Refuse ``flash_attention_2`` where it cannot run.
+
+    Raises:
+        ConfigError: The device or the data type is not one that it knows.
+        MissingDependencyError: flash-attn is not installed.
+    """
+    if attention != "flash_attention_2":
+        return
+    if device.type != "cuda" or dtype != "bfloat16":
+        raise ConfigError(
+            f"policy.attention: flash_attention_2 needs CUDA and bfloat16, here is {device} and {dtype}; set sdpa"
+        )
+    if importlib.util.find_spec("flash_attn") is None:
+        raise MissingDependencyError(
+            "policy.attention: flash_attention_2 needs the package flash-attn, which is not installed; set sdpa"
+        )
+
+
+def choose_engine(options: PolicyConfig, device: torch.device) -> str:
+    """``policy.engine`` with ``auto`` resolved: ``graph`` where its kernels run, else ``reference``.
+
+    Its kernels need matrix units for bfloat16 (compute capability 8.0, Ampere) and Triton. An attention other than
+    the default is an option of the reference path: whoever asks for one gets that path.
+    """
+    if options.engine != "auto":
+        return options.engine
+    if device.type != "cuda" or options.attention != "sdpa" or importlib.util.find_spec("triton") is None:
+        return "reference"
+    return "graph" if torch.cuda.get_device_capability(device) >= (8, 0) else "reference"
