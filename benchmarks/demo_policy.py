@@ -3,7 +3,7 @@
 Each row runs the simulation and the policy node in processes of their own that meet over DDS, as a user would.
 Take `vla-ros train-demo evaluate` for many episodes in little time.
 
-    python benchmarks/demo_policy.py CHECKPOINT [--episodes 100] [--seed 0] [--only plain,bump] [--json FILE]
+  python benchmarks/demo_policy.py [--checkpoint DIR] [--episodes 100] [--seed 0] [--only plain,bump] [--json FILE]
 
 `--real-time` adds a row with physics at the pace of the wall clock and a camera at 10 Hz.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.train.controls import Control, chosen
+from vla_ros.train.evaluate import machine
 from vla_ros.train.figures import markdown
 from vla_ros.train.recipe import DATASET
 
@@ -29,7 +30,7 @@ REAL_TIME = Control("real_time", "in real time, camera at 10 Hz", ("--real-time"
 def main() -> int:
     """Run all controls and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
+    parser.add_argument("--checkpoint", default="demo", help="its folder, or demo: the one of the package")
     parser.add_argument("--episodes", type=int, default=100, help="per control")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode")
     parser.add_argument("--only", default="", help="controls, separated by commas")
@@ -61,8 +62,8 @@ def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
     """One row: a run of the demo, judged."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "demo.json"
-        command = [sys.executable, "-m", "vla_ros.cli", "demo", "--policy", "openvla"]
-        command += ["--checkpoint", str(arguments.checkpoint), "--json", str(figures)]
+        command = [sys.executable, "-m", "vla_ros.cli", "demo"]
+        command += ["--checkpoint", arguments.checkpoint, "--json", str(figures)]
         command += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed)]
         for option in (
             f"policy.unnorm_key:={DATASET}",
@@ -76,6 +77,7 @@ def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "name": control.name,
         "title": control.title,
+        "machine": machine(arguments.device),
         "words": list(control.words),
         "episodes": len(result["episodes"]),
         "first_seed": arguments.seed,

@@ -60,7 +60,8 @@ def test_a_recorded_live_run_is_answered_identically(play):
 
 def test_recorded_joint_commands_come_back_as_actions(tmp_path):
     path = ROOT / "test" / "data" / "bags" / "demo_jpeg"
-    arguments = ["--config", DEMO, "-p", "control.lockstep:=true", "--topics", "truth=/arm/joint_command"]
+    arguments = ["--config", DEMO, "-p", "policy.name:=expert", "-p", "control.lockstep:=true"]
+    arguments += ["--topics", "truth=/arm/joint_command"]
     assert main(["replay", *map(str, (path, *arguments, "--json", tmp_path / "a.json"))]) == 0
     content = json.loads((tmp_path / "a.json").read_text())
     assert content["truth"]["rule"] == ["stamp"]

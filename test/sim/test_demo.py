@@ -1,5 +1,6 @@
 """`vla-ros demo` as a user runs it: two processes over DDS."""
 
+import argparse
 import json
 import os
 import signal
@@ -16,15 +17,17 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.highlevel import AnyReader
 
-from vla_ros.config import Config
-from vla_ros.errors import VlaRosError
+from vla_ros.config import Config, PolicyConfig, load
+from vla_ros.errors import MissingDependencyError, VlaRosError
 from vla_ros.sim import process
+from vla_ros.sim.demo import add_arguments, check_torch, plan
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.world import TableTop
 from vla_ros.vision.decode import decode_image
 
 SEED, EPISODES = 40, 2
+OWN = "openvla", "/models/mine", "table_10hz"
 
 
 def command(*arguments: str) -> list[str]:
@@ -186,6 +189,47 @@ def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
     assert "Traceback" not in wrong
     assert not Path(f"/proc/{children[0]}").exists()
     assert len(topic(tmp_path / "bag", "/arm/joint_command")) > 5
+
+
+def planned(*words: str) -> PolicyConfig:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return plan(parser.parse_args(words)).config.policy
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "checkpoint", "unnorm_key"),
+    [
+        ((), "openvla", "demo", "table_10hz"),
+        (("--policy", "openvla"), "openvla", "demo", "table_10hz"),
+        (("--checkpoint", "demo"), "openvla", "demo", "table_10hz"),
+        (("-p", "policy.unnorm_key:=other"), "openvla", "demo", "other"),
+        (("--policy", "expert"), "expert", "", ""),
+        (("-p", "policy.name:=hold"), "hold", "", ""),
+        (("--checkpoint", "/models/mine"), "openvla", "/models/mine", ""),
+        (("-p", "policy.checkpoint:=/models/mine"), "openvla", "/models/mine", ""),
+        (("--checkpoint", "/models/mine", "-p", "policy.unnorm_key:=table_10hz"), *OWN),
+        (("--policy", "expert", "--checkpoint", "/models/mine"), "expert", "/models/mine", ""),
+    ],
+)
+def test_another_policy_or_checkpoint_forgets_those_of_the_demos_file(words, name, checkpoint, unnorm_key):
+    found = planned(*words)
+    assert (found.name, found.checkpoint, found.unnorm_key) == (name, checkpoint, unnorm_key)
+
+
+def test_a_parameter_file_keeps_what_it_says(tmp_path):
+    file = tmp_path / "mine.yaml"
+    model = "{checkpoint: /models/mine, unnorm_key: table_10hz}"
+    file.write_text(f"/**: {{ros__parameters: {{policy: {model}}}}}")
+    found = planned("--config", str(file))
+    assert (found.name, found.checkpoint, found.unnorm_key) == OWN
+
+
+def test_without_torch_it_says_what_to_install_and_what_runs_all_the_same(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"vla_ros\[openvla\].*--policy expert"):
+        check_torch(load((), ["policy.name:=openvla"]))
+    check_torch(load((), ["policy.name:=expert"]))
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ def test_it_is_a_policy_that_can_be_found_by_name(expert):
 def test_it_is_not_taken_for_a_checkpoint():
     with pytest.raises(ConfigError, match=r"policy\.checkpoint: found 'mine'.*reads no checkpoint"):
         ExpertPolicy(load((), ["policy.checkpoint:=mine"]))
+    ExpertPolicy(load((), ["policy.checkpoint:=demo"]))  # what the demo's file says of its own policy
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from vla_ros.train.evaluate import evaluate
 from vla_ros.train.export import FACTS, add_evaluation, export
 from vla_ros.train.fit import STATE, FitOptions, Run
 from vla_ros.train.labels import KINDS
-from vla_ros.train.recipe import DATASET, SLOW_DATASET, DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe
+from vla_ros.train.recipe import DATASET, FOREIGN_DATASET, DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe
 from vla_ros.types import Observation
 
 
@@ -80,13 +80,11 @@ def test_the_policy_says_the_tokens_of_the_trainer(trained: tuple[Run, Frames], 
 def test_a_wrong_key_gives_other_actions_from_the_same_tokens(checkpoint: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
     seen = Observation({"image": image}, "pick up the red cube", 0)
-    right, wrong = (policy_of(checkpoint, key).infer(seen) for key in (DATASET, SLOW_DATASET))
+    right, wrong = (policy_of(checkpoint, key).infer(seen) for key in (DATASET, FOREIGN_DATASET))
     np.testing.assert_array_equal(right.tokens, wrong.tokens)
     np.testing.assert_array_equal(right.normalized, wrong.normalized)
-    scale = (
-        policy_of(checkpoint, SLOW_DATASET).loaded.statistics.high / policy_of(checkpoint).loaded.statistics.high
-    )
-    np.testing.assert_allclose(wrong.actions[0, :3], right.actions[0, :3] * scale[:3])
+    np.testing.assert_allclose(wrong.actions[0, 6], right.actions[0, 6])
+    assert np.abs(wrong.actions[0, :6] - right.actions[0, :6]).max() > 0.01
 
 
 def test_half_precision_is_half_the_size_and_loads(trained: tuple[Run, Frames], tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_the_card_states_what_was_done_and_how_to_repeat_it(
     }
     add_evaluation(checkpoint, [row])
     card = (checkpoint / "README.md").read_text()
-    assert "| as it is meant | 4 | 75.0% | 25.0% | 17.5 | >= 97% MISSED | 80%, 2.5, 31% |" in card
+    assert "| as it is meant |  | 4 | 75.0% | 25.0% | 17.5 | >= 97% MISSED | 80%, 2.5, 31% |" in card
     assert "Not evaluated yet" not in card
     add_evaluation(checkpoint, [{**row, "success_rate": 1.0, "met": True}])
     facts = json.loads((checkpoint / FACTS).read_text())
@@ -188,7 +186,7 @@ def test_an_evaluation_is_noted_row_by_row_and_not_repeated(
     assert [row["episodes"] for row in rows] == [2, 2]
     assert rows[0]["draft_acceptance"]["whole"] == 1.0  # the same black picture gives the same answer
     assert json.loads(journal.read_text()) == rows
-    assert "| black picture | 2 | 0.0% |" in (folder / "README.md").read_text()
+    assert "| black picture | CPU, " in (folder / "README.md").read_text()
 
     def refuse(*_: object) -> None:
         raise AssertionError("measured again")

@@ -21,7 +21,9 @@ class PolicyConfig:
 
     name: str = option("openvla", "Policy by its entry-point name (group vla_ros.policies)")
     checkpoint: str = option(
-        "", "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer)"
+        "",
+        "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' is the small "
+        "one of the simulation, which comes with the package",
     )
     instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)
     max_instruction_length: int = option(

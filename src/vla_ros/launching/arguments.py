@@ -49,7 +49,9 @@ MIDDLEWARE = (
 POLICY = (
     Argument("config", "", "Parameter file (YAML) of the robot, or the name of one in share/vla_ros/config"),
     Argument("policy", "", "Policy by its entry-point name: openvla, expert, hold", (), "policy.name"),
-    Argument("checkpoint", "", "Folder of the checkpoint", (), "policy.checkpoint"),
+    Argument(
+        "checkpoint", "", "Folder of the checkpoint; demo is the one of the simulation", (), "policy.checkpoint"
+    ),
     Argument("unnorm_key", "", "Dataset whose statistics un-normalise actions", (), "policy.unnorm_key"),
     Argument("instruction", "", "Instruction to follow until one arrives", (), "policy.instruction"),
     Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),

@@ -4,14 +4,16 @@ The simulation runs in this process and the policy node (`vla-ros run`) in anoth
 domain of their own on this host unless ROS_DOMAIN_ID says otherwise. Each episode draws a table with three or
 four objects and an instruction from its seed.
 
-  vla-ros demo                                                     the scripted expert or the shipped checkpoint
-  vla-ros demo --policy openvla --checkpoint DIR --report out.html  your own checkpoint
-  vla-ros demo -p camera.orientation:="[none]"                      what goes wrong with the picture upside down
+  vla-ros demo --report out.html                the small OpenVLA that comes with the package
+  vla-ros demo --checkpoint DIR                 your own checkpoint
+  vla-ros demo --policy expert                  the scripted expert, which needs no PyTorch
+  vla-ros demo -p camera.orientation:="[none]"  what goes wrong with the picture upside down
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import sys
@@ -24,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config, load
+from vla_ros.config.loading import parse_assignment, read_file
 from vla_ros.config.show import add_config_arguments
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.sim.files import demo_config
 from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
@@ -59,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="DIR",
-        help="folder of the checkpoint; means --policy openvla where no policy is named",
+        help="folder of another checkpoint; means --policy openvla where no policy is named",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
@@ -132,15 +135,30 @@ def plan(arguments: argparse.Namespace) -> Plan:
         ConfigError: As :func:`vla_ros.config.load`.
     """
     files = (demo_config(), *arguments.config)
-    assignments: list[str] = [] if arguments.real_time else list(_LOCKSTEP)
+    mode = [] if arguments.real_time else list(_LOCKSTEP)
+    model: list[str] = []
     if arguments.policy:
-        assignments.append(f"policy.name:={arguments.policy}")
+        model.append(f"policy.name:={arguments.policy}")
     if arguments.checkpoint:
         if not arguments.policy:
-            assignments.append("policy.name:=openvla")
-        assignments.append(f"policy.checkpoint:={Path(arguments.checkpoint).expanduser().resolve()}")
-    assignments += arguments.param
-    return Plan(files, tuple(assignments), load(files, assignments))
+            model.append("policy.name:=openvla")
+        named = arguments.checkpoint == load(files[:1]).policy.checkpoint  # "demo" is a name, no folder
+        folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
+        model.append(f"policy.checkpoint:={folder}")
+    model += arguments.param
+    assignments = (*mode, *_forgotten(files, model), *model)
+    return Plan(files, assignments, load(files, assignments))
+
+
+def _forgotten(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
+    """Another policy or checkpoint has nothing to do with the checkpoint and the statistics of the demo's file."""
+    usual, now = load(files[:1]).policy, load(files, chosen).policy
+    if (now.name, now.checkpoint) == (usual.name, usual.checkpoint):
+        return []
+    given = {parse_assignment(text)[0] for text in chosen}
+    for file in files[1:]:
+        given |= read_file(file).keys()
+    return [f"{name}:=" for name in ("policy.checkpoint", "policy.unnorm_key") if name not in given]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -176,6 +194,7 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
         VlaRosError: The graph cannot be joined, there is no renderer, or the policy node did not come or ended.
     """
     if not arguments.attach:
+        check_torch(options.config)
         os.environ.update(private_graph(os.environ))
     _interrupt_on_terminate()
     with ExitStack() as stack:
@@ -192,6 +211,20 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
         policy.end()
         stats = policy.stats()
     return _result(arguments, options.config, episodes, stats, wall), options.config
+
+
+def check_torch(config: Config) -> None:
+    """Say what the demo's own policy lacks before anything starts, and what runs without it.
+
+    Raises:
+        MissingDependencyError: PyTorch is not installed.
+    """
+    if config.policy.name == "openvla" and importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError(
+            "the demo's policy is a small OpenVLA, and PyTorch is not installed: pip install 'vla_ros[openvla]' "
+            "(without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu, which is a "
+            "tenth of the size). Without PyTorch: vla-ros demo --policy expert"
+        )
 
 
 def _policy(arguments: argparse.Namespace, options: Plan, stats: Path, log: Path) -> PolicyProcess | RunningPolicy:

@@ -128,7 +128,8 @@ class ExpertPolicy:
     """
 
     def __init__(self, config: Config) -> None:
-        if config.policy.checkpoint:  # else the expert's success would be taken for the checkpoint's
+        # Else the expert's success would be taken for the checkpoint's. The demo's own file names its own one.
+        if config.policy.checkpoint not in ("", "demo"):
             raise ConfigError(
                 f"policy.checkpoint: found '{config.policy.checkpoint}', and policy.name is 'expert', which reads "
                 "no checkpoint; set policy.name to the policy that does (openvla), or leave policy.checkpoint empty"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vla_ros.train.recipe import SLOW_DATASET
+from vla_ros.train.recipe import FOREIGN_DATASET
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ CONTROLS: tuple[Control, ...] = (
     Control("blank", "black picture", ("--blank",), at_most=0.0),
     Control("orientation", "orientation fix off", ("-p", "camera.orientation:=[none]"), at_most=0.1),
     Control("gripper", "gripper binarisation off", ("-p", "gripper.mode:=continuous"), at_most=0.1),
-    Control("unnorm", "wrong unnorm_key", ("-p", f"policy.unnorm_key:={SLOW_DATASET}"), at_most=0.9),
+    Control("unnorm", "wrong unnorm_key", ("-p", f"policy.unnorm_key:={FOREIGN_DATASET}"), at_most=0.1),
     Control("crop", "centre crop of 0.9 that training did not have", ("-p", "camera.crop_area:=0.9"), at_most=0.9),
 )
 """The table of ``docs/demo-policy.md``."""

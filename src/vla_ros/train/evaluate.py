@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vla_ros.policies.openvla.architecture import read_json
 from vla_ros.train.controls import Control
@@ -45,7 +48,7 @@ def evaluate(
     """
     has_facts = (checkpoint / FACTS).exists()
     mark = {"steps_done": read_json(checkpoint / FACTS)["steps_done"] if has_facts else None}
-    mark |= {"first_seed": seeds[0], "episodes": len(seeds)}
+    mark |= {"first_seed": seeds[0], "episodes": len(seeds), "machine": machine(device)}
     known: list[dict[str, Any]] = []
     if journal is not None and journal.exists():
         known = json.loads(journal.read_text(encoding="utf-8"))
@@ -62,6 +65,17 @@ def evaluate(
         if has_facts:
             add_evaluation(checkpoint, found)
     return rows
+
+
+def machine(device: str) -> str:
+    """What the network runs on, for the table: the GPU's name, or how many cores the CPU has.
+
+    Args:
+        device: Torch device, or ``auto``.
+    """
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {os.cpu_count()} cores"
 
 
 def _measure(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +59,24 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
         "frames": next(iter(statistics.values()))["num_transitions"],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "held_out": last_figures(run / LOG, "held_out"),
-        "last_step": last_figures(run / LOG, "step"),
+        "curve": curve(run / LOG),
     }
     previous = folder / FACTS
     if previous.exists() and read_json(previous).get("steps_done") == step:
         facts["evaluation"] = read_json(previous).get("evaluation", [])
     write_card(folder, facts)
-    if (run / LOG).exists():
-        shutil.copy(run / LOG, folder / "training_log.jsonl")
 
 
-def last_figures(log: Path, kind: str) -> dict[str, Any]:
-    """The last line of that kind in a training log; empty where there is none."""
+def curve(log: Path) -> list[dict[str, Any]]:
+    """What a training log says of the held-out episodes, one entry per examination; empty where there is none.
+
+    A run that went on from an earlier state has examined some steps twice: the later one led to the weights.
+    """
     if not log.exists():
-        return {}
+        return []
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    found = [line for line in lines if line["kind"] == kind]
-    return dict(found[-1]) if found else {}
+    examined = {line["step"]: line for line in lines if line["kind"] == "held_out"}
+    return [{name: line[name] for name in line if name != "kind"} for line in examined.values()]
 
 
 def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -85,11 +84,12 @@ def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
 
     Args:
         folder: Of the checkpoint.
-        rows: From :func:`~.figures.summarize`; a row replaces an earlier one of the same name.
+        rows: From :func:`~.figures.summarize`; a row replaces an earlier one of the same name and machine.
     """
     facts = read_json(folder / FACTS)
-    names = {figures["name"] for figures in rows}
-    facts["evaluation"] = [old for old in facts.get("evaluation", []) if old["name"] not in names] + rows
+    new = {(figures["name"], figures.get("machine")) for figures in rows}
+    kept = [old for old in facts.get("evaluation", []) if (old["name"], old.get("machine")) not in new]
+    facts["evaluation"] = kept + rows
     write_card(folder, facts)
 
 

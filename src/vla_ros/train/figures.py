@@ -55,7 +55,10 @@ def summarize(control: Control, rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-HEADINGS = ("control", "episodes", "success", "wrong object", "steps", "expected", "draft: tokens, leading, whole")
+HEADINGS = (
+    *("control", "on", "episodes", "success", "wrong object", "steps", "expected"),
+    "draft: tokens, leading, whole",
+)
 
 
 def row(figures: dict[str, Any]) -> tuple[str, ...]:
@@ -65,6 +68,7 @@ def row(figures: dict[str, Any]) -> tuple[str, ...]:
     draft = figures.get("draft_acceptance") or {}
     return (
         figures["title"],
+        figures.get("machine", ""),
         str(figures["episodes"]),
         f"{figures['success_rate']:.1%}",
         f"{figures['wrong_object_rate']:.1%}",

@@ -19,10 +19,8 @@ HELD_OUT_EVERY = 50
 DATASET = "table_10hz"
 """Name of the statistics that the demo un-normalises with."""
 
-SLOW_DATASET = "table_3hz"
-"""Statistics of the same demonstrations seen at a third of the rate, where one action spans three steps. A
-checkpoint that was trained on several data sets carries several such entries; this one is what happens to people
-who pick the wrong one."""
+FOREIGN_DATASET = "fractal20220817_data"
+"""Name of the second entry of ``norm_stats``: another robot's data set, for people who pick the wrong key."""
 
 
 @dataclass(frozen=True)

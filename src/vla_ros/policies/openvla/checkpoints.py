@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,9 @@ def write_checkpoint(
     for number in range(count):
         part = names[number * len(names) // count : (number + 1) * len(names) // count]
         file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
-        save_file(
-            {name: weights[name].contiguous() for name in part}, str(folder / file), metadata={"format": "pt"}
-        )
+        tensors = {name: weights[name].contiguous() for name in part}
+        save_file(tensors, str(folder / file), metadata={"format": "pt"})
+        shutil.copymode(folder / "config.json", folder / file)  # safetensors lets the owner alone read it
         index.update(dict.fromkeys(part, file))
     size = sum(weight.numel() * weight.element_size() for weight in weights.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
