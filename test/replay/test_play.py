@@ -11,6 +11,7 @@ from vla_ros.config import build
 from vla_ros.control.inputs import Snapshot
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import figures, samples, verdict
+from vla_ros.replay import frames as frames_of
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
 from vla_ros.replay.prepare import fit, pictures_at
@@ -46,7 +47,7 @@ def summary(outcome, config, options=None):
     found = figures.summarize(
         [outcome.samples], outcome.spec, config, speed=options.speed, every=options.every, tolerance_s=0.2
     )
-    frames = figures.gather([outcome.samples])
+    frames = frames_of.gather([outcome.samples])
     rows = frames.compared
     return found, verdict.judge(found, frames.predicted[rows], frames.recorded[rows])
 

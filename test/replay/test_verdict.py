@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from vla_ros.config import Config
+from vla_ros.config import Config, GripperConfig
 from vla_ros.replay import figures, verdict
+from vla_ros.replay import frames as frames_of
 from vla_ros.replay.samples import Samples
 from vla_ros.types import ActionSpec
 
@@ -22,7 +23,7 @@ def recorded_actions(frames=200, seed=0):
 
 
 def judged(predicted, recorded, **changes):
-    frames = len(predicted)
+    frames, config = len(predicted), changes.pop("config", Config())
     stages = {"total": np.full(frames, 20.0)}
     samples = Samples(
         bag="bag",
@@ -42,8 +43,8 @@ def judged(predicted, recorded, **changes):
         topics={"truth": "/action"},
         **changes,
     )
-    found = figures.summarize([samples], SPEC, Config(), speed=0.0, every=1, tolerance_s=0.2)
-    rows = figures.gather([samples]).compared
+    found = figures.summarize([samples], SPEC, config, speed=0.0, every=1, tolerance_s=0.2)
+    rows = frames_of.gather([samples]).compared
     return verdict.judge(found, predicted[rows], recorded[rows])
 
 
@@ -125,8 +126,78 @@ def test_conduct_counts_too():
     assert any("took longer than the period" in reason for reason in late.reasons)
     ends = np.zeros((200, 7))
     ends[:100, 1] = 1.0
-    full = judged(noisy(recorded), recorded, normalized=ends)
+    clipped = noisy(recorded)
+    clipped[:100, 1] += 3 * recorded[:, 1].std()
+    full = judged(clipped, recorded, normalized=ends)
     assert any("dy is at the end of its range in 50 %" in reason for reason in full.reasons)
+
+
+def test_an_expert_at_full_speed_is_no_fault():
+    recorded = recorded_actions()
+    ends = np.zeros((200, 7))
+    ends[:100, 1] = 1.0
+    found = judged(noisy(recorded, 0.05), recorded, normalized=ends)
+    assert found.level == "good"
+    assert not any("end of its range" in reason for reason in found.reasons)
+
+
+def test_right_but_late_is_said_in_the_headline():
+    recorded = recorded_actions()
+    late = judged(noisy(recorded), recorded, stages_ms={"total": np.full(200, 900.0)})
+    assert late.headline == "The policy does what was recorded, but this machine is too slow for it."
+
+
+def turning_actions(frames=400):
+    """Straight runs of ten steps, each in another direction: smooth nearly everywhere."""
+    rng = np.random.default_rng(3)
+    runs = rng.normal(size=(frames // 10, 3))
+    actions = np.zeros((frames, 7))
+    actions[:, :3] = np.repeat(0.02 * runs / np.linalg.norm(runs, axis=1, keepdims=True), 10, axis=0)
+    actions[:, 6] = np.arange(frames) % 100 < 50
+    return actions
+
+
+def test_a_policy_that_repeats_the_recorded_past_is_not_called_good():
+    recorded = turning_actions()
+    copied = recorded.copy()
+    copied[1:, :6] = recorded[:-1, :6]
+    found = judged(copied, recorded)
+    assert found.level == "warn"
+    assert any("where the recorded motion turns" in reason for reason in found.reasons)
+    assert judged(noisy(recorded, 0.1), recorded).level == "good"
+
+
+def test_a_gripper_number_counts_as_it_reaches_the_fingers():
+    """0.7 closes where the threshold is 0.85: no error of 0.7."""
+    recorded = recorded_actions()
+    predicted = noisy(recorded)
+    predicted[:, 6] = np.where(recorded[:, 6] > 0.5, 1.0, 0.7)
+    analog = Config(gripper=GripperConfig(mode="binary", threshold=0.85))
+    found = judged(predicted, recorded, config=analog)
+    assert found.level == "good"
+    low = judged(predicted, recorded)
+    assert low.level == "bad"
+    assert any("never closes" in reason and "[0.7, 1]" in reason for reason in low.reasons)
+
+
+def test_fingers_tell_on_an_exchanged_convention():
+    """Actions and answers agree perfectly, and both mean the opposite of what the hand did."""
+    recorded = recorded_actions()
+    openings = np.where(recorded[:, 6] > 0.5, 0.0, 1.0)  # wide where the number says closed
+    found = judged(noisy(recorded), recorded, openings=openings)
+    assert found.level == "bad"
+    assert any("contradict the measured fingers" in reason for reason in found.reasons)
+    assert judged(noisy(recorded), recorded, openings=1 - openings).level == "good"
+
+
+def test_three_times_too_large_is_named_though_directions_agree():
+    recorded = recorded_actions()
+    predicted = noisy(recorded, 0.05)
+    predicted[:, :3] *= 3
+    found = judged(predicted, recorded)
+    assert found.level == "bad"
+    assert any(reason.startswith("directions agree, but predicted motions are 3") for reason in found.reasons)
+    assert not any("camera.orientation" in reason for reason in found.reasons)
 
 
 def test_nothing_to_compare_is_said():

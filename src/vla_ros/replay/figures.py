@@ -5,54 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.replay import baselines, bootstrap, metrics
+from vla_ros.replay import baselines, bootstrap, metrics, skill
+from vla_ros.replay import samples as samples_of
+from vla_ros.replay.frames import Frames, gather
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.truth import RULES
 from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray
 
 SCHEMA = "vla_ros/replay/1"
 END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
-
-
-@dataclass(frozen=True)
-class Frames:
-    """The answered frames of all bags in one: M rows; episodes are numbered through."""
-
-    predicted: FloatArray
-    recorded: FloatArray
-    normalized: FloatArray
-    times: FloatArray
-    episodes: IntArray
-    bags: IntArray
-
-    @property
-    def compared(self) -> IntArray:
-        """Rows for which something was recorded."""
-        return np.flatnonzero(np.isfinite(self.recorded).any(axis=1))
-
-
-def gather(samples: Sequence[Samples]) -> Frames:
-    """Join bags; times are seconds from each bag's first frame, plus all bags before it."""
-    parts: dict[str, list[Any]] = {name: [] for name in Frames.__dataclass_fields__}
-    first_episode, origin = 0, 0.0
-    for index, bag in enumerate(samples):
-        seconds = (bag.times - (bag.times[0] if len(bag.times) else 0)) * 1e-9 + origin
-        parts["predicted"].append(bag.predicted)
-        parts["recorded"].append(bag.recorded)
-        parts["normalized"].append(bag.normalized)
-        parts["times"].append(seconds)
-        parts["episodes"].append(bag.episodes + first_episode)
-        parts["bags"].append(np.full(len(bag.times), index))
-        if len(bag.times):
-            origin = float(seconds[-1]) + 1.0
-            first_episode += int(bag.episodes[-1]) + 1
-    return Frames(**{name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
 def dimension_names(spec: ActionSpec, command_names: Sequence[str]) -> list[str]:
@@ -144,19 +110,29 @@ def intervals(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) 
     return {name: list(ends) if ends else None for name, ends in found.items()}
 
 
-def compare_with_baselines(
-    frames: Frames, rows: IntArray, spec: ActionSpec, config: Config
-) -> dict[str, dict[str, float]]:
-    """The headline figures of the three baselines on the same frames."""
+def guesses(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) -> dict[str, FloatArray]:
+    """What the three baselines answer on the same frames, float64 [M, D] each."""
     recorded, episodes = frames.recorded[rows], frames.episodes[rows]
     zero = baselines.zero_action(recorded, spec.gripper_index, config.gripper.open_value)
     first = zero[0] if len(zero) else np.zeros(spec.dimension)
-    guesses = {
+    return {
         "zero": zero,
         "hold_last": baselines.hold_last(recorded, episodes, first),
         "mean_action": baselines.mean_action(recorded),
     }
-    return {name: quality(guess, recorded, spec, config) for name, guess in guesses.items()}
+
+
+def ahead(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) -> dict[str, Any]:
+    """The baselines' figures, the policy's skill against each, and who is right where the motion turns."""
+    predicted, recorded, episodes = frames.predicted[rows], frames.recorded[rows], frames.episodes[rows]
+    guessed = guesses(frames, rows, spec, config)
+    score, ends = skill.scores(predicted, recorded, guessed, _motion(spec), episodes)
+    is_pose = spec.control_mode is ControlMode.END_EFFECTOR_DELTA
+    return {
+        "baselines": {name: quality(guess, recorded, spec, config) for name, guess in guessed.items()},
+        "skill": {**score, "intervals": ends},
+        "turns": skill.at_turns(predicted, recorded, guessed, episodes) if is_pose else None,
+    }
 
 
 def dimensions(frames: Frames, rows: IntArray, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -177,10 +153,28 @@ def dimensions(frames: Frames, rows: IntArray, names: Sequence[str]) -> list[dic
             "name": name,
             **{key: float(values[index]) for key, values in columns.items()},
             "saturated": int(at[index]) / told if told else math.nan,
+            "saturated_wrongly": _saturated_wrongly(frames, rows, index),
             "out_of_range": int(beyond[index]),
         }
         for index, name in enumerate(names)
     ]
+
+
+def _saturated_wrongly(frames: Frames, rows: IntArray, column: int) -> float:
+    """Share of compared frames at the end of the range though something else was recorded.
+
+    An expert that moves as fast as it may is at the end of the range too, and rightly so: an answer within a
+    quarter of the recorded spread counts as the same.
+    """
+    recorded = frames.recorded[rows, column]
+    known = np.isfinite(recorded) & np.isfinite(frames.normalized[rows, column])
+    if not known.any():
+        return math.nan
+    spread = float(np.std(recorded[known]))
+    normalized = frames.normalized[rows, column][known]
+    at = np.abs(normalized) >= 1 - metrics.EDGE
+    off = np.abs(frames.predicted[rows, column] - recorded)[known] > max(0.25 * spread, 1e-9)
+    return float((at & off).mean())
 
 
 def gripper(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) -> dict[str, Any]:
@@ -193,6 +187,12 @@ def gripper(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) ->
         "f1": counts.f1,
         "closed_predicted": _mean(closed),
         "closed_recorded": _mean(wanted),
+        "predicted_range": _range(frames.predicted[rows], spec.gripper_index),
+        "recorded_range": _range(frames.recorded[rows], spec.gripper_index),
+        "fingers": {
+            "when_closed": _mean(frames.openings[rows][wanted == 1]),
+            "when_open": _mean(frames.openings[rows][wanted == 0]),
+        },
         "events": {
             "recorded": events.recorded,
             "predicted": events.predicted,
@@ -201,6 +201,13 @@ def gripper(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) ->
             "delay_s": {"mean": _mean(events.delays), **metrics.percentiles(events.delays, (10, 50, 90))},
         },
     }
+
+
+def _range(actions: FloatArray, column: int | None) -> list[float]:
+    """Smallest and largest gripper number."""
+    known = actions[:, column] if column is not None else np.zeros(0)
+    known = known[np.isfinite(known)]
+    return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
 
 
 def motion(frames: Frames, rows: IntArray, spec: ActionSpec) -> dict[str, float]:
@@ -254,7 +261,9 @@ def summarize(
     samples: Sequence[Samples], spec: ActionSpec, config: Config, *, speed: float, every: int, tolerance_s: float
 ) -> dict[str, Any]:
     """Everything but verdict, config and versions."""
-    frames = gather(samples)
+    measured = gather(samples)
+    counted = [samples_of.commanded(bag, spec.gripper_index, config.gripper) for bag in samples]
+    frames = gather(counted)
     rows = frames.compared
     commands = next((bag.command_names for bag in samples if bag.command_names), ())
     names = dimension_names(spec, commands)
@@ -271,9 +280,9 @@ def summarize(
         **quality(frames.predicted[rows], frames.recorded[rows], spec, config),
         "rmse": _mean(metrics.rmse(frames.predicted[rows], frames.recorded[rows])),
         "intervals": intervals(frames, rows, spec, config),
-        "baselines": compare_with_baselines(frames, rows, spec, config),
+        **ahead(frames, rows, spec, config),
         "dimensions": dimensions(frames, rows, names),
-        "gripper": gripper(frames, rows, spec, config),
+        "gripper": gripper(measured, rows, spec, config),
         "motion": motion(frames, rows, spec),
         "latency_ms": latency(samples),
         "deadline": {
@@ -296,7 +305,7 @@ def summarize(
             "refused": dict(_total(bag.refused for bag in samples)),
             "limited": dict(_total(bag.limited for bag in samples)),
         },
-        "episodes": episodes_of(samples, spec, config),
+        "episodes": episodes_of(counted, spec, config),
         "truth": {
             "source": sorted({bag.topics.get("truth", "none") for bag in samples}),
             "rule": rules,

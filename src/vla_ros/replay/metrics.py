@@ -17,6 +17,9 @@ from vla_ros.types import FloatArray, IntArray
 
 BoolArray = NDArray[np.bool_]
 
+EDGE = 2 / 510 * 1.01
+"""An OpenVLA action at the first or last bin centre lies 1/255 from the border of [-1, 1]: it counts as at it."""
+
 STILL_SHARE = 0.05
 """A recorded translation below this share of the recording's 95th percentile has no direction worth comparing."""
 
@@ -194,7 +197,7 @@ def saturation(normalized: FloatArray, low: float = -1.0, high: float = 1.0) -> 
         low: Lower end of the range.
         high: Upper end of the range.
     """
-    edge = (high - low) / 510 * 1.01
+    edge = 0.5 * (high - low) * EDGE
     at = (normalized <= low + edge) | (normalized >= high - edge)
     beyond = (normalized < low - 1e-9) | (normalized > high + 1e-9)
     return at.sum(axis=0).astype(np.int64), beyond.sum(axis=0).astype(np.int64)

@@ -94,6 +94,7 @@ class Player:
         self._frames_of: list[bytes | memoryview | None] = [None] * len(selection.cameras)
         self._rows: list[_Row] = []
         self._instructions: list[str] = []
+        self._recorded_instruction = ""
         self._received = self._skipped = self._frames = 0
         self._dropped: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -188,7 +189,8 @@ class Player:
         except ImageError:
             stamp = 0
         instruction = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
-        self._episode(record.time, instruction)
+        # Where --instruction takes its place, the recorded one still tells where an episode ends.
+        self._episode(record.time, instruction, self._recording.instruction(now))
         recording = self._recording
         joints = self._newest(recording.joints, now, stamp)
         feeds = {key: state for key, feed in recording.state.items() if (state := self._newest(feed, now, stamp))}
@@ -218,11 +220,12 @@ class Player:
     def _refuse(self, refused: Refused | None) -> None:
         self._refused[refused.reason.value if refused else Reason.ACTION_INVALID.value] += 1
 
-    def _episode(self, now: int, instruction: str) -> None:
+    def _episode(self, now: int, instruction: str, recorded: str) -> None:
         """Begin a new episode where the instruction changed, frames paused, or time ran backwards."""
         last, self._last_time = self._last_time, now
         gap = last is None or not 0 <= now - last <= self._options.gap_s * 1e9
-        if gap or instruction != self._instructions[-1]:
+        if gap or recorded != self._recorded_instruction:
+            self._recorded_instruction = recorded
             self._instructions.append(instruction)
             self._stepper.reset()
 
@@ -300,6 +303,7 @@ class Player:
             pictures=sum(row.pictures for row in rows),
             wall_s=time.perf_counter() - self._began,
             complete=complete,
+            openings=truth.finger_openings(times, self._recording, self._config),
         )
         return samples_of.join(self._resume, result) if self._resume is not None else result
 

@@ -45,7 +45,7 @@ def render(result: Result, overrides: Mapping[str, str]) -> str:
     policy = figures["policy"]
     lead = f"{policy['checkpoint'] or policy['name']}, bags: {len(result.samples)}, {mode}"
     compared = figures["frames"]["compared"] > 0
-    worst = moments_of.worst(result.samples)
+    worst = moments_of.worst(result.counted)
     body = [
         page.verdict(result.verdict.level, result.verdict.headline, result.verdict.reasons),
         page.tiles(tiles(figures)),
@@ -108,10 +108,10 @@ def against(figures: Mapping[str, Any]) -> Markup:
 def traces(result: Result) -> list[Markup]:
     """Every number of the action over time, episode by episode: the first, then the worst."""
     names = [item["name"] for item in result.figures["dimensions"]]
-    scale = moments_of.scale_of(result.samples)
+    scale = moments_of.scale_of(result.counted)
     listed = []
     for index, bag in enumerate(result.samples):
-        score = moments_of.scores(bag, scale)
+        score = moments_of.scores(result.counted[index], scale)
         for episode in np.unique(bag.episodes):
             rows = np.flatnonzero(bag.episodes == episode)
             listed.append((index, rows, float(np.nan_to_num(metrics.mean(score[rows], axis=None)))))
@@ -148,8 +148,8 @@ def errors(result: Result) -> list[Markup]:
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
         for item in dimensions
     ]
-    scale = moments_of.scale_of(result.samples)
-    joined = np.concatenate([moments_of.scores(bag, scale) for bag in result.samples])
+    scale = moments_of.scale_of(result.counted)
+    joined = np.concatenate([moments_of.scores(bag, scale) for bag in result.counted])
     over_time = charts.Series("error", result.frames.times, joined, 2)
     keys = ("mae", "rmse", "bias", "correlation", "saturated", "out_of_range")
     rows = [[item["name"], *(significant(item[key]) for key in keys)] for item in dimensions]

@@ -11,8 +11,9 @@ from typing import Any
 
 from vla_ros.config import Config, flatten
 from vla_ros.replay import figures as figures_of
+from vla_ros.replay import samples as samples_of
 from vla_ros.replay.evaluate import Outcome
-from vla_ros.replay.figures import Frames
+from vla_ros.replay.frames import Frames, gather
 from vla_ros.replay.play import Options
 from vla_ros.replay.records import BagError
 from vla_ros.replay.samples import Samples
@@ -20,6 +21,9 @@ from vla_ros.replay.verdict import Verdict, judge
 from vla_ros.report.markup import significant
 from vla_ros.report.versions import versions
 from vla_ros.types import ActionSpec
+
+GUESSES = ("zero", "hold_last", "mean_action")
+"""The baselines in the order of tables."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Result:
     Attributes:
         figures: Content of the JSON file; NaN where a figure does not exist.
         verdict: The judgement.
-        samples: One per bag.
+        samples: One per bag, as the policy answered.
+        counted: The same with gripper numbers as they reach the fingers: what figures are made of.
         frames: All bags in one.
         spec: What the policy's numbers mean.
         config: The options.
@@ -39,6 +44,7 @@ class Result:
     figures: dict[str, Any]
     verdict: Verdict
     samples: tuple[Samples, ...]
+    counted: tuple[Samples, ...]
     frames: Frames
     spec: ActionSpec
     config: Config
@@ -60,7 +66,8 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
     summary = figures_of.summarize(
         samples, spec, config, speed=options.speed, every=options.every, tolerance_s=options.tolerance_s
     )
-    frames = figures_of.gather(samples)
+    counted = tuple(samples_of.commanded(bag, spec.gripper_index, config.gripper) for bag in samples)
+    frames = gather(counted)
     rows = frames.compared
     verdict = judge(summary, frames.predicted[rows], frames.recorded[rows])
     notes = sorted({outcome.note for outcome in outcomes if outcome.note})
@@ -76,7 +83,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
         "config": flatten(config),
         "versions": versions(),
     }
-    return Result(summary, verdict, samples, frames, spec, config, problems)
+    return Result(summary, verdict, samples, counted, frames, spec, config, problems)
 
 
 def write_json(result: Result, path: Path) -> None:
@@ -92,19 +99,23 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
     """The result in a few lines for a terminal."""
     frames, latency = figures["frames"], figures["latency_ms"].get("total", {})
     base = figures["baselines"]
+    intervals = "   95 % interval" if len(figures["episodes"]) > 1 else "   (one episode: no interval)"
     lines = [
         f"{figures['verdict']['level'].upper()}: {figures['verdict']['headline']}",
         *(f"  - {reason}" for reason in figures["verdict"]["reasons"]),
         f"frames: {frames['received']} received, {frames['used']} answered, {frames['compared']} compared, "
         f"{frames['skipped']} skipped, {sum(frames['dropped'].values())} dropped",
-        f"{'':18}{'policy':>10}{'zero':>10}{'hold last':>11}{'mean':>10}   95 % interval",
+        f"{'':18}{'policy':>10}{'zero':>10}{'hold last':>11}{'mean':>10}{intervals}",
     ]
-    for key, name in (("direction_cosine", "direction cosine"), ("gripper_f1", "gripper F1"), ("mae", "MAE")):
-        values = [figures[key], *(base[kind][key] for kind in ("zero", "hold_last", "mean_action"))]
-        ends = figures["intervals"][key]
-        interval = f"{significant(ends[0])} to {significant(ends[1])}" if ends else "one episode: none"
-        shown = [significant(value) for value in values]
-        lines.append(f"{name:18}{shown[0]:>10}{shown[1]:>10}{shown[2]:>11}{shown[3]:>10}   {interval}")
+    table = (("direction_cosine", "direction cosine"), ("gripper_f1", "gripper F1"), ("motion_mae", "motion MAE"))
+    for key, name in (*table, ("mae", "MAE")):
+        values = [figures[key], *(base[kind][key] for kind in GUESSES)]
+        lines.append(_line(name, values, figures["intervals"].get(key)))
+    lines.append(_line("skill against", [math.nan, *(figures["skill"][kind] for kind in GUESSES)], None))
+    turns = figures["turns"]
+    if turns and turns["count"]:
+        values = [turns["direction_cosine"], *(turns["baselines"][kind] for kind in GUESSES)]
+        lines.append(_line("cosine at turns", values, None))
     if latency:
         lines.append(
             f"latency: p50 {significant(latency['p50'])} ms, p90 {significant(latency['p90'])} ms, "
@@ -112,6 +123,13 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
             f"{significant(figures['throughput']['frames_per_second'])} frames/s"
         )
     return lines
+
+
+def _line(name: str, values: Sequence[float], ends: Sequence[float] | None) -> str:
+    """One row of the table: the policy, then the three guesses."""
+    shown = ["" if name == "skill against" and math.isnan(value) else significant(value) for value in values]
+    interval = f"   {significant(ends[0])} to {significant(ends[1])}" if ends else ""
+    return f"{name:18}{shown[0]:>10}{shown[1]:>10}{shown[2]:>11}{shown[3]:>10}{interval}"
 
 
 def exceeds(figures: Mapping[str, Any], max_mae: float | None) -> bool:

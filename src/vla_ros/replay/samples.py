@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.config import GripperConfig
+from vla_ros.replay import metrics
 from vla_ros.replay.records import BagError, Loss
 from vla_ros.types import FloatArray, IntArray
 
@@ -44,6 +47,8 @@ class Samples:
         pictures: Pictures that were really prepared.
         wall_s: Seconds that it took.
         complete: False where it was interrupted or limited.
+        openings: Float64 [F], how far open the measured fingers were at each frame (1 as at
+            ``gripper.open_position``); empty where they are not measured.
     """
 
     bag: str
@@ -71,11 +76,30 @@ class Samples:
     pictures: int = 0
     wall_s: float = 0.0
     complete: bool = True
+    openings: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 
-_ARRAYS = ("times", "stamps", "episodes", "predicted", "recorded", "normalized", "commands", "age_ms")
+_ARRAYS = ("times", "stamps", "episodes", "predicted", "recorded", "normalized", "commands", "age_ms", "openings")
 _COUNTERS = ("dropped", "refused", "limited", "notes")
 _PLAIN = ("bag", "rule", "problem", "received", "skipped", "topics", "pictures", "wall_s", "complete")
+
+
+def commanded(samples: Samples, gripper_index: int | None, gripper: GripperConfig) -> Samples:
+    """The same with gripper numbers as they reach the fingers: in binary mode wide open or closed.
+
+    A policy that closes with 0.7 is not wrong by 0.7 where the threshold lies above it.
+    """
+    if gripper_index is None or gripper.mode != "binary":
+        return samples
+    convention = (gripper.open_value, gripper.closed_value, gripper.threshold)
+    changed = {}
+    for name in ("predicted", "recorded"):
+        actions = getattr(samples, name).copy()
+        closed = metrics.is_closed(actions[:, gripper_index], *convention)
+        opened = np.where(closed > 0.5, gripper.closed_value, gripper.open_value)
+        actions[:, gripper_index] = np.where(np.isfinite(closed), opened, np.nan)
+        changed[name] = actions
+    return dataclasses.replace(samples, **changed)
 
 
 def save(samples: Samples, path: Path) -> None:

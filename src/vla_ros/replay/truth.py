@@ -237,6 +237,22 @@ def _fill_gripper(result: FloatArray, rows: IntArray, target: Table, spec: Actio
     result[rows, spec.gripper_index] = gripper.closed_value + opening * (gripper.open_value - gripper.closed_value)
 
 
+def finger_openings(frame_times: IntArray, recording: Recording, config: Config) -> FloatArray:
+    """How far open the measured fingers were at each frame, [F], 0 closed to 1 open; empty where not measured."""
+    joints = recording.joints
+    table = (
+        next((t for t in joints.tables if set(config.robot.gripper_joint_names) & set(t.names)), None)
+        if joints
+        else None
+    )
+    measured = _interpolated(table, frame_times)
+    if table is None or measured is None:
+        return np.zeros(0)
+    finger = next(table.names.index(name) for name in config.robot.gripper_joint_names if name in table.names)
+    gripper = config.gripper
+    return (measured[:, finger] - gripper.closed_position) / (gripper.open_position - gripper.closed_position)
+
+
 def needs_urdf(selection: Selection, spec: ActionSpec) -> bool:
     """True where the recorded truth is joint positions and the policy's numbers are end-effector deltas."""
     joints = selection.truth_type == JOINTS or "JointTrajectory" in selection.truth_type

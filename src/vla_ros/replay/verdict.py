@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from vla_ros.replay import metrics
 from vla_ros.types import FloatArray
 
 GOOD_COSINE, WEAK_COSINE = 0.8, 0.5
-GOOD_GRIPPER, WEAK_GRIPPER = 0.9, 0.6
+GOOD_GRIPPER = 0.9
+GOOD_SKILL = 0.5
+_ENOUGH_TURNS = 10
 _CONSTANT = 1e-9
 _AXES = "xyz"
 
@@ -51,17 +53,20 @@ def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArra
         recorded: Float64 [M, D].
     """
     bad = [*_broken(figures), *_accuracy(figures, predicted, recorded)]
-    weak = [*_weak(figures), *_conduct(figures)]
+    weak, conduct = _weak(figures), _conduct(figures)
     told = _losses(figures)
     if not figures["frames"]["used"]:
-        return Verdict("bad", "No frame was answered.", (*bad, *weak, *told))
+        return Verdict("bad", "No frame was answered.", (*bad, *weak, *conduct, *told))
     if bad:
-        return Verdict("bad", "Something is wrong: do not put this on an arm.", (*bad, *weak, *told))
+        return Verdict("bad", "Something is wrong: do not put this on an arm.", (*bad, *weak, *conduct, *told))
     if not figures["frames"]["compared"]:
-        reasons = (*figures["truth"]["problems"], *weak, *told)
+        reasons = (*figures["truth"]["problems"], *weak, *conduct, *told)
         return Verdict("warn", "Speed was measured; there is nothing to compare the actions with.", reasons)
     if weak:
-        return Verdict("warn", "Plausible, but not convincing.", (*_praise(figures), *weak, *told))
+        return Verdict("warn", "Plausible, but not convincing.", (*weak, *conduct, *_praise(figures), *told))
+    if conduct:
+        slow = "but this machine is too slow for it" if _is_late(figures) else "but not everything went well"
+        return Verdict("warn", f"The policy does what was recorded, {slow}.", (*conduct, *_praise(figures), *told))
     return Verdict("good", "The policy does what was recorded.", (*_praise(figures), *told))
 
 
@@ -71,16 +76,41 @@ def _number(value: float) -> str:
 
 def _praise(figures: Mapping[str, Any]) -> list[str]:
     lines = []
-    cosine, gripper = figures["direction_cosine"], figures["gripper_f1"]
+    cosine, gripper, skill = figures["direction_cosine"], figures["gripper_f1"], figures["skill"]
     blind = _blind_cosine(figures)
-    if cosine > blind:
+    if cosine > blind and cosine >= GOOD_COSINE:
         lines.append(f"directions agree: cosine {cosine:.2f}, the best blind guess has {blind:.2f}")
-    if not math.isnan(gripper):
+    if gripper >= GOOD_GRIPPER:
         lines.append(f"the gripper agrees: F1 {gripper:.2f}")
-    mae, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
-    if mae < mean:
-        lines.append(f"the motion error is {100 * mae / mean:.0f} % of that of always giving the mean action")
+    best = min((skill[name] for name in ("zero", "mean_action") if not math.isnan(skill[name])), default=0.0)
+    if best >= GOOD_SKILL:
+        lines.append(f"its squared error is {_percent(1 - best)} of that of the best blind guess")
+    lines += _against_holding(figures)
     return lines
+
+
+def _against_holding(figures: Mapping[str, Any]) -> list[str]:
+    """What the distance to the persistence forecast says, in both directions."""
+    skill, turns = figures["skill"]["hold_last"], figures["turns"]
+    if math.isnan(skill):
+        return []
+    if skill > 0:
+        line = f"{_percent(1 - skill)} of that of repeating the last recorded action"
+    else:
+        line = "larger than that of repeating the last recorded action, which is told more than a policy"
+    line = f"its squared error is {line}"
+    if turns and turns["count"]:
+        cosine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
+        line += f"; at the {turns['count']} turns of the motion its cosine is {cosine:.2f}, of that {held:.2f}"
+    return [line]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def _is_late(figures: Mapping[str, Any]) -> bool:
+    return bool(figures["deadline"]["share"] > 0.01)
 
 
 def _blind_cosine(figures: Mapping[str, Any]) -> float:
@@ -112,16 +142,16 @@ def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: Float
             return lines
     if not figures["frames"]["compared"]:
         return lines
+    lines += _scale(figures, predicted, recorded)
     mean = figures["baselines"]["mean_action"]
     # Hold-last is told the answer, so only the blind baselines are a floor.
-    if figures["motion_mae"] > mean["motion_mae"]:
+    if not lines and figures["motion_mae"] > mean["motion_mae"]:
         lines.append(
             f"worse than the mean-action baseline (motion error {_number(figures['motion_mae'])} against "
             f"{_number(mean['motion_mae'])}): camera.orientation, policy.unnorm_key or control.delta_frame may be "
             "wrong"
         )
     lines += _direction(figures, predicted, recorded)
-    lines += _scale(figures, predicted, recorded)
     lines += _gripper(figures)
     return lines
 
@@ -159,14 +189,19 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
 
 def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> list[str]:
     """Motions that are all too large or too small: another dataset's statistics or unit."""
-    if math.isnan(figures["direction_cosine"]):
+    cosine = figures["direction_cosine"]
+    if math.isnan(cosine):
         return []
     sizes = [float(np.sqrt(metrics.mean(values[:, :3] ** 2, axis=None))) for values in (predicted, recorded)]
-    if not sizes[1] > 0 or 0.2 < sizes[0] / sizes[1] < 5:
+    # Where directions agree, size is a figure of its own. Small motions may be caution: a policy that is unsure
+    # gives the mean of what it could do.
+    low, high = (0.25, 2.0) if cosine >= GOOD_COSINE else (0.2, 5.0)
+    if not sizes[1] > 0 or low < sizes[0] / sizes[1] < high:
         return []
+    agree = "directions agree, but " if cosine >= GOOD_COSINE else ""
     return [
-        f"predicted motions are {_number(sizes[0] / sizes[1])} times as large as recorded ones: "
-        "policy.unnorm_key or control.translation_scale may be wrong"
+        f"{agree}predicted motions are {_number(sizes[0] / sizes[1])} times as large as recorded ones: "
+        "policy.unnorm_key, control.translation_scale or control.rate_hz may be wrong"
     ]
 
 
@@ -175,6 +210,12 @@ def _gripper(figures: Mapping[str, Any]) -> list[str]:
     recorded, predicted, accuracy = gripper["closed_recorded"], gripper["closed_predicted"], gripper["accuracy"]
     if math.isnan(accuracy):
         return []
+    fingers = gripper["fingers"]
+    if fingers["when_closed"] > fingers["when_open"] + 0.1:
+        return [
+            "the recorded gripper numbers contradict the measured fingers, which are wider apart when the number "
+            "says closed: gripper.open_value and gripper.closed_value (or the two positions) are exchanged"
+        ]
     mixed = 0.02 < recorded < 0.98
     if mixed and accuracy < 0.3:
         return [
@@ -183,8 +224,16 @@ def _gripper(figures: Mapping[str, Any]) -> list[str]:
         ]
     if mixed and (predicted < 0.002 or predicted > 0.998):
         word = "closes" if predicted < 0.5 else "opens"
-        return [f"the gripper never {word}, though it did in the recording: look at its convention and range"]
+        return [
+            f"the gripper never {word}, though it did in the recording: its numbers lie in "
+            f"{_interval(gripper['predicted_range'])}, recorded ones in {_interval(gripper['recorded_range'])}; "
+            "look at gripper.open_value, gripper.closed_value and gripper.threshold"
+        ]
     return []
+
+
+def _interval(ends: Sequence[float]) -> str:
+    return f"[{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 def _weak(figures: Mapping[str, Any]) -> list[str]:
@@ -192,19 +241,40 @@ def _weak(figures: Mapping[str, Any]) -> list[str]:
     cosine, gripper = figures["direction_cosine"], figures["gripper_f1"]
     if WEAK_COSINE <= cosine < GOOD_COSINE:
         lines.append(f"directions agree only partly (cosine {cosine:.2f}, a good policy has {GOOD_COSINE} or more)")
-    blind = _blind_cosine(figures)
+    blind, skill = _blind_cosine(figures), figures["skill"]
     if cosine <= blind:
         lines.append(
             f"directions agree no better (cosine {cosine:.2f}) than always going the mean way ({blind:.2f})"
         )
+    elif skill["mean_action"] < GOOD_SKILL:
+        lines.append(
+            f"its squared error is {_percent(1 - skill['mean_action'])} of that of always giving the mean action, "
+            f"a good policy has {_percent(1 - GOOD_SKILL)} or less"
+        )
+    lines += _copies(figures)
     if gripper < GOOD_GRIPPER:
         lines.append(f"the gripper agrees only partly (F1 {gripper:.2f}, a good policy has {GOOD_GRIPPER} or more)")
     lines += [
-        f"{item['name']} is at the end of its range in {100 * item['saturated']:.0f} % of all frames"
+        f"{item['name']} is at the end of its range in {100 * item['saturated_wrongly']:.0f} % of all frames "
+        "though something else was recorded"
         for item in figures["dimensions"]
-        if item["saturated"] > 0.2 and item["name"] != "gripper"
+        if item["saturated_wrongly"] > 0.1 and item["name"] != "gripper"
     ]
     return lines
+
+
+def _copies(figures: Mapping[str, Any]) -> list[str]:
+    """Answers that go on as before where the recorded motion turns: an average must not hide them."""
+    turns = figures["turns"]
+    if not turns or turns["count"] < _ENOUGH_TURNS:
+        return []
+    cosine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
+    if cosine >= GOOD_COSINE or cosine > held + 0.2:
+        return []
+    return [
+        f"where the recorded motion turns ({turns['count']} frames) it hardly does better (cosine {cosine:.2f}) "
+        f"than repeating the last recorded action ({held:.2f}): what agrees elsewhere may be mere smoothness"
+    ]
 
 
 def _conduct(figures: Mapping[str, Any]) -> list[str]:
