@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from vla_ros.replay import skill
+from vla_ros.types import ActionSpec, ControlMode
 
-MOTION = range(6)
+MOTION = (0, 1, 2)
 
 
 def actions(frames=60, seed=0):
@@ -28,17 +29,14 @@ def test_perfect_is_one_the_guess_itself_is_zero_and_worse_is_below():
     assert np.isnan(scores(recorded, recorded)[0]["itself"])  # a guess without error leaves nothing to be ahead of
 
 
-def test_every_number_counts_alike_and_rounding_not_at_all():
+def test_rotation_and_gripper_do_not_count_and_joints_all_do():
     recorded = actions()
-    off = [recorded.copy(), recorded.copy()]
-    off[0][:, 0] += recorded[:, 0].std()
-    off[1][:, 1] += recorded[:, 1].std()
-    found = [scores(predicted, recorded)[0]["mean"] for predicted in off]
-    assert found[0] == pytest.approx(found[1])
-    recorded[:, 4] = 1e-6 * np.arange(len(recorded))
     predicted = recorded.copy()
-    predicted[:, 4] += 0.1
+    predicted[:, 3:] += 1.0
     assert scores(predicted, recorded)[0]["mean"] == 1
+    assert skill.columns_of(ActionSpec()) == [0, 1, 2]
+    joints = ActionSpec(dimension=8, control_mode=ControlMode.JOINT_DELTA, gripper_index=7)
+    assert skill.columns_of(joints) == list(range(7))
 
 
 def test_unknown_numbers_are_left_out_and_intervals_hold_the_score():

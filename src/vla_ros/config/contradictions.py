@@ -20,7 +20,10 @@ def _of_cameras(config: Config) -> Iterator[str]:
         found = f"{len(camera.keys)} names for {len(camera.topics)} camera.topics"
         yield f"camera.keys: found {found}, expected one each"
     if len(camera.orientation) not in (1, len(camera.topics)):
-        yield f"camera.orientation: found {len(camera.orientation)}, expected one for all cameras or one for each"
+        yield (
+            f"camera.orientation: found {len(camera.orientation)}, expected one for all cameras or one for each "
+            "([none] leaves pictures as they are)"
+        )
     for name, values in (("camera.topics", camera.topics), ("camera.keys", camera.keys)):
         if len(set(values)) < len(values):
             yield f"{name}: found {list(values)}, expected each once"

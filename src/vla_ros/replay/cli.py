@@ -10,6 +10,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-mae", type=float, metavar="X", help="exit with 3 when the mean absolute error is larger"
     )
+    parser.add_argument(
+        "--no-trials",
+        action="store_true",
+        help="do not look for the cause where answers disagree (other orientations, colours, crop, statistics)",
+    )
     parser.add_argument("--restart", action="store_true", help="forget partial results of an interrupted run")
 
 
@@ -71,28 +77,35 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         VlaRosError: Nothing could be played.
     """
+    from vla_ros.policies.base import create
     from vla_ros.replay.bag import find_bags
     from vla_ros.replay.evaluate import make_jobs, play_all
+    from vla_ros.replay.prepare import LoadedOnce
     from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
     from vla_ros.replay.topics import parse_overrides
+    from vla_ros.replay.trials import explain
 
     options = _options(arguments)
     config = load(arguments.config, arguments.param)
     partial = arguments.json.with_name(arguments.json.name + ".partial") if arguments.json else None
     if arguments.restart and partial is not None:
         shutil.rmtree(partial, ignore_errors=True)
-    jobs = make_jobs(find_bags(arguments.bags), config, parse_overrides(arguments.topics), options, partial)
-    with _Progress(len(jobs)) as progress:
+    overrides = parse_overrides(arguments.topics)
+    jobs = make_jobs(find_bags(arguments.bags), config, overrides, options, partial)
+    with closing(LoadedOnce(create(config))) as policy, _Progress(len(jobs)) as progress:
         ask = progress.ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        outcomes = play_all(jobs, None, arguments.jobs, ask, progress.load, progress.told)
-    result = make_result(outcomes, config, options)
+        outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.load, progress.told)
+        result = make_result(outcomes, config, options)
+        if not (arguments.no_trials or result.figures["interrupted"]):
+            progress.say("looking for what else it could be")
+            result = explain(result, policy, overrides)
     print("\n".join(summary_lines(result.figures)))
     if arguments.json:
         write_json(result, arguments.json)
     if arguments.report:
         from vla_ros.replay.report import write_report
 
-        write_report(result, arguments.report, parse_overrides(arguments.topics))
+        write_report(result, arguments.report, overrides)
     if arguments.write:
         from vla_ros.replay.write import write_bag
 
@@ -168,6 +181,10 @@ class _Progress:
     def load(self, fraction: float, message: str) -> None:
         """Told by the policy while it loads."""
         self._bar.update(self._task, description=f"{message} ({100 * fraction:.0f} %)")
+
+    def say(self, message: str) -> None:
+        """Show a message beside the spinner."""
+        self._bar.update(self._task, description=message)
 
     def told(self, bag: str, count: int) -> None:
         """Told by the player."""

@@ -26,6 +26,9 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
     ("mae", "MAE", -1),
     ("motion_mae", "motion MAE", -1),
     ("rmse", "RMSE", -1),
+    ("skill.mean_action", "skill over mean", 1),
+    ("skill.hold_last", "skill over hold last", 1),
+    ("turns.direction_cosine", "cosine at turns", 1),
     ("motion.jerk_predicted", "jerk, RMS", -1),
     ("motion.idle_predicted", "idle share", 0),
     ("latency_ms.total.p50", "latency p50 [ms]", -1),
@@ -129,10 +132,18 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
         better = ""
         if sense and a != b and not (math.isnan(a) or math.isnan(b)):
             better = "A" if (a > b) == (sense > 0) else "B"
-        ends = [content.get("intervals", {}).get(path) for content in (first, second)]
+        ends = [_interval(content, path) for content in (first, second)]
         clear = all(ends) and (ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1])
         rows.append(Row(name, a, b, better, bool(clear)))
     return rows
+
+
+def _interval(content: Mapping[str, Any], path: str) -> Any:
+    """Both ends of a figure's interval, or None."""
+    skill, _, name = path.partition(".")
+    if skill == "skill":
+        return content.get("skill", {}).get("intervals", {}).get(name)
+    return content.get("intervals", {}).get(path)
 
 
 def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

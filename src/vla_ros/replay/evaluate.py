@@ -78,7 +78,8 @@ def play_all(
 
     Args:
         jobs: Bags.
-        policy: Takes the place of the one that the options name (one process only).
+        policy: Takes the place of the one that the options name (one process only). A
+            :class:`~vla_ros.replay.prepare.LoadedOnce` stays loaded, for the caller to close.
         workers: Processes; each loads its own policy.
         ask: Asks a person about ambiguous topics (one process only).
         load: Told how far loading is.
@@ -87,9 +88,11 @@ def play_all(
     Returns:
         An outcome per job that was begun; fewer after an interruption.
     """
-    if workers > 1 and len(jobs) > 1 and policy is None:
+    if workers > 1 and len(jobs) > 1 and (policy is None or isinstance(policy, LoadedOnce)):
         return _play_apart(jobs, workers, told)
-    chosen = LoadedOnce(policy if policy is not None else create(build(dict(jobs[0].config))))
+    chosen = policy if isinstance(policy, LoadedOnce) else None
+    if chosen is None:
+        chosen = LoadedOnce(policy if policy is not None else create(build(dict(jobs[0].config))))
     outcomes: list[Outcome] = []
     try:
         for job in jobs:
@@ -97,7 +100,8 @@ def play_all(
             if outcomes[-1].samples is not None and not outcomes[-1].samples.complete:
                 break
     finally:
-        chosen.close()
+        if chosen is not policy:
+            chosen.close()
     return outcomes
 
 

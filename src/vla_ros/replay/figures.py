@@ -126,7 +126,7 @@ def ahead(frames: Frames, rows: IntArray, spec: ActionSpec, config: Config) -> d
     """The baselines' figures, the policy's skill against each, and who is right where the motion turns."""
     predicted, recorded, episodes = frames.predicted[rows], frames.recorded[rows], frames.episodes[rows]
     guessed = guesses(frames, rows, spec, config)
-    score, ends = skill.scores(predicted, recorded, guessed, _motion(spec), episodes)
+    score, ends = skill.scores(predicted, recorded, guessed, skill.columns_of(spec), episodes)
     is_pose = spec.control_mode is ControlMode.END_EFFECTOR_DELTA
     return {
         "baselines": {name: quality(guess, recorded, spec, config) for name, guess in guessed.items()},

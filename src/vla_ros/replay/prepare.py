@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vla_ros.config import Config
 from vla_ros.errors import ConfigError, ImageError
@@ -12,7 +12,7 @@ from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import Selection
 from vla_ros.stepper import Stepper
-from vla_ros.types import ActionChunk, ActionSpec, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 
 
@@ -41,6 +41,15 @@ class LoadedOnce:
     def reset(self) -> None:
         """Reset the policy."""
         self._policy.reset()
+
+    def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
+        """What normalised answers [M, D] would mean with each of the checkpoint's other statistics, by name.
+
+        Empty where the policy has no method of this name (it is not part of the seam).
+        """
+        self.load()
+        told = getattr(self._policy, "other_statistics", None)
+        return dict(told(normalized)) if told is not None else {}
 
     def close(self) -> None:
         """Free the policy."""
@@ -99,8 +108,24 @@ def pictures_at(
     """
     preprocess = Preprocessor(config.camera, spec.image_size)
     cameras = {key: config.camera.keys.index(key) for key in spec.image_keys}
-    several = len(cameras) > 1  # the others' newest frames lie before
     found: dict[int, dict[str, UInt8Array]] = {}
+    for time, newest in newest_frames(bag, selection, times):
+        with contextlib.suppress(ImageError, KeyError):
+            found[time] = {
+                key: preprocess(newest[selection.cameras[index]], index).image for key, index in cameras.items()
+            }
+    return found
+
+
+def newest_frames(bag: Bag, selection: Selection, times: Sequence[int]) -> Iterator[tuple[int, dict[str, bytes]]]:
+    """The newest message of each camera at frames of the first one: (time, topic to message).
+
+    Args:
+        bag: Open.
+        selection: Which topics are the cameras.
+        times: Nanoseconds of the recorder; those at which there is no frame are left out.
+    """
+    several = len(selection.cameras) > 1  # the others' newest frames lie before
     for wanted in times:
         newest: dict[str, bytes] = {}
         for record in bag.records(selection.cameras, wanted - 2_000_000_000 if several else wanted):
@@ -108,10 +133,5 @@ def pictures_at(
                 break
             newest[record.topic] = bytes(record.data)
             if record.time == wanted and record.topic == selection.cameras[0]:
-                with contextlib.suppress(ImageError, KeyError):
-                    found[wanted] = {
-                        key: preprocess(newest[selection.cameras[index]], index).image
-                        for key, index in cameras.items()
-                    }
+                yield wanted, newest
                 break
-    return found

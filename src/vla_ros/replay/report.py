@@ -49,6 +49,7 @@ def render(result: Result, overrides: Mapping[str, str]) -> str:
     body = [
         page.verdict(result.verdict.level, result.verdict.headline, result.verdict.reasons),
         page.tiles(tiles(figures)),
+        page.section("What else it could be", tried(figures), TRIED) if "trials" in figures else "",
         page.section("Against guessing", against(figures), GUESSING) if compared else "",
         page.section("Predicted and recorded", traces(result), "Grey was recorded, blue is the policy's answer."),
         page.section("Where it errs", errors(result)) if compared else "",
@@ -65,7 +66,13 @@ def render(result: Result, overrides: Mapping[str, str]) -> str:
 GUESSING = (
     "A figure alone says nothing. Zero does not move, mean gives the mean recorded action every time, hold last "
     "repeats the action that was recorded one step before: it is told the answer a moment later, so a policy that "
-    "only sees pictures need not beat it. Lines are 95 % intervals over episodes."
+    "only sees pictures need not beat it. Skill is 1 - squared error / squared error of the guess: 1 is perfect, 0 "
+    "is no better. Turns are frames at which the recorded motion sets off or turns by more than 30 degrees: hold "
+    "last cannot know these. Lines are 95 % intervals over episodes."
+)
+TRIED = (
+    "A few frames again with one thing changed. Skill is against the mean action; a change is named only where it "
+    "at least halves the error and what comes out is good."
 )
 MOMENTS = "The picture is what the model saw, after orientation, crop and resize. Errors count in recorded spreads."
 
@@ -96,13 +103,38 @@ def against(figures: Mapping[str, Any]) -> Markup:
         "gripper_f1": "Gripper F1 (more is better)",
         "motion_mae": "Motion error (less is better)",
     }
+    skill, turns = figures["skill"], figures["turns"]
     shown = []
     for key, title in titles.items():
         low, high = figures["intervals"].get(key) or (None, None)
         bars = [charts.Bar("policy", figures[key], low, high, POLICY)]
         bars += [charts.Bar(name.replace("_", " "), values[key], colour=PALE) for name, values in base.items()]
         shown.append(charts.bars(bars, title=title))
+    if turns and turns["count"]:
+        bars = [charts.Bar("policy", turns["direction_cosine"], colour=POLICY)]
+        bars += [charts.Bar(name.replace("_", " "), turns["baselines"][name], colour=PALE) for name in base]
+        shown.append(charts.bars(bars, title=f"Direction cosine at {turns['count']} turns (more is better)"))
+    bars = []
+    for name in base:
+        low, high = skill["intervals"][name] or (None, None)
+        bars.append(charts.Bar(f"over {name.replace('_', ' ')}", skill[name], low, high, POLICY))
+    shown.append(charts.bars(bars, title="Skill (1 is perfect, 0 no better)"))
     return page.cards(shown)
+
+
+def tried(figures: Mapping[str, Any]) -> Markup:
+    """What was changed, and what came of it."""
+    rows = [
+        [
+            trial["name"],
+            str(trial["frames"]),
+            significant(trial["direction_cosine"]),
+            significant(trial["skill"]),
+            "far better" if trial["better"] else "",
+        ]
+        for trial in figures["trials"]
+    ]
+    return page.table(("change", "frames", "direction cosine", "skill", ""), rows, numeric=(1, 2, 3))
 
 
 def traces(result: Result) -> list[Markup]:

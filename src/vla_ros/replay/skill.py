@@ -1,8 +1,9 @@
 """How far a policy is ahead of guessing: skill scores, and the frames at which the recorded motion turns.
 
-A skill score is 1 - E / E_guess, with E the mean squared error of the motion, each number in units of its recorded
-variance (Murphy 1988): 1 is perfect, 0 no better than the guess, below 0 worse. It is fair to every guess because
-all are judged by the same error on the same frames.
+A skill score is 1 - E / E_guess, with E the mean squared error of the translation (joint policies: of all joints;
+Murphy 1988): 1 is perfect, 0 no better than the guess, below 0 worse. It is fair to every guess because all are
+judged by the same error on the same frames. Rotations are left out: in most recordings they are small corrections,
+and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
 
 Turns show what a score over all frames hides: who repeats the last recorded motion is right wherever a motion goes
 on, and wrong exactly where something had to be seen. A policy that is given past joint states can learn just that
@@ -17,40 +18,29 @@ from typing import Any
 import numpy as np
 
 from vla_ros.replay import bootstrap, metrics
-from vla_ros.types import FloatArray, IntArray
+from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray
 
 TURN_DEGREES = 30.0
 """A recorded translation that differs by more from the one before is a turn; so is setting off."""
 
-_NEGLIGIBLE = 0.02
-"""Numbers that vary less than this share of the most varying one are left out: their errors are rounding."""
+
+def columns_of(spec: ActionSpec) -> list[int]:
+    """The numbers that the error counts: translation, or every joint."""
+    if spec.control_mode is ControlMode.END_EFFECTOR_DELTA:
+        return [0, 1, 2]
+    return [index for index in range(spec.dimension) if index != spec.gripper_index]
 
 
-def weights(recorded: FloatArray, motion: Sequence[int]) -> FloatArray:
-    """One over the recorded variance of each number, [D]; 0 for the gripper and what hardly varies.
-
-    Args:
-        recorded: Float64 [M, D], NaN where unknown.
-        motion: Columns besides the gripper.
-    """
-    variance = np.nan_to_num(metrics.mean((recorded - metrics.mean(recorded)) ** 2))
-    counted = np.zeros(recorded.shape[1], bool)
-    counted[list(motion)] = True
-    counted &= variance > max(_NEGLIGIBLE**2 * variance[list(motion)].max(initial=0.0), 1e-18)
-    return np.where(counted, 1.0 / np.where(counted, variance, 1.0), 0.0)
-
-
-def squared_errors(predicted: FloatArray, recorded: FloatArray, weight: FloatArray) -> FloatArray:
-    """Squared error of each frame in recorded variances, mean over what is counted and known, [M]."""
-    counted = weight > 0
-    return metrics.mean((predicted - recorded)[:, counted] ** 2 * weight[counted], axis=1)
+def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequence[int]) -> FloatArray:
+    """Squared error of each frame, mean over what is known of ``columns``, [M]."""
+    return metrics.mean((predicted - recorded)[:, list(columns)] ** 2, axis=1)
 
 
 def scores(
     predicted: FloatArray,
     recorded: FloatArray,
     guesses: Mapping[str, FloatArray],
-    motion: Sequence[int],
+    columns: Sequence[int],
     episodes: IntArray,
 ) -> tuple[dict[str, float], dict[str, list[float] | None]]:
     """Skill against each guess, and its 95 % interval over episodes (None for a single one).
@@ -59,15 +49,14 @@ def scores(
         predicted: Float64 [M, D].
         recorded: Float64 [M, D].
         guesses: Name to float64 [M, D].
-        motion: Columns besides the gripper.
+        columns: As :func:`columns_of`.
         episodes: Int64 [M].
     """
-    weight = weights(recorded, motion)
-    own = squared_errors(predicted, recorded, weight)
+    own = squared_errors(predicted, recorded, columns)
     found: dict[str, float] = {}
     ends: dict[str, list[float] | None] = {}
     for name, guess in guesses.items():
-        pair = np.nan_to_num(np.stack([own, squared_errors(guess, recorded, weight)], axis=1))
+        pair = np.nan_to_num(np.stack([own, squared_errors(guess, recorded, columns)], axis=1))
         sums = bootstrap.per_episode(pair, episodes)
         found[name] = float(_score(sums.sum(axis=0, keepdims=True))[0])
         interval = bootstrap.interval(sums, _score)
@@ -77,7 +66,7 @@ def scores(
 
 def _score(sums: FloatArray) -> FloatArray:
     result: FloatArray = np.full(len(sums), np.nan)
-    return 1.0 - np.divide(sums[:, 0], sums[:, 1], out=result, where=sums[:, 1] > 1e-12)
+    return 1.0 - np.divide(sums[:, 0], sums[:, 1], out=result, where=sums[:, 1] > 1e-18)
 
 
 def turns(translation: FloatArray, episodes: IntArray) -> IntArray:

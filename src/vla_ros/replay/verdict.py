@@ -242,7 +242,9 @@ def _weak(figures: Mapping[str, Any]) -> list[str]:
     if WEAK_COSINE <= cosine < GOOD_COSINE:
         lines.append(f"directions agree only partly (cosine {cosine:.2f}, a good policy has {GOOD_COSINE} or more)")
     blind, skill = _blind_cosine(figures), figures["skill"]
-    if cosine <= blind:
+    if cosine < WEAK_COSINE:
+        pass  # said already, and all else follows from it
+    elif cosine <= blind:
         lines.append(
             f"directions agree no better (cosine {cosine:.2f}) than always going the mean way ({blind:.2f})"
         )
@@ -269,7 +271,7 @@ def _copies(figures: Mapping[str, Any]) -> list[str]:
     if not turns or turns["count"] < _ENOUGH_TURNS:
         return []
     cosine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
-    if cosine >= GOOD_COSINE or cosine > held + 0.2:
+    if figures["direction_cosine"] < WEAK_COSINE or cosine >= GOOD_COSINE or cosine > held + 0.2:
         return []
     return [
         f"where the recorded motion turns ({turns['count']} frames) it hardly does better (cosine {cosine:.2f}) "

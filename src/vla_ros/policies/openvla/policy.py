@@ -173,6 +173,19 @@ class OpenVLAPolicy:
         with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
             return self._answer(loaded, image, observation.instruction, observation.stamp)
 
+    def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
+        """What normalised actions [..., D] would mean with each other dataset of the checkpoint, by its name.
+
+        For a diagnosis of a wrong ``policy.unnorm_key``; datasets of another dimension are left out.
+        """
+        own = self.loaded.statistics
+        folder = checkpoint_folder(self._options.checkpoint)
+        return {
+            key: statistics.unnormalize(normalized)
+            for key, statistics in read_statistics(folder).items()
+            if key != own.key and statistics.dimension == own.dimension
+        }
+
     def reset(self) -> None:
         """Forget the last answer, which the engine drafts from; answers do not depend on it."""
         self._previous = None

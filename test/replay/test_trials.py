@@ -1,0 +1,132 @@
+"""A wrong orientation, colour order, crop or dataset is found by trying, and nothing is made up where none is."""
+
+import numpy as np
+import pytest
+
+from vla_ros.config import build
+from vla_ros.policies.base import no_progress
+from vla_ros.replay import evaluate, trials
+from vla_ros.replay.play import Options
+from vla_ros.replay.prepare import LoadedOnce
+from vla_ros.replay.result import make_result
+from vla_ros.types import ActionChunk, ActionSpec
+
+PERIOD = 100_000_000
+
+
+class SpotPolicy:
+    """Goes where a red spot lies in the picture; blue ones say nothing to it."""
+
+    def __init__(self, scale=1.0):
+        self.spec = ActionSpec()
+        self.scale = scale
+
+    def load(self, progress=None):
+        pass
+
+    def infer(self, observation):
+        image = observation.images["image"].astype(float)
+        weight = np.clip(image[..., 0] - image[..., 2] - 50, 0, None)
+        if weight.sum() == 0:
+            action = np.array([0.02, 0, 0, 0, 0, 0, 1.0])
+        else:
+            rows, columns = np.indices(weight.shape)
+            centre = np.array([(columns * weight).sum(), (rows * weight).sum()]) / weight.sum()
+            motion = (centre - 111.5) / 111.5 * 0.05
+            action = np.array([*motion, 0, 0, 0, 0, 1.0])
+        normalized = action / 0.05
+        action[:6] *= self.scale
+        return ActionChunk(action[None], observation.stamp, normalized[None])
+
+    def other_statistics(self, normalized):
+        return {"half": 0.025 * normalized, "right": 0.05 * normalized, "twice": 0.1 * normalized}
+
+    def reset(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def spot_bag(make, write_bag):
+    """``spot_bag(alter)`` gives a bag of spots; ``alter`` turns each upright picture into the camera's."""
+
+    def write(alter):
+        rng = np.random.default_rng(0)
+        messages = [(make.start, "/vla_policy/instruction", make.text("go to the spot"))]
+        for step in range(40):
+            stamp = make.start + step * PERIOD
+            place = rng.integers(20, 204, 2)
+            pixels = np.zeros((224, 224, 3), np.uint8)
+            pixels[place[1] - 12 : place[1] + 12, place[0] - 12 : place[0] + 12, 0] = 255
+            action = [*((place - 112) / 111.5 * 0.05), 0, 0, 0, 0, float(step % 20 < 10)]
+            messages += [
+                (stamp + 1_000_000, "/camera/image_raw", make.image(stamp, alter(pixels))),
+                (stamp + 21_000_000, "/vla_policy/action", make.array(action)),
+            ]
+        return write_bag("spots", messages)
+
+    return write
+
+
+def explained(path, policy=None, **options):
+    config = build(options)
+    options = Options(instruction="go")
+    (job,) = evaluate.make_jobs([path], config, {}, options, None)
+    chosen = LoadedOnce(policy or SpotPolicy())
+    outcomes = evaluate.play_all([job], chosen, 1, None, no_progress, lambda name, count: None)
+    return trials.explain(make_result(outcomes, config, options), chosen, {})
+
+
+@pytest.mark.parametrize(
+    ("alter", "name"),
+    [
+        (lambda image: image[::-1, ::-1], "camera.orientation rotate_180"),
+        (lambda image: image[:, ::-1], "camera.orientation flip_horizontal"),
+        (lambda image: image[..., ::-1], "red and blue exchanged"),
+    ],
+)
+def test_the_cause_is_the_first_reason(spot_bag, alter, name):
+    found = explained(spot_bag(alter))
+    assert found.verdict.level == "bad"
+    assert found.verdict.reasons[0].startswith(f"it agrees far better with {name} (cosine 1.00")
+    assert [trial["name"] for trial in found.figures["trials"] if trial["better"]] == [name]
+    assert found.figures["verdict"]["reasons"][0] == found.verdict.reasons[0]
+
+
+def test_the_advice_can_be_typed(spot_bag):
+    path = spot_bag(lambda image: image[::-1, ::-1])
+    found = explained(path)
+    assert found.verdict.reasons[0].endswith("try -p 'camera.orientation:=[rotate_180]'")
+    again = explained(path, **{"camera.orientation": ["rotate_180"]})
+    assert again.figures["direction_cosine"] > 0.99
+    assert "trials" not in again.figures
+
+
+def test_statistics_of_another_dataset_are_named(spot_bag):
+    found = explained(spot_bag(lambda image: image), SpotPolicy(scale=3.0))
+    assert found.verdict.reasons[0].startswith("it agrees far better with policy.unnorm_key right ")
+    assert any("times as large" in reason for reason in found.verdict.reasons)
+
+
+def test_nothing_is_made_up(spot_bag):
+    """Answers that have nothing to do with what was recorded: everything was tried, and that is what is said."""
+    rng = np.random.default_rng(5)
+
+    class Random(SpotPolicy):
+        def infer(self, observation):
+            observation.images["image"]
+            action = np.array([*rng.normal(0, 0.02, 3), 0, 0, 0, 1.0])
+            return ActionChunk(action[None], observation.stamp, (action / 0.05)[None])
+
+    found = explained(spot_bag(lambda image: image), Random())
+    assert found.verdict.level == "bad"
+    assert found.verdict.reasons[-1].endswith("none agrees far better")
+    assert not any(trial["better"] for trial in found.figures["trials"])
+
+
+def test_a_good_policy_is_not_asked_again(spot_bag):
+    found = explained(spot_bag(lambda image: image))
+    assert "trials" not in found.figures
+    assert found.figures["skill"]["mean_action"] > 0.99
