@@ -59,6 +59,11 @@ def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
     return Part("latency", OK, message, values)
 
 
+def topics_part(findings: Mapping[str, str]) -> Part:
+    """What keeps messages from arriving, each with its cure; none where all is well."""
+    return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
+
+
 def process_part(resources: Mapping[str, int]) -> Part:
     """Memory, threads, descriptors and GPU memory of the node."""
     values = {name: str(value) for name, value in resources.items()}

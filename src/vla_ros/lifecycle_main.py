@@ -24,19 +24,24 @@ class Signals:
     """Takes SIGINT and SIGTERM from now on.
 
     Attributes:
-        came: True once one of them has come.
+        name: The first that came, or "".
     """
 
     def __init__(self) -> None:
-        self.came = False
+        self.name = ""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, signal.default_int_handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.came:
-            self.came = True
+        if not self.name:
+            self.name = signal.Signals(number).name
             signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
+
+    @property
+    def came(self) -> bool:
+        """True once one of them has come."""
+        return bool(self.name)
 
     def ignore(self) -> None:
         """Let nothing break into the last words: `ros2 launch` and a terminal both signal."""
@@ -55,14 +60,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 after a signal, 1 where parameters are wrong or an autostarted node could not start.
     """
     signals = Signals()
+    try:
+        return _run(signals, arguments)
+    except KeyboardInterrupt:  # before there was a node
+        signals.ignore()
+        _say(f"ended by {signals.name}: nothing was started")
+        return 0
+
+
+def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
     from vla_ros.errors import VlaRosError
     from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.lifecycle_node import VlaPolicyNode
+    from vla_ros.middleware import uses_iceoryx
+    from vla_ros.middleware.daemons import wait_for_roudi
 
     keep_freed_memory()
+    if uses_iceoryx() and not wait_for_roudi(lambda: signals.came, _say):
+        raise KeyboardInterrupt
     # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     node: VlaPolicyNode | None = None
@@ -71,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         node = VlaPolicyNode(interrupted=lambda: signals.came)
         status = _spin(node)
     except VlaRosError as error:
-        print(f"vla_policy_node: {error}", file=sys.stderr)
+        _say(str(error))
         status = 1
     except KeyboardInterrupt:
         pass
@@ -79,10 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signals.ignore()
         if node is not None:
             node.leave()
-            node.get_logger().info("ended: the arm holds")
+            node.get_logger().info(f"ended{' by ' + signals.name if signals.name else ''}: the arm holds")
             node.destroy_node()
         rclpy.try_shutdown()
     return status
+
+
+def _say(text: str) -> None:
+    print(f"vla_policy_node: {text}", file=sys.stderr, flush=True)
 
 
 def _spin(node: VlaPolicyNode) -> int:

@@ -19,7 +19,8 @@ from vla_ros.errors import ConfigError
 from vla_ros.frame_trace import FrameTrace
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
 from vla_ros.metrics import MetricsServer, exposition
-from vla_ros.middleware import Frames, examine, sourced_distribution
+from vla_ros.middleware import Frames, examine, sourced_distribution, uses_iceoryx
+from vla_ros.middleware.daemons import RoudiWatch
 from vla_ros.resources import gpu_memory, process_resources
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
@@ -68,6 +69,8 @@ class Telemetry:
         self._debug_wanted = False
         self._newest: Trip | None = None
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
+        self._roudi = RoudiWatch() if self._graph.backend == "rclpy" and uses_iceoryx() else None
+        self._wrong: Mapping[str, str] = {}
         if config.camera.transport == "raw":
             self._say_transport()
         wiring.timer(1.0, self._report)
@@ -116,18 +119,30 @@ class Telemetry:
 
     def _report(self) -> None:
         """Once a second: say what is wrong with the topics, publish diagnostics and status."""
-        for finding in self._health.check():
-            self._logger.warning(finding.text)
+        self._look()
         parts = [
             diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction),
             diagnostics.frames_part(self._stats.frames()),
             diagnostics.latency_part(self._stats.latency_ms()),
+            diagnostics.topics_part(self._wrong),
             diagnostics.process_part(self._resources()),
         ]
         name, stamp = self._node.get_fully_qualified_name(), int(self._node.get_clock().now().nanoseconds)
         self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
         self._debug_wanted = self._debug.get_subscription_count() > 0
         self.changed()
+
+    def _look(self) -> None:
+        """Say what has begun to be wrong with the topics or under them."""
+        self._health.check()
+        wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.present}
+        gone = self._roudi.check() if self._roudi is not None else ""
+        if gone:
+            wrong["middleware"] = gone
+        for text in wrong.values():
+            if text not in self._wrong.values():
+                self._logger.warning(text)
+        self._wrong = wrong
 
     def _draw(self) -> None:
         trip, self._newest = self._newest, None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, daemons, examine, select, write
-from vla_ros.middleware.daemons import roudi_is_up, roudi_pools
+from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, daemons, examine, select, uses_iceoryx, write
+from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
 from vla_ros.middleware.selection import RMW_OF
 
 JAZZY = DISTRIBUTIONS["jazzy"]
@@ -124,6 +124,30 @@ def process(host: Path, words: list[str]) -> Path:
     (entry / "cmdline").write_text("\0".join([*words, ""]))
     (entry / "cwd").symlink_to(host)
     return host / "proc"
+
+
+@pytest.mark.parametrize(("name", "uses"), [("iceoryx", True), ("cyclonedds", False), ("fastdds", False)])
+def test_who_needs_a_roudi(host: Path, name: str, uses: bool) -> None:
+    assert uses_iceoryx(environment(host, name)) == uses
+
+
+def test_a_roudi_is_waited_for_until_it_comes_or_somebody_ends_the_waiting(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    looks = iter([False, False, True])
+    assert not wait_for_roudi(lambda: next(looks), said.append)
+    assert len(said) == 1
+    assert "iox-roudi -c roudi.toml" in said[0]
+    answers = iter([False, True])
+    monkeypatch.setattr(daemons, "roudi_is_up", lambda: next(answers))
+    assert wait_for_roudi(lambda: False, said.append)
+
+
+def test_a_roudi_that_ended_and_came_back_does_not_know_this_process() -> None:
+    up = iter([True, True, False, True])
+    watch = RoudiWatch(lambda: next(up))
+    assert [watch.check()[:15] for _ in range(5)] == ["", "", *["RouDi has ended"] * 3]
 
 
 def test_the_pools_of_a_running_roudi_are_read(host: Path) -> None:

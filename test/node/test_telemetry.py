@@ -73,6 +73,22 @@ def test_the_debug_image_is_made_for_those_who_look_and_for_nobody_else(
     assert picture.stamp in robot.sent
 
 
+def test_what_keeps_messages_from_arriving_is_in_the_diagnostics_with_its_cure(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    text = robot.graph.message("std_msgs/msg/String")
+    start("-p", "camera.topics:=[/nowhere]", "-p", "timeouts.publisher:=1.0")
+    robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
+    loud = robot.node.create_publisher(text, "/vla_policy/instruction", robot.graph.qos("camera"))
+    wanted = {"no_publisher /nowhere", "incompatible_qos /vla_policy/instruction"}
+    robot.until(lambda: wanted <= set(robot.diagnostics["topics"]), robot.send_joints)
+    part = robot.diagnostics["topics"]
+    assert part["level"] == 1
+    assert "Is the driver running" in part["no_publisher /nowhere"]
+    robot.node.destroy_publisher(loud)
+    robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
+
+
 def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) -> None:
     port = 20_000 + os.getpid() % 10_000
     start("-p", "policy.instruction:=go on", "-p", f"node.metrics_port:={port}")

@@ -261,6 +261,24 @@ def policy(program: Callable[..., Program]) -> Callable[..., Program]:
     return start
 
 
+ROBOT_PROCESS = """
+import sys, time
+sys.path.append(sys.argv[1])
+from conftest import Robot
+robot = Robot()
+robot.drive()
+while True:
+    print("commands:", len(robot.commands), flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def robot_process(program: Callable[..., Program]) -> Callable[[], Program]:
+    """Start a :class:`Robot` as a process of its own, which can be killed."""
+    return lambda: program(sys.executable, "-c", ROBOT_PROCESS, str(Path(__file__).parent))
+
+
 def write_bag(folder: Path, frames: int, rate: float) -> None:
     """A camera and joint states, as `ros2 bag record` leaves them, a year ago."""
     from rosbags.rosbag2 import StoragePlugin, Writer

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,21 @@ def test_the_policy_launch_file_brings_an_active_node(robot: Any, program: Calla
     assert not robot.commands
     assert "middleware default: " in launch.output
     assert launch.end(timeout=10) == 0
-    assert "ended: the arm holds" in launch.output
+    assert "ended by SIGINT: the arm holds" in launch.output
+
+
+def test_the_life_of_the_node_under_launch_testing(program: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("launch_testing", reason="launch_testing is not installed")
+    results = tmp_path / "results.xml"
+    life = program(
+        *(sys.executable, "-m", "launch_testing.launch_test"),
+        *(str(Path(__file__).with_name("life.launch_testing.py")), "--junit-xml", str(results)),
+    )
+    assert life.process.wait(120) == 0, life.output
+    assert [case.get("name") for case in ElementTree.parse(results).iter("testcase")] == [
+        "test_states_frames_and_commands",
+        "test_ended_in_order",
+    ]
 
 
 def test_a_mistake_ends_the_launch_before_anything_starts(program: Callable[..., Any]) -> None:

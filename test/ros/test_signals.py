@@ -6,9 +6,12 @@ node that is killed and comes back armed.
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +45,7 @@ def test_a_signal_ends_the_node_in_order(
         robot.wait(lambda: len(robot.commands) >= 3, "commands")
     node.process.send_signal(number)
     assert node.end(number) == 0
-    assert node.output.strip().splitlines()[-1].endswith("ended: the arm holds")
+    assert node.output.strip().splitlines()[-1].endswith(f"ended by {number.name}: the arm holds")
     assert "Traceback" not in node.output
     told = len(robot.commands)
     sent = len(robot.stamps)
@@ -76,6 +79,24 @@ def test_a_driver_that_dies_stops_the_arm(robot: Any, policy: Callable[..., Any]
     node.wait_for("driver_gone")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_driver_process_that_ends_makes_the_arm_hold(
+    robot: Any, robot_process: Callable[[], Any], policy: Callable[..., Any], number: signal.Signals
+) -> None:
+    driver = robot_process()
+    node = policy("control.armed:=true", "timeouts.joint_state:=0.5", "timeouts.camera:=0.5")
+    robot.wait(lambda: len(robot.commands) >= 3, "commands")
+    driver.process.send_signal(number)
+    driver.process.wait(5)
+    node.wait_for("armed -> holding (")
+    robot.wait(lambda: any("armed -> holding (" in line for line in robot.log), "the line on /rosout")
+    told = len(robot.commands)
+    heard = time.monotonic()
+    robot.wait(lambda: time.monotonic() > heard + 1.0, "a second in which nothing may be commanded")
+    assert len(robot.commands) <= told + 1, "nothing but the hold that was on its way"
+    assert node.end(signal.SIGINT) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("delay", [0.5, 1.0])
 def test_a_signal_while_it_starts_ends_it_quietly(
@@ -85,4 +106,45 @@ def test_a_signal_while_it_starts_ends_it_quietly(
     time.sleep(delay)  # somewhere in its imports or in configure: wherever it is, it must end in order
     assert node.end(number) == 0
     assert "Traceback" not in node.output
-    assert node.output.strip().endswith("ended: the arm holds")
+    assert re.search(f"ended by {number.name}: (the arm holds|nothing was started)$", node.output.strip())
+
+
+SLOW_POLICY = """
+import time
+from vla_ros.policies.hold import HoldPolicy
+
+class Slow(HoldPolicy):
+    def load(self, progress=None):
+        print("loading begins", flush=True)
+        for step in range(600):
+            {step}
+"""
+LOADS = {
+    "that tells its progress": "progress(step / 600, 'weights'); time.sleep(0.1)",
+    "that says nothing": "time.sleep(0.1)",
+    "inside one long call": "time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_signal_during_a_long_load_ends_it(
+    robot: Any,
+    policy: Callable[..., Any],
+    load: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A policy of a third party, found as any other: by its entry point."""
+    (tmp_path / "slow_policy.py").write_text(SLOW_POLICY.format(step=LOADS[load]))
+    metadata = tmp_path / "slow_policy-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-policy\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[vla_ros.policies]\nslow = slow_policy:Slow\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    node = policy("policy.name:=slow")
+    robot.drive()
+    node.wait_for("loading begins")
+    assert node.end(signal.SIGINT) == 0
+    assert node.output.strip().splitlines()[-1].endswith("ended by SIGINT: the arm holds")
+    assert "Traceback" not in node.output
+    assert not robot.commands

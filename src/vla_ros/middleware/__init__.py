@@ -5,7 +5,7 @@ The stock settings of every ROS 2 middleware lose most raw 1080p frames between 
 that the cameras really send; :func:`examine` says whether it is in force.
 """
 
-from vla_ros.middleware.checks import Report, examine
+from vla_ros.middleware.checks import Report, examine, uses_iceoryx
 from vla_ros.middleware.distributions import DISTRIBUTIONS, Distribution, sourced_distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.selection import NAMES, Profile, default_folder, ready_made, select, write
@@ -22,5 +22,6 @@ __all__ = [
     "ready_made",
     "select",
     "sourced_distribution",
+    "uses_iceoryx",
     "write",
 ]

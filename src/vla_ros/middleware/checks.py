@@ -107,6 +107,15 @@ def examine(
     return Report(name, tuple(facts), tuple(problems))
 
 
+def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a process in this environment joins RouDi: it needs one to start, and one that lives."""
+    variables = os.environ if environment is None else environment
+    if variables.get("RMW_IMPLEMENTATION") != RMW_OF["iceoryx"]:
+        return False
+    text = _cyclone_text(variables)
+    return not isinstance(text, Problem) and bool(_SHARED_MEMORY_ON.search(text))
+
+
 Findings = Iterator["str | Problem"]
 
 

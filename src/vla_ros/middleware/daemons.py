@@ -6,11 +6,19 @@ import itertools
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROUDI_SOCKET = Path("/tmp/roudi")
 """Where RouDi 2.0 listens for processes that want to join."""
+
+ROUDI_MISSING = "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -c roudi.toml"
+
+ROUDI_GONE = (
+    "RouDi has ended: what is connected goes on, nothing new can join. End every process that uses iceoryx, start "
+    "RouDi and then the others again"
+)
 
 ZENOH_ROUTER = ("127.0.0.1", 7447)
 
@@ -23,6 +31,44 @@ def roudi_is_up() -> bool:
         except OSError:  # no such file, or left behind by one that was killed
             return False
     return True
+
+
+def wait_for_roudi(ended: Callable[[], bool], say: Callable[[str], object]) -> bool:
+    """Wait until RouDi is up; iceoryx itself would wait as well, but no signal ends that.
+
+    Args:
+        ended: Asked ten times a second; true ends the waiting.
+        say: Told once what is being waited for.
+
+    Returns:
+        False where ``ended()`` was true first.
+    """
+    said = False
+    while not roudi_is_up():
+        if ended():
+            return False
+        if not said:
+            said = True
+            say(f"waiting for RouDi: {ROUDI_MISSING}")
+        time.sleep(0.1)
+    return True
+
+
+class RoudiWatch:
+    """Notices that the RouDi which this process joined has ended.
+
+    Args:
+        is_up: Whether a RouDi takes registrations.
+    """
+
+    def __init__(self, is_up: Callable[[], bool] = roudi_is_up) -> None:
+        self._is_up = is_up
+        self._gone = False
+
+    def check(self) -> str:
+        """What is wrong, or "". Once it has ended that stays so: a new RouDi does not know this process."""
+        self._gone = self._gone or not self._is_up()
+        return ROUDI_GONE if self._gone else ""
 
 
 def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:

@@ -1,0 +1,105 @@
+"""RouDi is missing, is killed, or ends, while the node exchanges its messages through iceoryx.
+
+Regressions pinned: a node that waits for RouDi and cannot be interrupted; an arm that goes on moving, or a node
+that hangs at its end, without a word about what happened.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+
+from vla_ros.middleware import Frames, examine, select, sourced_distribution, write
+from vla_ros.middleware.daemons import roudi_is_up
+
+pytestmark = [
+    pytest.mark.ros,
+    pytest.mark.skipif(shutil.which("iox-roudi") is None, reason="iox-roudi is not installed"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of the profile, and its environment for everything that the test starts."""
+    if roudi_is_up():
+        pytest.skip("another RouDi runs on this host, and there can be only one")
+    profile = select("iceoryx", Frames(64, 48), sourced_distribution(), "lo")
+    write(profile, tmp_path)
+    for name, value in profile.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    report = examine("iceoryx", profile.frames, profile.distribution)
+    if report.fatal or any("built without iceoryx" in problem.found for problem in report.problems):
+        pytest.skip(str(report))
+    return tmp_path
+
+
+@pytest.fixture
+def roudi(program: Callable[..., Any], folder: Path) -> Any:
+    """A RouDi that is up."""
+    started = program("iox-roudi", "-c", str(folder / "roudi.toml"))
+    started.wait_for("RouDi is ready for clients")
+    return started
+
+
+def commands(robot: Any) -> int:
+    """How many commands the robot has heard."""
+    return max(map(int, re.findall(r"commands: (\d+)\n", robot.output)), default=0)
+
+
+def wait_for_commands(robot: Any, node: Any, more: int) -> None:
+    enough, deadline = commands(robot) + more, time.monotonic() + 30
+    while commands(robot) < enough:
+        assert time.monotonic() < deadline, node.output + robot.output[-500:]
+        time.sleep(0.05)
+    assert node.process.poll() is None, node.output
+
+
+def test_a_killed_roudi_is_named_what_runs_goes_on_and_the_node_ends_in_order(
+    roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any]
+) -> None:
+    node, robot = policy("control.armed:=true"), robot_process()
+    node.wait_for("RouDi is up with chunks up to")
+    wait_for_commands(robot, node, 3)
+    roudi.process.kill()
+    node.wait_for("RouDi has ended")
+    wait_for_commands(robot, node, 5)
+    assert node.end(signal.SIGINT) == 0
+    assert "ended by SIGINT: the arm holds" in node.output, "iceoryx may complain after it"
+    assert "Traceback" not in node.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_roudi_that_is_told_to_end_ends_the_node_in_order(
+    roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any], number: signal.Signals
+) -> None:
+    node, robot = policy("control.armed:=true"), robot_process()
+    wait_for_commands(robot, node, 3)
+    roudi.process.send_signal(number)
+    assert node.process.wait(5) == 0, node.output
+    assert "ended by SIGTERM: the arm holds" in node.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_waiting_for_a_roudi_is_said_and_can_be_ended(policy: Callable[..., Any], number: signal.Signals) -> None:
+    node = policy()
+    node.wait_for("waiting for RouDi: none runs on this host")
+    assert node.end(number) == 0
+    assert node.output.strip().splitlines()[-1] == f"vla_policy_node: ended by {number.name}: nothing was started"
+
+
+def test_a_node_that_waits_begins_when_roudi_comes(
+    policy: Callable[..., Any], program: Callable[..., Any], folder: Path
+) -> None:
+    node = policy()
+    node.wait_for("waiting for RouDi")
+    program("iox-roudi", "-c", str(folder / "roudi.toml"))
+    node.wait_for("is ready")
