@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 REPORT ?= reports/demo.html
 EPISODES ?= 5
 ARGS ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit bench faults soak fuzz clean
@@ -24,12 +26,21 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python's venv is missing: sudo apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.demo: $(BIN)/python setup.py constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dds,sim,openvla,replay]'
+# PyPI's PyTorch for Linux on x86-64 brings gigabytes of CUDA along. Where there is no NVIDIA GPU, PyTorch's own index
+# has one for the CPU, a tenth of the size; where that index cannot be reached, PyPI's is installed after all.
+$(VENV)/.torch: $(BIN)/python constraints.txt
+	@if command -v nvidia-smi > /dev/null 2>&1; then echo "NVIDIA driver found: PyTorch with CUDA"; else \
+	  echo "no NVIDIA driver found: PyTorch for the CPU, from $(TORCH_INDEX)"; \
+	  $(PIP) --retries 0 --timeout 20 --index-url $(TORCH_INDEX) torch || \
+	    echo "$(TORCH_INDEX) did not give it: taking PyPI's, some gigabytes"; fi
 	@touch $@
 
-$(VENV)/.test: $(BIN)/python setup.py constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+$(VENV)/.demo: $(VENV)/.torch setup.py
+	$(PIP) -e '.[dds,sim,openvla,replay]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch setup.py
+	$(PIP) -e '.[all,dev]'
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo

@@ -1,7 +1,8 @@
 """The simulated table-top and a policy that works on it: `vla-ros demo`, with the node managed by ROS.
 
     ros2 launch vla_ros demo.launch.py
-    ros2 launch vla_ros demo.launch.py policy:=openvla checkpoint:=/models/small episodes:=20 report:=demo.html
+    ros2 launch vla_ros demo.launch.py episodes:=20 report:=demo.html
+    ros2 launch vla_ros demo.launch.py checkpoint:=/models/mine unnorm_key:=my_table
 
 The launch ends with the demo. Nothing but a simulation can be hurt, so the node arms itself.
 """
