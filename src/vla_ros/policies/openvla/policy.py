@@ -28,7 +28,7 @@ from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engin
 from vla_ros.policies.openvla.loading import build_empty, check_weights, checkpoint_folder, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
-from vla_ros.types import ActionChunk, ActionSpec, IntArray, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ActionSpec, FloatArray, IntArray, Observation, UInt8Array
 
 logger = logging.getLogger(__name__)
 
