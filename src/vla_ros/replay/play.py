@@ -89,7 +89,8 @@ class Player:
         self._bag, self._selection, self._config = bag, selection, config
         self._stepper, self._options = stepper, options
         self._resume, self._partial, self._progress = resume, partial, progress
-        self._recording = series.read(bag, selection)
+        arm = stepper.controller.arm_names
+        self._recording = series.read(bag, selection, arm, config.timeouts.joint_state)
         self._cameras = {topic: index for index, topic in enumerate(selection.cameras)}
         self._frames_of: list[bytes | memoryview | None] = [None] * len(selection.cameras)
         self._rows: list[_Row] = []

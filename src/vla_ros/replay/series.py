@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag
@@ -93,6 +94,29 @@ class Feed:
         return best if best is not None and abs(best.stamp - stamp) <= tolerance else None
 
 
+def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
+    """Joint states of several publishers put together as the live node does (``control.joints``).
+
+    Args:
+        feed: As recorded.
+        needed: Joints without which a state is of no use (the arm's); empty gives ``feed`` back.
+        timeout: Seconds for which what was said of a joint counts (``timeouts.joint_state``).
+
+    Returns:
+        One row per message that told something new; ``feed`` itself where one publisher tells of all joints, and
+        where the needed ones never come together, so that whoever asks for them says which are missing.
+    """
+    if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
+        return feed
+    states, whole = JointStates(needed), _Topic()
+    rows = ((int(time), table, row) for table in feed.tables for row, time in enumerate(table.times))
+    for time, table, row in sorted(rows, key=lambda item: item[0]):
+        found = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)
+        if found is not None and set(needed) <= set(found.joints.names):
+            whole.add(time, found.joints.stamp, found.joints.names, found.joints.positions.tolist())
+    return whole.feed() or feed
+
+
 @dataclass(frozen=True)
 class Recording:
     """What a bag says besides pictures.
@@ -154,8 +178,15 @@ class _Topic:
         return Feed(tuple(tables)) if tables else None
 
 
-def read(bag: Bag, selection: Selection) -> Recording:
-    """Read every small topic of ``selection`` once; images are not touched."""
+def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
+    """Read every small topic of ``selection`` once; images are not touched.
+
+    Args:
+        bag: Open.
+        selection: Which topic is what.
+        needed: Joints of the arm; those of several publishers are put together (:func:`merged`).
+        timeout: See :func:`merged`.
+    """
     types = {topic.name: topic.type for topic in bag.topics}
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": topic for key, topic in selection.state}
@@ -177,13 +208,20 @@ def read(bag: Bag, selection: Selection) -> Recording:
                 instructions.append((record.time, message.data))
             continue
         for role, topic in roles.items():
-            if topic == record.topic and not rows[role].add(record.time, *_columns(message, kind)):
+            if topic != record.topic:
+                continue
+            stamp, names, values = _columns(message, kind)
+            if role == "joints" or role.startswith("state/"):
+                stamp = stamp or record.time  # measured when it came, as for the live node
+            if not rows[role].add(record.time, stamp, names, values):
                 skipped[f"{record.topic}: without a number for every name"] += 1
     tables = {role: collected.feed() for role, collected in rows.items()}
     feeds = {
         role.removeprefix("state/"): table for role, table in tables.items() if role.startswith("state/") and table
     }
-    return Recording(tables.get("joints"), tables.get("truth"), tuple(instructions), feeds, skipped)
+    joints = tables.get("joints")
+    joints = merged(joints, needed, timeout) if joints is not None else None
+    return Recording(joints, tables.get("truth"), tuple(instructions), feeds, skipped)
 
 
 def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[float]]:

@@ -277,7 +277,10 @@ def _moments(
     try:
         with Bag(Path(samples.bag)) as bag:
             selection = select(bag.topics, result.config, overrides)
-            config, recording = fit(result.config, selection), series.read(bag, selection)
+            config, recording = (
+                fit(result.config, selection),
+                series.read(bag, selection, result.config.robot.joint_names),
+            )
             times = {int(samples.times[row]): int(row) for row in rows}
             for time, frames in newest_frames(bag, selection, sorted(times)):
                 row = times[time]

@@ -1,0 +1,107 @@
+"""Joint states of several publishers come together in a replay as they do in the live node."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_ros.config import load
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.joints import JointStates
+from vla_ros.policy_node import _joint_state, _stamp_of
+from vla_ros.replay import series, truth
+from vla_ros.replay.bag import Bag
+from vla_ros.replay.topics import select
+from vla_ros.sim.expert import ExpertPolicy
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_BAG = ROOT / "test" / "data" / "bags" / "demo_jpeg"
+
+
+@pytest.fixture
+def demo_config():
+    return load([ROOT / "config" / "demo.yaml"], ["control.lockstep:=true"])
+
+
+def copied(store, write_bag, name, change):
+    """The demo's bag with ``change(time, message)`` giving (time, message) pairs for every joint state."""
+    messages = []
+    with Bag(DEMO_BAG) as bag:
+        types = {topic.name: topic.type for topic in bag.topics}
+        for record in bag.records(set(types)):
+            message = store.deserialize_cdr(bytes(record.data), types[record.topic])
+            changed = change(record.time, message) if record.topic == "/joint_states" else [(record.time, message)]
+            messages += [(time, record.topic, item) for time, item in changed]
+    return write_bag(name, messages)
+
+
+def only(message, wanted):
+    """A joint state with some of its joints."""
+    names, empty = [message.name[i] for i in wanted], np.zeros(0)
+    return dataclasses.replace(message, name=names, position=message.position[wanted], velocity=empty, effort=empty)
+
+
+def in_two(time, message):
+    """The gripper's and the arm's drivers apart, a microsecond after each other."""
+    arm = [i for i, name in enumerate(message.name) if name.startswith("joint_")]
+    hand = [i for i in range(len(message.name)) if i not in arm]
+    return [(time - 1000, only(message, hand)), (time, only(message, arm))]
+
+
+def test_a_split_recording_is_answered_as_the_live_node_answered_the_whole_one(play, store, write_bag, demo_config):
+    """The bag's commands are those of the live node; fingers and arm now come in messages of their own."""
+    path = copied(store, write_bag, "split", in_two)
+    outcome = play(path, ExpertPolicy(demo_config), config=demo_config)
+    found = outcome.samples
+    assert not found.refused
+    with Bag(path) as bag:
+        recorded = series.read(bag, select(bag.topics, demo_config, {"truth": "/arm/joint_command"})).truth.main
+    rows, rule = truth.pair(found.times, found.stamps, recorded, 200_000_000)
+    known = np.flatnonzero(rows >= 0)
+    assert (rule, len(known)) == ("stamp", 41)
+    assert np.abs(found.commands[known] - recorded.values[rows[known]]).max() < 1e-6
+    assert found.openings.shape == found.times.shape  # the fingers are known too
+
+
+def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, demo_config):
+    """Random publishers of parts, some late, some silent for a while: against the live node's own objects."""
+    rng = np.random.default_rng(4)
+    groups = [["a", "b"], ["c"], ["finger"], ["b", "c"]]
+    needed, timeout, time = ("a", "b", "c"), 0.1, make.start
+    messages, live, expected = [], JointStates(needed), []
+    inputs = Inputs()
+    for _ in range(300):
+        time += int(rng.choice([3, 5, 20, 150], p=[0.4, 0.4, 0.17, 0.03])) * 1_000_000
+        names = groups[rng.choice(4, p=[0.4, 0.3, 0.2, 0.1])]
+        stamp = 0 if rng.random() < 0.1 else time - int(rng.integers(0, 8)) * 1_000_000
+        message = make.joints(stamp, rng.normal(size=len(names)), names)
+        messages.append((time, "/joint_states", message))
+        whole = live.add(_joint_state(message, time), _stamp_of(message), time, timeout)
+        if whole is not None and set(needed) <= set(whole.joints.names):  # as PolicyNode: else it is refused
+            inputs.set_joints(whole.joints)
+        expected.append((time, inputs.snapshot.joints))
+    messages.append((make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8))))
+    with Bag(write_bag("parts", sorted(messages, key=lambda item: item[0]))) as bag:
+        feed = series.read(bag, select(bag.topics, demo_config, {}), needed, timeout).joints
+    compared = 0
+    for time, joints in expected:
+        found = feed.newest(time)
+        if joints is None:
+            assert found is None
+            continue
+        assert dict(zip(found.names, found.positions, strict=True)) == dict(
+            zip(joints.names, joints.positions, strict=True)
+        )
+        assert found.stamp == joints.stamp
+        compared += 1
+    assert compared > 200
+
+
+def test_parts_that_never_come_together_are_left_for_others_to_name(write_bag, make, demo_config):
+    messages = [(make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8)))]
+    messages += [(make.start + i, "/joint_states", make.joints(make.start, [0.0], ["a"])) for i in range(3)]
+    with Bag(write_bag("half", messages)) as bag:
+        feed = series.read(bag, select(bag.topics, demo_config, {}), ("a", "b")).joints
+    assert feed.main.names == ("a",)
+    assert len(feed.main.times) == 3
