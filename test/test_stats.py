@@ -9,6 +9,7 @@ def test_frames_are_counted_by_what_became_of_them() -> None:
     stats = Stats()
     for _ in range(5):
         stats.received()
+    stats.unstamped()
     stats.used()
     stats.commanded()
     stats.dropped("replaced", 3)
@@ -19,6 +20,7 @@ def test_frames_are_counted_by_what_became_of_them() -> None:
         "used": 1,
         "commands": 1,
         "dropped": {"replaced": 3, "image_invalid": 1},
+        "unstamped": 1,
     }
 
 
@@ -33,6 +35,6 @@ def test_percentiles_are_over_the_last_times_only() -> None:
     stats.clear()
     assert stats.summary() == {
         "latency_ms": {},
-        "frames": {"received": 0, "used": 0, "dropped": {}, "commands": 0},
+        "frames": {"received": 0, "used": 0, "dropped": {}, "commands": 0, "unstamped": 0},
         "latency_samples_ms": {},
     }

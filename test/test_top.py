@@ -37,6 +37,7 @@ def view() -> View:
         diagnostics.state_part(safety.status, safety.counters, "pick up the [red] cup"),
         diagnostics.frames_part(stats.frames()),
         diagnostics.latency_part(stats.latency_ms()),
+        diagnostics.policy_part({"outside_bins": 3, "draft_accepted": 7, "logit_margins": (0.1, 0.2)}, 3),
         diagnostics.process_part({"resident_bytes": 200 << 20, "threads": 7}),
     ]
     types = message_types("jazzy")
@@ -57,6 +58,7 @@ def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
         "41",
         "count/camera_stale",
         "200 MiB resident",
+        "3 tokens were no action tokens",
     ):
         assert words in text
 

@@ -43,9 +43,29 @@ def frames_part(frames: Mapping[str, Any]) -> Part:
     dropped = frames["dropped"]
     values = {name: str(frames[name]) for name in ("received", "used", "commands")}
     values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}
-    level = OK if frames["received"] else STALE
-    message = f"{frames['used']} of {frames['received']} frames used" if frames["received"] else "no frame yet"
-    return Part("camera", level, message, values)
+    if not frames["received"]:
+        return Part("camera", STALE, "no frame yet", values)
+    message = f"{frames['used']} of {frames['received']} frames used"
+    if not frames["unstamped"]:
+        return Part("camera", OK, message, values)
+    values["unstamped"] = str(frames["unstamped"])
+    return Part("camera", WARN, f"{message}; {frames['unstamped']} had no stamp, so their age is not known", values)
+
+
+def policy_part(info: Mapping[str, Any], outside: int) -> Part:
+    """What the policy said of its last answer.
+
+    Args:
+        info: ``ActionChunk.info``; numbers and texts are shown.
+        outside: Tokens of the last second that were no action tokens (``outside_bins``).
+    """
+    values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
+    if outside:
+        message = (
+            f"{outside} tokens were no action tokens and were clipped: look at checkpoint, prompt and pictures"
+        )
+        return Part("policy", WARN, message, values)
+    return Part("policy", OK, "answers" if info else "says nothing of its answers", values)
 
 
 def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:

@@ -21,17 +21,16 @@ from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
-from vla_ros.control.watchdog import WATCHED, Now, Watchdog, digest
+from vla_ros.control.watchdog import WATCHED, Now, Watchdog
 from vla_ros.control_loop import ControlLoop, Frame
-from vla_ros.errors import ImageError
 from vla_ros.graph.node import Node, Vocabulary
 from vla_ros.outputs import Outputs
 from vla_ros.policies.base import Policy, Progress, create, no_progress
+from vla_ros.receiver import FrameReceiver
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
 from vla_ros.telemetry import Telemetry
 from vla_ros.types import JointState
-from vla_ros.vision.decode import image_stamp
 from vla_ros.wiring import Wiring
 
 SUPERVISION_PERIOD = 0.02
@@ -221,6 +220,7 @@ class PolicyNode:
         if self._stepper is not None:
             self._watchdog.configure(config.timeouts)
             self._outputs.configure(config)
+            self._receiver.configure(config)
             self._stepper.configure(config)
         if self._loop is not None:
             self._loop.configure(config)
@@ -235,6 +235,16 @@ class PolicyNode:
         joints = "sensor_msgs/msg/JointState"
         self._outputs = Outputs(wiring, config, self.safety, lambda: self._now().ros)
         self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
+        self._receiver = receiver = FrameReceiver(
+            config,
+            self._mailboxes,
+            self._watchdog,
+            self.safety,
+            self.stats,
+            self._telemetry.dropped,
+            self._now,
+            self._logger,
+        )
         wiring.subscribe(joints, topics.joint_states, self._on_joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")
@@ -244,7 +254,7 @@ class PolicyNode:
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
         image = _IMAGE_TYPES[config.camera.transport]
         for index, topic in enumerate(config.camera.topics):
-            wiring.subscribe(image, topic, partial(self._on_image, index), "camera", raw=True)
+            wiring.subscribe(image, topic, partial(receiver.receive, index), "camera", raw=True)
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
@@ -253,32 +263,6 @@ class PolicyNode:
         return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
 
     # What arrives
-
-    def _on_image(self, index: int, data: Any) -> None:
-        arrived = time.monotonic()
-        self.stats.received()
-        topic = self.config.camera.topics[index]
-        try:
-            stamp = image_stamp(data)
-        except ImageError as error:
-            self._drop(Reason.IMAGE_INVALID, f"{topic}: {error}")
-            return
-        now = self._now()
-        seen = digest(data, skip=12) if self.config.timeouts.frozen_frames else None
-        reason = self._watchdog.frame(topic, stamp, now, seen)
-        if reason is not None:
-            self._drop(reason, topic)
-            if self._telemetry is not None:
-                self._telemetry.dropped(stamp, topic, now.ros, reason)
-            return
-        if self._mailboxes[index].put(Frame(data, stamp, now.ros, arrived)):
-            self.stats.dropped("replaced")
-        self.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": 1e3 * (time.monotonic() - arrived)})
-
-    def _drop(self, reason: Reason, detail: str) -> None:
-        self.stats.dropped(reason.value)
-        self.safety.report(reason, detail)
-        self._logger.debug(f"{reason.value}: {detail}")
 
     def _on_joints(self, message: Any) -> None:
         now, timeout = self._now(), self.config.timeouts.joint_state

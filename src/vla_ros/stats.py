@@ -31,6 +31,7 @@ class Stats:
             self._stages: dict[str, deque[float]] = {}
             self._dropped: Counter[str] = Counter()
             self._received = 0
+            self._unstamped = 0
             self._used = 0
             self._commands = 0
 
@@ -44,6 +45,11 @@ class Stats:
         """A frame came."""
         with self._lock:
             self._received += 1
+
+    def unstamped(self) -> None:
+        """A frame that came had no stamp; it counts as taken when it came."""
+        with self._lock:
+            self._unstamped += 1
 
     def used(self) -> None:
         """A frame was turned into an answer."""
@@ -62,13 +68,14 @@ class Stats:
                 self._dropped[reason] += count
 
     def frames(self) -> dict[str, Any]:
-        """``received``, ``used``, ``dropped`` (by reason) and ``commands``."""
+        """``received``, ``used``, ``dropped`` (by reason), ``commands``, and ``unstamped`` of those received."""
         with self._lock:
             return {
                 "received": self._received,
                 "used": self._used,
                 "dropped": dict(self._dropped),
                 "commands": self._commands,
+                "unstamped": self._unstamped,
             }
 
     def samples_ms(self) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from vla_ros import diagnostics
 from vla_ros.config import Config
@@ -68,6 +69,8 @@ class Telemetry:
         self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
         self._debug_wanted = False
         self._newest: Trip | None = None
+        self._answer: Mapping[str, Any] = {}
+        self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
         self._roudi = RoudiWatch() if self._graph.backend == "rclpy" and uses_iceoryx() else None
         self._wrong: Mapping[str, str] = {}
@@ -84,6 +87,9 @@ class Telemetry:
             make = self._graph.message
             layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
             self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=trip.action.tolist()))
+        if trip.chunk is not None:
+            self._answer = trip.chunk.info
+            self._outside += int(trip.chunk.info.get("outside_bins", 0))
         if self._debug_wanted and trip.observation is not None:
             self._newest = trip
 
@@ -120,13 +126,16 @@ class Telemetry:
     def _report(self) -> None:
         """Once a second: say what is wrong with the topics, publish diagnostics and status."""
         self._look()
+        outside = self._outside
         parts = [
             diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction),
             diagnostics.frames_part(self._stats.frames()),
             diagnostics.latency_part(self._stats.latency_ms()),
             diagnostics.topics_part(self._wrong),
+            diagnostics.policy_part(self._answer, outside - self._outside_said),
             diagnostics.process_part(self._resources()),
         ]
+        self._outside_said = outside
         name, stamp = self._node.get_fully_qualified_name(), int(self._node.get_clock().now().nanoseconds)
         self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
         self._debug_wanted = self._debug.get_subscription_count() > 0
@@ -162,8 +171,8 @@ class Telemetry:
         self._debug.publish(encode_image(picture, trip.stamp, self.config.camera.keys[0]))
 
     def _counters(self) -> Mapping[str, int]:
-        """Reasons, and what limits changed without stopping the arm."""
-        return {**self._stepper.controller.counters, **self._safety.counters}
+        """Reasons, what limits changed without stopping the arm, and tokens that were no action tokens."""
+        return {**self._stepper.controller.counters, "outside_bins": self._outside, **self._safety.counters}
 
     def _resources(self) -> Mapping[str, int]:
         lost = {"trace_lines_lost": self._trace.lost} if self._trace is not None else {}

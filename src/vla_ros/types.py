@@ -90,7 +90,8 @@ class ActionChunk:
         normalized: Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None where it does not exist.
         tokens: Int64 action tokens in decoding order; None for policies without tokens.
         stages_ms: Stage name to milliseconds (``preprocess``, ``vision``, ``prefill``, ``decode``, ...).
-        info: Anything else that reports may show (logit margins, draft acceptance).
+        info: Anything else that reports may show (logit margins, draft acceptance). ``outside_bins`` counts tokens
+            that were no action tokens; ``/diagnostics`` warns of them.
     """
 
     actions: FloatArray

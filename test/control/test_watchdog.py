@@ -198,6 +198,18 @@ def test_frames_without_a_stamp_count_when_they_come() -> None:
     assert world.active == set()
 
 
+@pytest.mark.parametrize(
+    ("age", "words"), [(0.9, "do the clocks agree"), (EPOCH / 1e9 - 300.0, "stamps with another clock")]
+)
+def test_a_frame_of_a_wrong_age_says_what_to_look_at(age: float, words: str) -> None:
+    """Frames over the network from a host with another clock; a driver that stamps with its time since boot."""
+    world = World()
+    assert world.frame(age=age) is Reason.FRAME_OLD
+    text = world.watchdog.active(world.now)[Reason.FRAME_OLD]
+    assert words in text
+    assert "timeouts.frame_age; 0 accepts any" in text
+
+
 def test_any_age_is_accepted_where_frame_age_is_zero() -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0))
     assert world.frame(age=1000.0) is None

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
 
 from vla_ros.errors import ImageError
-from vla_ros.faults.channel import KINDS, Channel, Fault, read_stamp, spoil_joints, with_stamp
+from vla_ros.faults.channel import KINDS, Channel, Fault, read_stamp, spoil_joints
 from vla_ros.graph.messages import message_types
 from vla_ros.vision.decode import decode_image, image_stamp
 from vla_ros.vision.messages import encode_image, image_header
@@ -34,7 +34,6 @@ def test_without_a_fault_everything_passes_as_it_is() -> None:
 
 def test_stamps_are_read_and_replaced_as_the_decoder_reads_them() -> None:
     assert read_stamp(message(7_123_456_789)) == image_stamp(message(7_123_456_789)) == 7_123_456_789
-    assert with_stamp(message(5), 9_000_000_001) == message(9_000_000_001)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -42,7 +42,8 @@ class ScriptedPolicy:
             action = action[:, :5]
         if "slow" in words:
             time.sleep(0.4)
-        return ActionChunk(action, observation.stamp, stages_ms={"think": 0.0})
+        info = {"outside_bins": 2, "margins": (0.5,)} if "clipped" in words else {}
+        return ActionChunk(action, observation.stamp, stages_ms={"think": 0.0}, info=info)
 
     def reset(self) -> None:
         pass

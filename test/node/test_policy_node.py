@@ -113,6 +113,27 @@ def damaged_frames() -> dict[str, tuple[Callable[[int], bytes], str]]:
     }
 
 
+def test_a_camera_that_gives_no_stamps_is_used_and_said(robot: Any, start: Callable[..., Any]) -> None:
+    """Many drivers publish stamp 0. Such a frame counts as taken when it came; that its age is unknown is shown."""
+
+    def send() -> None:
+        image = np.random.default_rng(robot.now() % 2**32).integers(90, 160, (48, 64, 3), dtype=np.uint8)
+        robot.send_frame(encode_image(image, 0, "camera"))
+
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", "timeouts.frame_age:=0.5")
+    robot.until(lambda: len(robot.commands) > 10, send)
+    began = robot.now()
+    robot.commands.clear()
+    robot.until(lambda: len(robot.commands) > 10, send)
+    stamps = [robot.command_stamp(index) for index in range(len(robot.commands))]
+    assert stamps == sorted(set(stamps))
+    assert all(began - 500_000_000 < stamp < robot.now() for stamp in stamps)
+    robot.until(lambda: "had no stamp" in robot.diagnostics.get("camera", {}).get("message", ""), send)
+    assert robot.diagnostics["camera"]["level"] == 1
+    assert node.log.read_text().count("/camera/image_raw: its frames have the stamp 0") == 1
+    robot.until(lambda: "camera_stale" in robot.diagnostics["state"]["message"], robot.send_joints)
+
+
 @pytest.mark.parametrize("name", list(damaged_frames()))
 def test_a_damaged_frame_is_counted_and_the_next_good_one_works(
     robot: Any, start: Callable[..., Any], name: str

@@ -89,6 +89,20 @@ def test_what_keeps_messages_from_arriving_is_in_the_diagnostics_with_its_cure(
     robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
 
 
+def test_tokens_that_were_no_action_tokens_are_warned_of(robot: Any, start: Callable[..., Any]) -> None:
+    """A wrong prompt or picture makes OpenVLA say words; they are clipped to actions and nothing else shows it."""
+    start("-p", "policy.instruction:=go on")
+    robot.until(lambda: "policy" in robot.diagnostics, robot.send_frame)
+    assert robot.diagnostics["policy"]["level"] == 0
+    robot.instruct("clipped")
+    robot.until(lambda: robot.diagnostics["policy"]["level"] == 1, robot.send_frame)
+    assert "were no action tokens" in robot.diagnostics["policy"]["message"]
+    assert robot.diagnostics["policy"]["outside_bins"] == "2"
+    assert int(robot.diagnostics["state"]["count/outside_bins"]) >= 2
+    robot.instruct("go on")
+    robot.until(lambda: robot.diagnostics["policy"]["level"] == 0, robot.send_frame)
+
+
 def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) -> None:
     port = 20_000 + os.getpid() % 10_000
     start("-p", "policy.instruction:=go on", "-p", f"node.metrics_port:={port}")

@@ -16,6 +16,7 @@ from vla_ros.vision.messages import (
     image_stamp,
     read_compressed,
     read_image,
+    with_stamp,
 )
 
 STAMP = 1790000000_999999999
@@ -91,6 +92,17 @@ def test_big_endian_says_the_same(serialize):
     assert bytes(read_image(big)[1]) == b"abcdef"
     compressed = serialize("CompressedImage", STAMP, "cam", little_endian=False, format="jpeg", data=b"xyz")
     assert read_compressed(compressed)[0].format == "jpeg"
+
+
+@pytest.mark.parametrize("view", [bytes, bytearray, memoryview])
+def test_a_message_with_another_stamp_is_otherwise_the_same(view):
+    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    message = encode_image(image, 0, "camera")
+    assert with_stamp(view(message), STAMP) == encode_image(image, STAMP, "camera")
+    big = b"\0\0\0\0" + bytes(8) + message[12:]
+    assert image_stamp(with_stamp(big, STAMP)) == STAMP
+    with pytest.raises(ImageError):
+        with_stamp(b"\0\1\0\0", STAMP)
 
 
 def test_pixels_are_not_copied():

@@ -18,32 +18,24 @@ class Mailbox(Generic[T]):
     Attributes:
         received: Items put so far.
         replaced: Items that a newer one replaced before anybody took them.
-        taken: Items taken. ``received == taken + replaced + (1 if one waits)``, unless closed.
+        taken: Items taken. ``received == taken + replaced + (1 if one waits)``.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._item: T | None = None
         self._full = False
-        self._closed = False
         self.received = 0
         self.replaced = 0
         self.taken = 0
-
-    @property
-    def closed(self) -> bool:
-        """True once :meth:`close` was called."""
-        return self._closed
 
     def put(self, item: T) -> bool:
         """Leave ``item``; never waits for a taker.
 
         Returns:
-            True where it replaced an item that nobody had taken. After :meth:`close` nothing is stored or counted.
+            True where it replaced an item that nobody had taken.
         """
         with self._changed:
-            if self._closed:
-                return False
             replaced = self._full
             self._item, self._full = item, True
             self.received += 1
@@ -51,27 +43,22 @@ class Mailbox(Generic[T]):
             self._changed.notify()
             return replaced
 
-    def take(self, timeout: float | None = None) -> T | None:
+    def take(self, timeout: float) -> T | None:
         """The newest item, removed; waits for one.
 
         Args:
-            timeout: Seconds to wait at most; None waits until there is an item or the mailbox is closed.
+            timeout: Seconds to wait at most.
 
         Returns:
-            None after the timeout or once closed.
+            None after the timeout.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._full or self._closed, timeout)
+            self._changed.wait_for(lambda: self._full, timeout)
             if not self._full:
                 return None
             item, self._item, self._full = self._item, None, False
             self.taken += 1
             return item
-
-    def peek(self) -> T | None:
-        """The waiting item, left where it is, or None."""
-        with self._changed:
-            return self._item
 
     def clear(self) -> bool:
         """Throw the waiting item away (counted as replaced): after a reset or a clock jump.
@@ -84,10 +71,3 @@ class Mailbox(Generic[T]):
             self._item, self._full = None, False
             self.replaced += dropped
             return dropped
-
-    def close(self) -> None:
-        """Wake all takers with None, and forget the waiting item. Safe to call twice."""
-        with self._changed:
-            self._closed = True
-            self._item, self._full = None, False
-            self._changed.notify_all()

@@ -37,6 +37,7 @@ WATCHED = frozenset(
 """Every reason that a :class:`Watchdog` may report."""
 
 _SECOND = 1_000_000_000
+_OTHER_CLOCK = 3600.0  # s; no network and no queue is that slow
 _FASTEST_SIMULATION = 50  # times real time; a simulated clock that is faster has jumped
 
 
@@ -152,7 +153,11 @@ class Watchdog:
             if config.frame_age and abs(age) > config.frame_age:
                 reason = Reason.FRAME_OLD if age > 0 else Reason.FRAME_FROM_FUTURE
                 side = "old" if age > 0 else "ahead"
-                known.refused = reason, f"{camera}: {abs(age):.3g} s {side}, allowed {config.frame_age:g} s"
+                clocks = (
+                    "its driver stamps with another clock" if abs(age) > _OTHER_CLOCK else "do the clocks agree?"
+                )
+                found = f"{camera}: {abs(age):.3g} s {side}, allowed {config.frame_age:g} s"
+                known.refused = reason, f"{found} (timeouts.frame_age; 0 accepts any); {clocks}"
                 return reason
             known.seen, known.stamp, known.refused, known.since_jump = now.steady, stamp, None, True
             known.same = known.same + 1 if digest is not None and digest == known.digest else 1

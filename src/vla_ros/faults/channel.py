@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_ros.vision.messages import read_image
+from vla_ros.vision.messages import read_image, with_stamp
 
 SECOND = 1_000_000_000
 _STAMP = slice(4, 12)
@@ -65,11 +65,6 @@ def read_stamp(message: bytes) -> int:
     """Nanoseconds of a little-endian message's header."""
     seconds, nanoseconds = struct.unpack("<iI", message[_STAMP])
     return int(seconds) * SECOND + int(nanoseconds)
-
-
-def with_stamp(message: bytes, stamp: int) -> bytes:
-    """The same message with another stamp."""
-    return message[: _STAMP.start] + struct.pack("<iI", *divmod(stamp, SECOND)) + message[_STAMP.stop :]
 
 
 def _drop(channel: Channel, message: bytes, share: float) -> Sent:

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import ImageError, VlaRosError
-from vla_ros.faults.channel import SECOND, Channel, Fault, spoil_joints, with_stamp
+from vla_ros.faults.channel import SECOND, Channel, Fault, spoil_joints
 from vla_ros.faults.records import Kind, Record
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.vision.decode import image_stamp
-from vla_ros.vision.messages import encode_image
+from vla_ros.vision.messages import encode_image, with_stamp
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))
 FINGERS = ("finger_left", "finger_right")

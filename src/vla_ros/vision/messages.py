@@ -188,6 +188,18 @@ def image_stamp(cdr: CdrBytes) -> int:
     return _Reader(cdr, "std_msgs/Header").stamp()
 
 
+def with_stamp(cdr: CdrBytes, stamp: int) -> bytes:
+    """A copy of any message that begins with a ``std_msgs/Header``, with another stamp in nanoseconds.
+
+    Raises:
+        ImageError: The bytes are too short for a stamp.
+    """
+    data = memoryview(cdr).cast("B")
+    image_stamp(data)
+    order = "<" if data[1] & 1 else ">"
+    return b"".join((data[:4], struct.pack(f"{order}iI", *divmod(stamp, _SECOND)), data[12:]))
+
+
 def _string(text: str) -> bytes:
     data = text.encode("utf-8") + b"\0"
     return struct.pack("<I", len(data)) + data
