@@ -9,6 +9,7 @@ sends broken ones; ``... call SERVICE`` asks a std_srvs/SetBool twice and prints
 # No "from __future__ import annotations": cyclonedds reads the annotations of its structures.
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def send(participant: DomainParticipant, topic: str, text: str) -> None:
 
 def main() -> None:
     number = int(sys.argv[1])
-    domain = Domain(number, CONFIGURATION)
+    domain = Domain(number, ",".join(filter(None, (CONFIGURATION, os.environ.get("CYCLONEDDS_URI")))))
     participant = DomainParticipant(number)
     {"watch": watch, "discover": discover, "send": send, "spoil": spoil, "call": call}[sys.argv[2]](
         participant, *sys.argv[3:]

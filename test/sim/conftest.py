@@ -1,5 +1,6 @@
 """One world for all tests that only need a fresh episode: MuJoCo and the renderer are made once."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,15 @@ import pytest
 pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
 
 from vla_ros.sim.world import TableTop
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_traffic() -> Iterator[None]:
+    """Another run of these tests on the same host may choose the same domain: a tag keeps the two apart."""
+    tag = f"<Tag>vla_ros_sim_{os.getpid()}</Tag>"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>")
+        yield
 
 
 @pytest.fixture(scope="session")

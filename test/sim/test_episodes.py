@@ -161,12 +161,24 @@ def test_a_policy_node_that_is_stopped_ends_the_run_at_once(graph, world, policy
 
 
 def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
+    """Nobody waits for the policy.
+
+    On a machine that has no time for it the arm is late, may push the object away and needs longer: so the limit is
+    far, and it may try thrice. A loop that is broken fails however often it tries.
+    """
     policy("control.lockstep:=false", "timeouts.frame_age:=5.0")
     node = SimNode(graph)
     node.wait_for_policy(10.0, lambda: True)
-    result = RealTime(world, node, EpisodeOptions(max_steps=120), lambda: True).run(1)
-    assert result.success, result.reason
-    assert len(result.actions) > 5
+    reasons = []
+    for seed in (1, 1, 1):
+        began = time.monotonic()
+        result = RealTime(world, node, EpisodeOptions(max_steps=300), lambda: True).run(seed)
+        assert time.monotonic() - began > 0.9 * 0.1 * result.steps, "simulated time was faster than the clock"
+        assert len(result.actions) > 5
+        reasons.append(result.reason)
+        if result.success:
+            return
+    pytest.fail(f"three times in a row: {reasons}")
 
 
 def test_nobody_there_is_said_with_what_is_missing(graph):
