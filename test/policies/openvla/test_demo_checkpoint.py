@@ -36,7 +36,9 @@ def read(name: str) -> dict:
 
 
 def episodes(count: int, *words: str) -> list[Rollout]:
-    return roll_out(Path(DEMO), words, range(SEED, SEED + count), 1, ("policy.device:=cpu", "policy.threads:=2"))
+    """Rollouts; a right one takes 17 to 21 steps. One thread: two stall where other work shares the cores."""
+    words = ("--max-steps", "28", *words)
+    return roll_out(Path(DEMO), words, range(SEED, SEED + count), 1, ("policy.device:=cpu", "policy.threads:=1"))
 
 
 def test_it_is_small_and_whole() -> None:
@@ -80,14 +82,12 @@ def test_the_demos_file_names_it() -> None:
 
 @pytest.mark.slow
 def test_it_picks_up_what_it_is_told_to() -> None:
-    found = episodes(4)
-    assert [rollout.reason for rollout in found] == ["success"] * 4
-    assert all(rollout.steps < 40 for rollout in found)
+    assert [rollout.reason for rollout in episodes(3)] == ["success"] * 3
 
 
 @pytest.mark.slow
 def test_it_follows_the_words_and_not_the_scene() -> None:
-    assert [rollout.reason for rollout in episodes(2, "--shuffle")] == ["wrong_object"] * 2
+    assert [rollout.reason for rollout in episodes(1, "--shuffle")] == ["wrong_object"]
 
 
 @pytest.mark.slow
@@ -96,5 +96,4 @@ def test_it_follows_the_words_and_not_the_scene() -> None:
     ["camera.orientation:=[none]", "gripper.mode:=continuous", f"policy.unnorm_key:={FOREIGN_DATASET}"],
 )
 def test_it_fails_where_a_part_of_the_path_is_wrong(mistake: str) -> None:
-    found = episodes(2, "-p", mistake, "--max-steps", "40")
-    assert not any(rollout.success for rollout in found)
+    assert not episodes(1, "-p", mistake)[0].success
