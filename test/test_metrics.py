@@ -23,7 +23,7 @@ def text() -> str:
     stats.received()
     stats.dropped("replaced", 3)
     stats.record({"inference": 12.5, "policy/vision": 4.0})
-    return exposition(State.HOLDING, {"camera_stale": 2}, stats.summary(), {"threads": 5})
+    return exposition(State.HOLDING, {"camera_stale": 2}, stats.frames(), stats.latency_ms(), {"threads": 5})
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 from vla_ros.stats import Stats
 
 
@@ -38,3 +41,38 @@ def test_percentiles_are_over_the_last_times_only() -> None:
         "frames": {"received": 0, "used": 0, "dropped": {}, "commands": 0, "unstamped": 0},
         "latency_samples_ms": {},
     }
+
+
+def test_samples_are_the_last_ones_oldest_first() -> None:
+    stats = Stats()
+    for value in range(5000):
+        stats.record({"decode": value + 0.00049})
+    assert stats.samples_ms() == {"decode": [float(value) for value in range(5000 - 4096, 5000)]}
+
+
+class _TimedLock:
+    """A lock that adds up for how long it was held, in processor time of the thread that held it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.held = 0.0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._began = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.held += time.thread_time() - self._began
+        self._lock.release()
+
+
+def test_who_reads_does_not_hold_up_who_records() -> None:
+    """Each look at ``/metrics`` kept the lock while some 60,000 numbers were rounded and sorted."""
+    stats = Stats()
+    for _ in range(5000):
+        stats.record({f"stage_{number}": 1.0 for number in range(14)})
+    lock = stats._lock = _TimedLock()
+    began = time.thread_time()
+    for _ in range(5):
+        stats.summary()
+    assert lock.held < 0.4 * (time.thread_time() - began)

@@ -20,17 +20,21 @@ _CLIENT_TIMEOUT = 2.0  # s
 
 
 def exposition(
-    state: State, counters: Mapping[str, int], summary: Mapping[str, Any], resources: Mapping[str, int]
+    state: State,
+    counters: Mapping[str, int],
+    frames: Mapping[str, Any],
+    latency_ms: Mapping[str, Mapping[str, float]],
+    resources: Mapping[str, int],
 ) -> str:
     """The node's figures as Prometheus reads them.
 
     Args:
         state: What the arm may do.
         counters: Reasons and how often each came.
-        summary: As :meth:`vla_ros.stats.Stats.summary` gives it.
+        frames: As :meth:`vla_ros.stats.Stats.frames` gives them.
+        latency_ms: As :meth:`vla_ros.stats.Stats.latency_ms` gives it.
         resources: Bytes and counts by name, as :func:`vla_ros.resources.process_resources` gives them.
     """
-    frames = summary["frames"]
     lines = _family("vla_ros_state", "gauge", "1 for the state that the arm is in")
     lines += [f'vla_ros_state{{state="{each.value}"}} {int(each is state)}' for each in State]
     lines += _family("vla_ros_reasons_total", "counter", "How often each reason to hold, stop or drop came")
@@ -48,7 +52,7 @@ def exposition(
         f"vla_ros_commands_total {frames['commands']}",
     ]
     lines += _family("vla_ros_stage_seconds", "summary", "Time of each stage over the last frames")
-    for stage, times in summary["latency_ms"].items():
+    for stage, times in latency_ms.items():
         for quantile, key in (("0.5", "p50"), ("0.99", "p99")):
             lines.append(f'vla_ros_stage_seconds{{stage="{stage}",quantile="{quantile}"}} {times[key] / 1e3:.6f}')
     for name, value in resources.items():

@@ -1,18 +1,39 @@
 """How long each stage takes and what became of every frame, for diagnostics, the demo and bench.
 
-Times are kept for the last frames only: memory does not grow however long the node runs.
+Times are kept for the last frames only: memory does not grow however long the node runs. The threads that receive
+and command write here, so whoever reads takes a copy first and reckons afterwards, without the lock.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vla_ros.types import FloatArray
+
 _REMEMBERED = 4096
+
+
+class _Ring:
+    """The last numbers of one stage, in an array that is made once."""
+
+    def __init__(self) -> None:
+        self._values = np.zeros(_REMEMBERED)
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        self._values[self._count % _REMEMBERED] = value
+        self._count += 1
+
+    def copy(self) -> FloatArray:
+        """Float64 [at most 4096], oldest first."""
+        if self._count <= _REMEMBERED:
+            return self._values[: self._count].copy()
+        return np.roll(self._values, -(self._count % _REMEMBERED))
 
 
 class Stats:
@@ -28,7 +49,7 @@ class Stats:
     def clear(self) -> None:
         """Begin anew."""
         with self._lock:
-            self._stages: dict[str, deque[float]] = {}
+            self._stages: dict[str, _Ring] = {}
             self._dropped: Counter[str] = Counter()
             self._received = 0
             self._unstamped = 0
@@ -39,7 +60,10 @@ class Stats:
         """Store one time, in milliseconds, for each stage named."""
         with self._lock:
             for name, value in stages_ms.items():
-                self._stages.setdefault(name, deque(maxlen=_REMEMBERED)).append(value)
+                ring = self._stages.get(name)
+                if ring is None:
+                    ring = self._stages[name] = _Ring()
+                ring.add(value)
 
     def received(self) -> None:
         """A frame came."""
@@ -80,21 +104,19 @@ class Stats:
 
     def samples_ms(self) -> dict[str, list[float]]:
         """Stage to its last times in milliseconds, oldest first: for histograms."""
-        with self._lock:
-            return {name: [round(value, 3) for value in values] for name, values in self._stages.items()}
+        return {name: np.round(values, 3).tolist() for name, values in self._copies().items()}
 
     def latency_ms(self) -> dict[str, dict[str, float]]:
         """Stage to ``p50``, ``p99`` and ``count`` over the last frames, milliseconds."""
+        found = {}
+        for name, values in self._copies().items():
+            p50, p99 = np.percentile(values, (50, 99)).tolist()
+            found[name] = {"p50": round(p50, 3), "p99": round(p99, 3), "count": len(values)}
+        return found
+
+    def _copies(self) -> dict[str, FloatArray]:
         with self._lock:
-            stages = {name: np.fromiter(values, float) for name, values in self._stages.items()}
-        return {
-            name: {
-                "p50": round(float(np.percentile(values, 50)), 3),
-                "p99": round(float(np.percentile(values, 99)), 3),
-                "count": len(values),
-            }
-            for name, values in stages.items()
-        }
+            return {name: ring.copy() for name, ring in self._stages.items()}
 
     def summary(self) -> dict[str, Any]:
         """``latency_ms``, ``frames`` and ``latency_samples_ms``, as ``vla-ros run --stats`` writes them."""

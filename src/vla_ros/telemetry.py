@@ -179,7 +179,10 @@ class Telemetry:
         return {**process_resources(), **gpu_memory(), **lost}
 
     def _metrics(self) -> str:
-        return exposition(self._safety.state, self._counters(), self._stats.summary(), self._resources())
+        stats = self._stats
+        return exposition(
+            self._safety.state, self._counters(), stats.frames(), stats.latency_ms(), self._resources()
+        )
 
     def _watched(self) -> list[Watched]:
         """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
