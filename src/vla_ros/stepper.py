@@ -1,4 +1,4 @@
-"""The one trip from camera bytes to a command, the same for the live node, replay and bench.
+"""The one trip from camera bytes to a command, the same for the live node and replay.
 
 ``observe`` makes the observation, ``think`` asks the policy, ``act`` turns the next step of the chunk into a
 command. Only the two ends differ between uses: where frames come from and where commands go.

@@ -164,7 +164,7 @@ class GripperConfig:
     )
     open_value: float = option(
         1.0,
-        "Action value that means open (OpenVLA on Bridge: 1; LIBERO after its fix: -1)",
+        "Action value that means open, as the checkpoint gives it (OpenVLA: 1, on Bridge as on LIBERO)",
         low=-1e3,
         high=1e3,
     )

@@ -31,7 +31,7 @@ class Prepared:
 
 
 class Preprocessor:
-    """What ``camera`` of the configuration says is done to every frame; one for live, replay and bench.
+    """What ``camera`` of the configuration says is done to every frame; one for the live node and replay.
 
     It keeps no state between frames and may be called from several threads.
     """
