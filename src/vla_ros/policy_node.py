@@ -23,7 +23,7 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.watchdog import WATCHED, Now, Watchdog
 from vla_ros.control_loop import ControlLoop, Frame
-from vla_ros.graph.node import Node, Vocabulary
+from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.outputs import Outputs
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.receiver import FrameReceiver
@@ -287,7 +287,7 @@ class PolicyNode:
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)
         if text:
-            (self._logger.info if taken else self._logger.warning)(text)
+            say(self._logger, text, "info" if taken else "warning")
 
     def _on_stop(self, message: Any) -> None:
         if message.data:
@@ -311,13 +311,13 @@ class PolicyNode:
         return self._outputs.prepare(trip.command)
 
     def _on_event(self, event: Event) -> None:
-        """Say each change of state; when motion ends, tell the arm to hold where it was measured last."""
-        if event.after is not event.before:
-            why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
-            say = self._logger.error if event.after is State.STOPPED else self._logger.info
-            say(f"{event.before.value} -> {event.after.value}{why}")
+        """When motion ends, tell the arm to hold where it was measured last; then say each change of state."""
         if event.before is State.ARMED and event.after is not State.ARMED:
             self._hold()
+        if event.after is not event.before:
+            why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
+            text = f"{event.before.value} -> {event.after.value}{why}"
+            say(self._logger, text, "error" if event.after is State.STOPPED else "info")
         if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
             self.inputs.forget_measurements()  # their stamps may come again
             self._joint_states.forget()

@@ -19,6 +19,7 @@ from vla_ros.control.watchdog import Now
 from vla_ros.errors import ConfigError
 from vla_ros.frame_trace import FrameTrace
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+from vla_ros.graph.node import say
 from vla_ros.metrics import MetricsServer, exposition
 from vla_ros.middleware import Frames, examine, sourced_distribution, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch
@@ -206,4 +207,4 @@ class Telemetry:
         except ConfigError as error:  # a distribution that is not known here; its frames may well arrive
             self._logger.info(str(error))
             return
-        (self._logger.info if report.active else self._logger.warning)(str(report))
+        say(self._logger, str(report), "info" if report.active else "warning")

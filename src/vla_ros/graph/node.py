@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Message = Any
 """A message object: attributes named as the fields of the ROS type. Classes come from :class:`Graph`."""
@@ -28,6 +28,20 @@ class Logger(Protocol):
 
     def error(self, message: str) -> Any:
         """Something failed, and what to do."""
+
+
+def say(logger: Logger, message: str, severity: Literal["info", "warning", "error"]) -> None:
+    """Log with a severity that is known only now.
+
+    rclpy remembers the severity of each line of code that logs, and raises ValueError where one line logs with
+    another: so each severity has a line of its own here.
+    """
+    if severity == "error":
+        logger.error(message)
+    elif severity == "warning":
+        logger.warning(message)
+    else:
+        logger.info(message)
 
 
 class Time(Protocol):

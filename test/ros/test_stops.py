@@ -1,0 +1,48 @@
+"""What keeps the arm safe, under rclpy itself: a stop is a hold at the measured position, and is said.
+
+Regression pinned: rclpy's logger raises where one line of code logs with two severities; a stop after an arming
+did, and the hold that follows it was never sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from std_msgs.msg import Bool, String
+from std_srvs.srv import Trigger
+
+pytestmark = pytest.mark.ros
+
+
+def test_a_stop_holds_and_is_said_and_so_is_every_refusal(robot: Any, policy: Callable[..., Any]) -> None:
+    node = policy()
+    robot.drive()
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    words = robot.node.create_publisher(String, "/vla_policy/instruction", latched)
+    button = robot.node.create_publisher(Bool, "/vla_policy/stop", 1)
+    robot.wait(
+        lambda: words.get_subscription_count() and button.get_subscription_count(), "the node's subscriptions"
+    )
+    for text, answer in (("go on", ": go on"), ("x" * 1000, "1000 characters refused"), ("go back", ": go back")):
+        words.publish(String(data=text))
+        node.wait_for(answer)
+    for _ in range(2):
+        robot.wait(lambda: robot.enable()[0], "arming")
+        robot.wait(lambda: robot.commands, "commands")
+        pressed = time.monotonic()
+        button.publish(Bool(data=True))
+        node.wait_for("armed -> stopped (operator_stop")
+        robot.wait(lambda: robot.commands[-1][0] > pressed, "the hold")  # noqa: B023
+        told, sent = len(robot.commands), len(robot.stamps)
+        robot.wait(lambda: len(robot.stamps) > sent + 10, "ten more frames")  # noqa: B023
+        assert len(robot.commands) <= told + 1, "a motion after the stop"
+        assert robot.call(Trigger, "/vla_policy/reset", Trigger.Request()).success
+        robot.commands.clear()
+    assert "a listener failed" not in node.output
