@@ -225,6 +225,13 @@ def test_a_parameter_file_keeps_what_it_says(tmp_path):
     assert (found.name, found.checkpoint, found.unnorm_key) == OWN
 
 
+def test_in_real_time_a_core_is_left_to_the_simulation(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert planned("--real-time").threads == 1
+    assert planned("--real-time", "-p", "policy.threads:=2").threads == 2
+    assert planned().threads == 0, "in lockstep the simulation waits"
+
+
 def test_without_torch_it_says_what_to_install_and_what_runs_all_the_same(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"vla_ros\[openvla\].*--policy expert"):
