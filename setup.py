@@ -49,7 +49,7 @@ setup(
         ("share/vla_ros/launch", sorted(glob("launch/*.launch.py"))),
         ("share/vla_ros/config", sorted(path for path in glob("config/*") if "." in path)),
     ],
-    zip_safe=True,
+    zip_safe=False,
     install_requires=["numpy>=1.26", "PyYAML>=6.0", "rich>=13.9", "Pillow>=10.3", *VISION, *KINEMATICS],
     extras_require={
         "dds": DDS,

@@ -117,7 +117,13 @@ def test_later_files_and_then_assignments_win(tmp_path: Path) -> None:
         ("[1, 2]", "expected '/**:' with 'ros__parameters:'"),
         ("/**:\n  parameters: {}\n", "lacks 'ros__parameters:'"),
         ("camera_driver:\n  ros__parameters: {fps: 30}\n", "found no parameters for '/**' or 'vla_policy'"),
-        ("a: [", "is not a YAML file"),
+        ("a: [", "is not a YAML file (line 1"),
+        ("/**:\n\tros__parameters: {}", "line 2, column 1: found character '\\t'"),
+        ("/**:\n\tros__parameters: {}", "indent with spaces"),
+        (
+            "/**:\n  ros__parameters:\n    limits: {max_joint_step: 0.1}\n    limits: {joint_margin: 0.1}",
+            "line 4, column 5: 'limits' stands here for the second time",
+        ),
     ],
 )
 def test_a_file_that_is_no_parameter_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:

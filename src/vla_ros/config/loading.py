@@ -194,18 +194,44 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"-p {text}: the value is not YAML ({error})") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key stands once: of two sections ``limits:`` the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str):
+                if key in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"'{key}' stands here for the second time; put both into one",
+                        problem_mark=key_node.start_mark,
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
     """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
 
     Raises:
-        ConfigError: The file is missing, is no YAML, or has no ``ros__parameters`` for this node.
+        ConfigError: The file is missing, is no YAML, says something twice, or has no ``ros__parameters`` for this
+            node.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not a YAML file ({error})") from None
+        raise ConfigError(f"{path}: is not a YAML file ({_where(error)})") from None
     if not isinstance(document, dict):
         raise ConfigError(
             f"{path}: found {type(document).__name__}, expected '/**:' with 'ros__parameters:' below it"
@@ -222,6 +248,15 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
             "begins with '/**:' and 'ros__parameters:' below it, as `vla-ros config` prints"
         )
     return flat
+
+
+def _where(error: Exception) -> str:
+    """What a parser found, in one line: libraries draw a picture of it over five."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return str(error)
+    hint = "; indent with spaces, YAML knows no tabs" if "\\t" in problem else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
