@@ -280,7 +280,17 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
         f"{row['take_p50_ms'] or '-'} / {row['take_p99_ms'] or '-'} |"
         for row in rows
     ]
-    return "\n".join(lines)
+    shares = _shares(rows)
+    return "\n".join([*lines, "", f"take p50 of raw against message: {shares}"] if shares else lines)
+
+
+def _shares(rows: list[dict[str, Any]]) -> str:
+    """What a raw subscription takes of a message-typed one's time, for each profile of this run."""
+    took = {(row["profile"], row["subscription"]): row["take_p50_ms"] for row in rows}
+    pairs = [
+        (name, took.get((name, "raw")), took.get((name, "message"))) for name in dict.fromkeys(n for n, _ in took)
+    ]
+    return ", ".join(f"{name} {100 * raw / message:.0f} %" for name, raw, message in pairs if raw and message)
 
 
 def _processor() -> str:
