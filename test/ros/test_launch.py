@@ -114,7 +114,7 @@ def test_the_middleware_is_in_force_and_says_so(
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", f"middleware:={name}", QUICK)
     launch.wait_for("is ready", 40)
     assert f"middleware {name}: active: {rmw} for 1 camera of 64x48" in launch.output
-    assert "middleware default: active: " in launch.output, "the node sees it too"
+    assert "[vla_policy]: middleware: active: " in launch.output, "the node sees it too"
 
 
 @pytest.mark.skipif(shutil.which("iox-roudi") is None, reason="iox-roudi is not installed")

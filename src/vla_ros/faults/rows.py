@@ -77,6 +77,7 @@ class Row:
 
 
 OPTIONS: Mapping[str, str] = {
+    "node.backend": "dds",  # rclpy on another middleware would not know the tag that keeps the robot's words here
     "robot.urdf": "demo",
     "robot.tip_frame": "tool",
     "robot.gripper_joint_names": "[finger_left, finger_right]",

@@ -60,12 +60,16 @@ class Report:
         """True where the profile does what it is for."""
         return not self.problems
 
-    def __str__(self) -> str:
-        head = f"middleware {self.name}: "
+    @property
+    def words(self) -> str:
+        """What was found, without the name."""
         if self.active:
-            return head + "active: " + ", ".join(self.facts)
+            return "active: " + ", ".join(self.facts)
         listed = "; ".join(f"{problem.found} (to mend it: {problem.mend})" for problem in self.problems)
-        return head + "NOT as it should be: " + listed
+        return "NOT as it should be: " + listed
+
+    def __str__(self) -> str:
+        return f"middleware {self.name}: {self.words}"
 
 
 def examine(
@@ -85,11 +89,12 @@ def examine(
     variables = os.environ if environment is None else environment
     rmw = variables.get("RMW_IMPLEMENTATION", "") or distribution.default_rmw
     wanted = RMW_OF.get(name, rmw)
+    if not _installed(wanted, variables):
+        package = f"ros-{distribution.name}-{wanted.replace('_', '-')}"
+        return Report(name, (), (Problem(f"{wanted} is not installed", f"sudo apt-get install {package}"),), True)
     if rmw != wanted:
-        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", f"middleware:={name}"),))
-    if not _installed(rmw, variables):
-        package = f"ros-{distribution.name}-{rmw.replace('_', '-')}"
-        return Report(name, (), (Problem(f"{rmw} is not installed", f"sudo apt-get install {package}"),), True)
+        mend = f"middleware:={name} for a launch file, source <(vla-ros middleware {name} --env) in a shell"
+        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", mend),))
     checks = {
         "fastdds": _fast_dds,
         "cyclonedds": _cyclone,
