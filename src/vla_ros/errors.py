@@ -23,5 +23,9 @@ class MissingDependencyError(VlaRosError):
     """An optional library is not installed; the text names the extra or the system package."""
 
 
+class DeviceLostError(VlaRosError):
+    """The GPU stopped answering. Everything on it is lost to this process."""
+
+
 class OutOfMemoryError(VlaRosError):
     """The model does not fit into the memory there is; the text lists the options that would."""

@@ -6,6 +6,7 @@ import pytest
 
 from vla_ros.control.failures import reason_of
 from vla_ros.control.reasons import Reason
+from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,8 @@ from vla_ros.control.reasons import Reason
         (RuntimeError("CUDA error: an illegal memory access was encountered"), Reason.DEVICE_ERROR),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), Reason.DEVICE_ERROR),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), Reason.INFERENCE_ERROR),
+        (DeviceLostError("cuda:0 stopped answering: CUDNN_STATUS_EXECUTION_FAILED"), Reason.DEVICE_ERROR),
+        (OutOfMemoryError("out of memory on cuda:0"), Reason.INFERENCE_ERROR),
         (ValueError("image has no pixels"), Reason.INFERENCE_ERROR),
         (KeyError("action"), Reason.INFERENCE_ERROR),
     ],

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from vla_ros.engine.drafts import DraftPolicy
-from vla_ros.engine.health import DeviceLostError, NotFiniteError
+from vla_ros.engine.health import NotFiniteError, is_device_error
 from vla_ros.engine.ops import TorchOps
 from vla_ros.engine.runner import HostRunner
-from vla_ros.errors import ConfigError, OutOfMemoryError
+from vla_ros.errors import ConfigError, DeviceLostError, OutOfMemoryError
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_out_of_memory_is_explained_and_asking_again_works(tiny):
     images, prompt = tiny.images(), tiny.prompt(10)
     expected = engine.answer(images, [prompt])[0].tokens
     ops.error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    with pytest.raises(OutOfMemoryError, match=r"2.00 GiB.* int8 or int4"):
+    with pytest.raises(OutOfMemoryError, match=r"2.00 GiB.* int8 or nf4"):
         engine.answer(images, [prompt])
     ops.error = None
     assert np.array_equal(engine.answer(images, [prompt])[0].tokens, expected)
@@ -182,6 +182,14 @@ def test_a_lost_device_stays_lost_until_a_new_engine_is_made(tiny):
         engine.answer(images, [prompt])
     engine.close()
     assert np.array_equal(tiny.engine(ops=ops).answer(images, [prompt])[0].tokens, expected)
+
+
+def test_what_a_capture_does_not_allow_is_no_lost_device():
+    """It ends the capture; with ``policy.engine: auto`` the reference path answers then."""
+    assert is_device_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert is_device_error(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
+    assert not is_device_error(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
+    assert not is_device_error(RuntimeError("CUDA error: operation failed due to a previous error during capture"))
 
 
 def test_other_errors_are_not_disguised(tiny):

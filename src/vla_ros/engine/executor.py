@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_ros.engine import drafts as drafting
-from vla_ros.engine.health import DeviceLostError, explain_device_errors, require_finite
+from vla_ros.engine.health import explain_device_errors, require_finite
 from vla_ros.engine.ops import Ops, TorchOps
 from vla_ros.engine.program import Program, See
 from vla_ros.engine.programs import Programs
 from vla_ros.engine.runner import Runner, make_runner
 from vla_ros.engine.shapes import Buckets
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import IntArray, UInt8Array
 
 DRAFTS = ("none", "verify", "prefill")

@@ -8,11 +8,7 @@ from math import isfinite
 
 import torch
 
-from vla_ros.errors import OutOfMemoryError, VlaRosError
-
-
-class DeviceLostError(VlaRosError):
-    """The GPU stopped answering. Everything on it is lost to this process."""
+from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
 
 
 class NotFiniteError(VlaRosError):
@@ -50,9 +46,14 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """True for errors of the CUDA libraries other than lack of memory."""
+    """True for errors of the CUDA libraries other than lack of memory.
+
+    What a capture does not allow ("operation not permitted when stream is capturing") ends the capture alone.
+    """
     text = str(error)
-    return any(mark in text for mark in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cudaError"))
+    return "captur" not in text.lower() and any(
+        mark in text for mark in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cudaError")
+    )
 
 
 def require_finite(margins: Sequence[float]) -> None:

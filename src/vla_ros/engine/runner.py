@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -137,8 +137,11 @@ class CudaRunner:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 stage()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # says that the capture is invalid; what made it so counts
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     def mark(self) -> torch.cuda.Event:

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from vla_ros.config import Config
 from vla_ros.engine.executor import Engine
-from vla_ros.engine.health import DeviceLostError
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import ImageError, VlaRosError
+from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla import memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
