@@ -152,10 +152,12 @@ class Node:
         self.stats = tmp_path / "stats.json"
         self.log = tmp_path / "log.txt"
         command = script or (sys.executable, str(HERE / "scripted_node.py"))
+        # With rclpy it would be on another middleware, which does not know the robot's domain tag.
+        embedded = ["-p", "node.backend:=dds"]
         fixed = [] if bare else ["-p", "robot.urdf:=demo", "-p", "control.rate_hz:=0", "--stats", str(self.stats)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, *fixed, *words], stdin=stdin, stdout=log, stderr=subprocess.STDOUT
+                [*command, *embedded, *fixed, *words], stdin=stdin, stdout=log, stderr=subprocess.STDOUT
             )
 
     def signal(self, number: int) -> None:
