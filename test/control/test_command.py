@@ -14,6 +14,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 from rosbags.typesys import Stores, get_typestore
 
 from vla_ros.control.command import Command, message_type, split, to_message
+from vla_ros.graph.messages import message_types
 
 Make = Callable[[str], Any]
 STORE = get_typestore(Stores.ROS2_JAZZY)
@@ -148,9 +149,13 @@ def test_rosbags_serialises_the_message_and_reads_the_same_back(output: str) -> 
 
 @pytest.mark.ros
 @pytest.mark.parametrize("output", ["joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped"])
-def test_rclpy_serialises_the_very_bytes_of_rosbags(output: str) -> None:
+def test_what_rclpy_serialises_is_the_same_message_to_rosbags(output: str) -> None:
     serialization = pytest.importorskip("rclpy.serialization", reason="needs a sourced ROS 2 installation")
     ours = to_message(COMMAND, output, rclpy_class, STAMP)
     data = serialization.serialize_message(ours)
-    expected = to_message(COMMAND, output, STORE.types.__getitem__, STAMP)
-    assert bytes(data) == bytes(STORE.serialize_cdr(expected, message_type(output)))
+    message = to_message(COMMAND, output, STORE.types.__getitem__, STAMP)
+    kind = message_type(output)
+    types = message_types("jazzy")
+    # Not byte for byte: Fast CDR leaves in the padding, and behind the message, what was in memory.
+    read = types.deserialize(data, types.message(kind))
+    assert bytes(STORE.serialize_cdr(read, kind)) == bytes(STORE.serialize_cdr(message, kind))
