@@ -186,11 +186,15 @@ class Lockstep(_Episodes):
                 found = command
             return found is not None or self._given_up()
 
+        again = stamp
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return None
             if resend:
-                self._publish(stamp)  # best effort: the frame may be lost; the node uses none twice
+                # The frame may be lost, being best effort; the node uses none twice. If that is not it, the node
+                # dropped its answer (an arm that held for a moment): then the resting table with a new stamp.
+                self._publish(again)
+                again = 0
         if found is None:
             self._check()
         return found
