@@ -48,6 +48,8 @@ def test_tiny_bench_measures_everything(tmp_path):
         (("--device", "cuda:77"), "policy.device"),
         (("--frame", "big", "--device", "cpu"), "expected WIDTHxHEIGHT"),
         (("--model", "/no/such/folder", "--device", "cpu"), "no folder"),
+        (("--steps", "-3", "--device", "cpu"), "expected at least one step"),
+        (("--trace", "/no/such/folder/trace.json"), "cannot be written"),
     ],
 )
 def test_wrong_use_ends_with_one_line(words, message):

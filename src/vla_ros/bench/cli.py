@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write."""
+    for option, path in (("--json", arguments.json), ("--trace", arguments.trace)):
+        # Before minutes of measuring; and the profiler would only warn.
+        if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
+            raise VlaRosError(
+                f"{option} {path}: cannot be written; is {path.parent} a folder that you may write to?"
+            )
     result = bench(arguments)
     from vla_ros.bench.report import render
 
@@ -89,6 +96,11 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
     steps = arguments.steps or (200 if cuda else 3)
     warmup = 20 if cuda else 1
+    if steps < 1 or arguments.prompt_tokens < 2:
+        raise VlaRosError(
+            f"--steps {arguments.steps} --prompt-tokens {arguments.prompt_tokens}: expected at least one step (0: "
+            "the usual number) and two tokens"
+        )
     height, width = _frame_size(arguments.frame or ("1280x720" if cuda else "320x240"))
 
     machine = measure_machine(device, getattr(torch, name))
@@ -98,8 +110,9 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         subject = open_quantized(arguments.model, device, dtype, arguments.quantization)
     else:
         subject = open_subject(arguments.model, device, dtype, _progress())
+    count = subject.statistics.dimension
     engine = make_engine(
-        subject.model, 7, arguments.quantization, "prefill", keep=baseline_wanted, weights=subject.weights
+        subject.model, count, arguments.quantization, "prefill", keep=baseline_wanted, weights=subject.weights
     )
     print(plan(engine.weights, engine.buckets, subject.model), file=sys.stderr)
     loaded = time.perf_counter()
@@ -123,10 +136,12 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     baseline: list[float] | None = None
     if baseline_wanted:
         images = [trip.resize(frame) for frame in frames]
-        baseline, tokens = run_baseline(subject, eager_baseline(subject.model), images, prompt, 7, min(warmup, 5))
+        baseline, tokens = run_baseline(
+            subject, eager_baseline(subject.model), images, prompt, count, min(warmup, 5)
+        )
         agreement = compare(answers, tokens)
     sequence = subject.model.architecture.patches + len(prompt)
-    floors = tuple(floor_ms(machine, subject.model, engine.weights, sequence, passes) for passes in (6, 0))
+    floors = tuple(floor_ms(machine, subject.model, engine.weights, sequence, passes) for passes in (count - 1, 0))
     rates = [answer.accepted or 0 for answer in tried if answer.accepted is not None]
     details = {
         "dtype": name,
@@ -135,7 +150,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         "memory_gb": memory_gb(device),
         "load_s": loaded - began,
         "first_action_s": first - began,
-        "draft_acceptance": sum(rates) / (6 * len(rates)) if rates else 0.0,
+        "draft_acceptance": sum(rates) / ((count - 1) * len(rates)) if rates and count > 1 else 0.0,
         "drafted_ms": {"p50": temporal.percentile(50), "p99": temporal.percentile(99)},
         "drafted_tokens_equal": drafts_equal,
         "prompt_tokens": len(prompt),
