@@ -11,6 +11,7 @@ caller asks SQLite, which then also says what is wrong. This reader is fast, SQL
 
 from __future__ import annotations
 
+import bisect
 import mmap
 import struct
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 _INTERIOR, _LEAF = 5, 13  # kinds of b-tree pages of tables
 _MAX_DEPTH = 20
 _RESIDENT_BYTES = 64 << 20  # of the mapped file in memory, about
+_REMEMBERED = 32  # interior pages of the tree
 
 
 class RowReader:
@@ -43,6 +45,7 @@ class RowReader:
         self._usable = self._size - self._map[20]
         whole = len(self._map) // self._size
         self._pages = np.frombuffer(self._map, np.uint8, whole * self._size).reshape(whole, self._size)
+        self._interior: dict[int, tuple[list[int], list[int]]] = {}
 
     def read(self, row: int) -> memoryview | None:
         """The column's bytes of the row with this rowid; None where SQLite must be asked."""
@@ -61,23 +64,33 @@ class RowReader:
         for _ in range(_MAX_DEPTH):
             start = (page - 1) * self._size
             head = start + (100 if page == 1 else 0)
-            kind, cells = self._map[head], struct.unpack_from(">H", self._map, head + 3)[0]
-            if kind not in (_INTERIOR, _LEAF):
-                return None
-            pointers = struct.unpack_from(f">{cells}H", self._map, head + (12 if kind == _INTERIOR else 8))
-            low, high = 0, cells  # first cell whose key is not below the row's
-            while low < high:
-                middle = (low + high) // 2
-                if self._key(start + pointers[middle], kind) < row:
-                    low = middle + 1
-                else:
-                    high = middle
+            kind = self._map[head]
             if kind == _LEAF:
-                found = low < cells and self._key(start + pointers[low], kind) == row
-                return start + pointers[low] if found else None
-            child = start + pointers[low] if low < cells else head + 8
-            page = struct.unpack_from(">I", self._map, child)[0]
+                (cells,) = struct.unpack_from(">H", self._map, head + 3)
+                for pointer in struct.unpack_from(f">{cells}H", self._map, head + 8):
+                    cell = start + int(pointer)
+                    if self._key(cell, kind) == row:
+                        return cell
+                return None
+            if kind != _INTERIOR:
+                return None
+            keys, children = self._children(page, start, head)
+            page = children[bisect.bisect_left(keys, row)]
         return None
+
+    def _children(self, page: int, start: int, head: int) -> tuple[list[int], list[int]]:
+        """The keys [C] of an interior page, ascending, and its children [C + 1]."""
+        known = self._interior.get(page)
+        if known is None:
+            (cells,) = struct.unpack_from(">H", self._map, head + 3)
+            pointers = struct.unpack_from(f">{cells}H", self._map, head + 12)
+            keys = [self._key(start + pointer, _INTERIOR) for pointer in pointers]
+            children = [struct.unpack_from(">I", self._map, start + pointer)[0] for pointer in pointers]
+            known = keys, [*children, struct.unpack_from(">I", self._map, head + 8)[0]]
+            if len(self._interior) >= _REMEMBERED:
+                self._interior.clear()
+            self._interior[page] = known
+        return known
 
     def _key(self, cell: int, kind: int) -> int:
         """The rowid of a cell."""
