@@ -280,3 +280,34 @@ def test_chunks_of_every_compression_and_their_damage(tmp_path, compression_name
         read = [(found.time, bytes(found.data)) for found in bag.records(["/words"])]
         assert read == [*chunks[0], *chunks[2]]
         assert [loss.where for loss in bag.losses] == [f"byte {second}"]
+
+
+def test_mcap_messages_that_are_compressed_by_themselves(tmp_path, store, make):
+    """``ros2 bag record -s mcap --compression-mode message``: the message's bytes are one zstd frame."""
+    from rosbags.rosbag2 import StoragePlugin, Writer
+
+    pack = compression._zstd().compress
+    texts = [store.serialize_cdr(make.text(f"task {index}"), "std_msgs/msg/String") for index in range(3)]
+    stored = [pack(bytes(texts[0])), pack(bytes(texts[1]))[:-3], bytes(texts[2])]
+    with Writer(tmp_path / "bag", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        topic = writer.add_connection("/task", "std_msgs/msg/String", typestore=store)
+        for index, data in enumerate(stored):
+            writer.write(topic, make.start + index, data)
+    records, losses = contents(tmp_path / "bag")
+    assert [data for _, _, data in records] == [bytes(texts[0]), bytes(texts[2])]
+    assert len(losses) == 1
+    assert "message of /task" in str(losses[0])
+
+
+def test_topics_without_a_message_are_known(tmp_path, store, make):
+    from rosbags.rosbag2 import Writer
+
+    with Writer(tmp_path / "bag", version=9) as writer:
+        writer.add_connection("/silent", "std_msgs/msg/String", typestore=store)
+        topic = writer.add_connection("/task", "std_msgs/msg/String", typestore=store)
+        writer.write(topic, make.start, store.serialize_cdr(make.text("x"), "std_msgs/msg/String"))
+    with Bag(tmp_path / "bag") as bag:
+        assert bag.empty == {"/silent"}
+    (tmp_path / "bag" / "metadata.yaml").unlink()
+    with Bag(tmp_path / "bag") as bag:
+        assert bag.empty == frozenset()

@@ -104,3 +104,22 @@ def test_two_cameras_of_a_policy():
 def test_a_bag_without_pictures_is_refused_with_what_it_has():
     with pytest.raises(BagError, match=r"no sensor_msgs/Image or CompressedImage; it has /joint_states"):
         select(topics(joint_states=JOINTS), Config(), {})
+
+
+def test_a_topic_without_messages_plays_no_part_unless_it_is_named():
+    """Recorders list what they subscribed to: a raw camera that was silent beside its compressed pictures."""
+    topics = [
+        Topic("/camera/image_raw", "sensor_msgs/msg/Image"),
+        Topic("/camera/image_raw/compressed", "sensor_msgs/msg/CompressedImage"),
+    ]
+    empty = {"/camera/image_raw"}
+    assert select(topics, Config(), {}, empty=empty).cameras == ("/camera/image_raw/compressed",)
+    named = {"camera": "/camera/image_raw"}
+    assert select(topics, Config(), named, empty=empty).cameras == ("/camera/image_raw",)
+
+
+def test_a_feed_is_no_joint_state():
+    config = build({"robot.state_topics": ["objects=/sim/objects"]})
+    found = select(topics(camera__image_raw=IMAGE, sim__objects=JOINTS), config, {})
+    assert found.joint_states is None
+    assert found.state == (("objects", "/sim/objects"),)

@@ -28,7 +28,7 @@ def judged(predicted, recorded, **changes):
     samples = Samples(
         bag="bag",
         times=1_790_000_000_000_000_000 + np.arange(frames) * 100_000_000,
-        stamps=np.arange(frames),
+        stamps=changes.pop("stamps", 1_790_000_000_000_000_000 + np.arange(frames) * 100_000_000),
         episodes=np.arange(frames) // 50,
         predicted=predicted,
         recorded=recorded,
@@ -206,3 +206,16 @@ def test_nothing_to_compare_is_said():
     assert found.level == "warn"
     assert "nothing to compare" in found.headline
     assert "the bag has no actions" in found.reasons
+
+
+@pytest.mark.parametrize(
+    ("offset", "words"), [(-3_000_000_000, "3 s behind"), (90_000_000_000, "90 s ahead of"), (-50_000_000, "")]
+)
+def test_clocks_that_disagree_are_named(offset, words):
+    recorded = recorded_actions()
+    stamps = 1_790_000_000_000_000_000 + np.arange(200) * 100_000_000 + offset
+    found = judged(noisy(recorded), recorded, stamps=stamps)
+    assert found.level == ("warn" if words else "good")
+    assert any(f"stamps are {words}" in reason for reason in found.reasons) == bool(words)
+    unstamped = judged(noisy(recorded), recorded, stamps=np.zeros(200, np.int64))
+    assert any("no stamp" in reason for reason in unstamped.reasons)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from vla_ros.replay.compression import expand_file
+from vla_ros.replay.compression import ZSTD_MAGIC, decompress, expand_file
 from vla_ros.replay.mcap import McapFile
 from vla_ros.replay.records import BagError, Loss, Record, Storage, Topic
 from vla_ros.replay.sqlite import SqliteFile
@@ -105,7 +105,29 @@ class Bag:
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
         """Records of ``topics`` at or after ``start`` nanoseconds, in order of time (files follow each other)."""
         for storage in self._storages:
-            yield from storage.records(topics, start, verify=verify)
+            for record in storage.records(topics, start, verify=verify):
+                if record.data[:4] != ZSTD_MAGIC:
+                    yield record
+                elif (whole := self._decompressed(record)) is not None:
+                    yield whole
+
+    def _decompressed(self, record: Record) -> Record | None:
+        """A message that was compressed by itself; None where it is damaged."""
+        try:
+            return record._replace(data=decompress(record.data, "zstd"))
+        except BagError as error:
+            loss = Loss(self.path.name, f"{record.time} ns", f"message of {record.topic} {error}")
+            if loss not in self._losses:
+                self._losses.append(loss)
+            return None
+
+    @property
+    def empty(self) -> frozenset[str]:
+        """Topics that metadata.yaml says hold no message; a recorder lists what it subscribed to."""
+        counts: dict[str, int] = {}
+        for item in self._information().get("topics_with_message_count") or ():
+            counts[str(item["topic_metadata"]["name"])] = int(item["message_count"])
+        return frozenset(name for name, count in counts.items() if not count)
 
     def close(self) -> None:
         """Close all files and remove what was decompressed."""
@@ -128,11 +150,22 @@ class Bag:
         ordered = [by_name[name] for name in listed if name in by_name]
         return [*ordered, *(child for child in present if child not in ordered)]
 
+    def _information(self) -> dict[str, Any]:
+        """Content of metadata.yaml, {} where it cannot be used."""
+        try:
+            found = self._read_metadata()
+            return found if isinstance(found, dict) else {}
+        except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+            return {}
+
+    def _read_metadata(self) -> Any:
+        text = (self.path / _METADATA).read_text(encoding="utf-8")
+        return yaml.safe_load(text)["rosbag2_bagfile_information"]
+
     def _listed(self) -> list[str]:
         """File names in metadata.yaml; a bag without it, or with a damaged one, is read all the same."""
-        path = self.path / _METADATA
         try:
-            information = yaml.safe_load(path.read_text(encoding="utf-8"))["rosbag2_bagfile_information"]
+            information = self._read_metadata()
             return [Path(name).name for name in information["relative_file_paths"]]
         except FileNotFoundError:
             self._losses.append(Loss(_METADATA, "whole file", "is missing; the storage files were read without it"))

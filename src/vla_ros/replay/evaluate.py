@@ -141,7 +141,7 @@ def play(job: Job, policy: LoadedOnce, ask: Ask | None, load: Progress, told: To
         return Outcome(None, None, str(error))
     with bag:
         try:
-            selection = select(bag.topics, config, dict(job.overrides), ask)
+            selection = select(bag.topics, config, dict(job.overrides), ask, bag.empty)
         except VlaRosError as error:
             return Outcome(None, None, f"{job.path}: {error}")
         fitted = fit(config, selection)

@@ -300,6 +300,7 @@ def summarize(
             "pictures_prepared": sum(bag.pictures for bag in samples),
             "every": every,
         },
+        "stamp_offset_s": _stamp_offset(samples),
         "commands": {
             "made": int(sum(np.isfinite(bag.commands).any(axis=1).sum() for bag in samples)),
             "refused": dict(_total(bag.refused for bag in samples)),
@@ -327,6 +328,13 @@ def summarize(
         ],
         "interrupted": not all(bag.complete for bag in samples),
     }
+
+
+def _stamp_offset(samples: Sequence[Samples]) -> float:
+    """Median of the frames' stamps minus the recorder's times, in seconds; NaN where frames have no stamps."""
+    offsets = [(bag.stamps - bag.times)[bag.stamps != 0] for bag in samples]
+    joined = np.concatenate(offsets) if offsets else np.zeros(0)
+    return float(np.median(joined)) * 1e-9 if joined.size else math.nan
 
 
 def _total(counters: Any) -> Counter[str]:

@@ -99,6 +99,7 @@ class Player:
         self._received = self._skipped = self._frames = 0
         self._dropped: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        self._details: dict[Reason, str] = {}
         self._last_time: int | None = None
         self._began = time.perf_counter()
         self._saved = self._began
@@ -205,7 +206,9 @@ class Player:
             self._dropped[f"{Reason.IMAGE_INVALID.value}: {error}"[:200]] += 1
             return time.perf_counter() - began
         except Refused as refused:
-            self._dropped[refused.reason.value] += 1
+            # One text for each reason: details hold numbers that differ from frame to frame.
+            text = self._details.setdefault(refused.reason, f"{refused.reason.value}: {refused.detail}"[:300])
+            self._dropped[text] += 1
             return time.perf_counter() - began
         took = time.perf_counter() - began
         if trip.command is None:

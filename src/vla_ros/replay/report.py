@@ -239,7 +239,7 @@ def _pictures(
         try:
             with Bag(Path(samples.bag)) as bag:
                 named = {"camera": samples.topics["camera"].replace(", ", ",")}
-                selection = select(bag.topics, result.config, {**overrides, **named})
+                selection = select(bag.topics, result.config, {**overrides, **named}, empty=bag.empty)
                 config = fit(result.config, selection)
                 prepared = pictures_at(bag, selection, config, result.spec, sorted(rows))
         except VlaRosError:

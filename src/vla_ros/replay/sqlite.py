@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from vla_ros.replay.compression import ZSTD_MAGIC, decompress
 from vla_ros.replay.records import BagError, Loss, Record
 from vla_ros.replay.sqlite_pages import RowReader
 
@@ -81,7 +80,7 @@ class SqliteFile:
                 if time > last:
                     last, seen = time, set()
                 seen.add(row)
-                yield from self._record(row, time, wanted[key], data)
+                yield Record(time, wanted[key], data)
         except sqlite3.DatabaseError as error:
             yield from self._salvage(wanted, last, seen, str(error))
 
@@ -92,15 +91,6 @@ class SqliteFile:
             return data
         found: bytes = self._database.execute("SELECT data FROM messages WHERE id = ?", (row,)).fetchone()[0]
         return found
-
-    def _record(self, row: int, time: int, topic: str, data: bytes | memoryview) -> Iterator[Record]:
-        if data[:4] == ZSTD_MAGIC:
-            try:
-                data = decompress(data, "zstd")
-            except BagError as error:
-                self._lose(f"row {row}", f"message of {topic} {error}")
-                return
-        yield Record(time, topic, data)
 
     def _salvage(self, wanted: dict[int, str], last: int, seen: set[int], why: str) -> Iterator[Record]:
         """Row by row, from the time ``last`` on, leaving out ``seen``: what a damaged file still gives."""
@@ -121,7 +111,7 @@ class SqliteFile:
             in_succession = 0
             key, time, data = found
             if key in wanted and (time > last or (time == last and row not in seen)):
-                yield from self._record(row, time, wanted[key], data)
+                yield Record(time, wanted[key], data)
         what = (
             f"the file is damaged or cut off ({why}); rows from {first_failed} on that lie in the damage are lost"
         )

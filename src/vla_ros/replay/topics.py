@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config
@@ -78,7 +78,11 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
 
 
 def select(
-    topics: Sequence[Topic], config: Config, overrides: Mapping[str, str], ask: Ask | None = None
+    topics: Sequence[Topic],
+    config: Config,
+    overrides: Mapping[str, str],
+    ask: Ask | None = None,
+    empty: Collection[str] = (),
 ) -> Selection:
     """Give every part a topic.
 
@@ -87,12 +91,14 @@ def select(
         config: The node's options; its names are taken where the bag has them.
         overrides: Role to topic, from ``--topics``.
         ask: Asks a person where several fit; None refuses.
+        empty: Topics without a message; they play no part unless ``overrides`` names them.
 
     Raises:
         BagError: There is no camera, a named topic is missing or of a wrong type, or several fit and nobody can be
             asked; the candidates are listed.
     """
-    by_name = {topic.name: topic.type for topic in topics}
+    named = {name for names in overrides.values() for name in names.split(",")}
+    by_name = {topic.name: topic.type for topic in topics if topic.name not in empty or topic.name in named}
     cameras = _cameras(by_name, config, overrides.get("camera", ""), ask)
     transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
     if len(transports) > 1:
@@ -172,8 +178,11 @@ def _joint_states(
     name = expand(config.topics.joint_states)
     if by_name.get(name) == JOINTS:
         return name
+    feeds = {expand(feed.partition("=")[2]) for feed in config.robot.state_topics}
     states = [
-        topic for topic, kind in by_name.items() if kind == JOINTS and topic != truth and not _is_command(topic)
+        topic
+        for topic, kind in by_name.items()
+        if kind == JOINTS and topic != truth and topic not in feeds and not _is_command(topic)
     ]
     return _choose("joint_states", states, ask) if states else None
 

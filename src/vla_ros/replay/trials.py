@@ -276,7 +276,7 @@ def _moments(
         return
     try:
         with Bag(Path(samples.bag)) as bag:
-            selection = select(bag.topics, result.config, overrides)
+            selection = select(bag.topics, result.config, overrides, empty=bag.empty)
             config, recording = (
                 fit(result.config, selection),
                 series.read(bag, selection, result.config.robot.joint_names),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.control.reasons import Reason
 from vla_ros.replay import metrics
 from vla_ros.types import FloatArray
 
@@ -22,6 +23,7 @@ GOOD_GRIPPER = 0.9
 GOOD_SKILL = 0.5
 _ENOUGH_TURNS = 10
 _CONSTANT = 1e-9
+_OLD_FRAME_S, _EARLY_FRAME_S = 1.0, 0.1
 _AXES = "xyz"
 
 
@@ -121,11 +123,17 @@ def _blind_cosine(figures: Mapping[str, Any]) -> float:
 
 def _broken(figures: Mapping[str, Any]) -> list[str]:
     """Frames that got no answer."""
-    frames, lines = figures["frames"], []
+    frames, lines = figures["frames"], list[str]()
+    if not frames["received"]:
+        cameras = sorted({bag["topics"]["camera"] for bag in figures["bags"]})
+        lines.append(
+            f"no message of {', '.join(cameras)} could be read; --topics camera=/other names another topic"
+        )
     tried = frames["used"] + sum(frames["dropped"].values())
     for reason, count in frames["dropped"].items():
         if count > 0.01 * tried:
-            lines.append(f"{count} of {tried} frames got no answer: {reason}")
+            hint = " (or give --instruction TEXT)" if reason.startswith(Reason.NO_INSTRUCTION.value) else ""
+            lines.append(f"{count} of {tried} frames got no answer: {reason}{hint}")
     return lines
 
 
@@ -290,10 +298,27 @@ def _conduct(figures: Mapping[str, Any]) -> list[str]:
         )
     if figures["mode"] != "open_loop" and frames["skipped"] > 0.5 * max(1, frames["received"]):
         lines.append(f"{frames['skipped']} of {frames['received']} frames were skipped because the policy was busy")
+    lines += _stamps(figures)
     for reason, count in commands["refused"].items():
         if count > 0.01 * frames["used"]:
             lines.append(f"{count} of {frames['used']} commands were refused: {reason}")
     return lines
+
+
+def _stamps(figures: Mapping[str, Any]) -> list[str]:
+    """Frames whose stamps the live node would not believe."""
+    offset, used = figures["stamp_offset_s"], figures["frames"]["used"]
+    if math.isnan(offset):
+        return (
+            ["frames carry no stamp: the live node refuses them (the camera's driver must set one)"] if used else []
+        )
+    if -_OLD_FRAME_S <= offset <= _EARLY_FRAME_S:
+        return []
+    where = f"{offset:.3g} s ahead of" if offset > 0 else f"{-offset:.3g} s behind"
+    return [
+        f"the frames' stamps are {where} the recorder's clock: the camera's clock is wrong or its pictures are "
+        "late, and joint states are looked up by stamps"
+    ]
 
 
 def _losses(figures: Mapping[str, Any]) -> list[str]:
