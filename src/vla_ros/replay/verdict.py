@@ -103,7 +103,7 @@ def _against_holding(figures: Mapping[str, Any]) -> list[str]:
     line = f"its squared error is {line}"
     if turns and turns["count"]:
         cosine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
-        line += f"; at the {turns['count']} turns of the motion its cosine is {cosine:.2f}, of that {held:.2f}"
+        line += f"; where the motion turns ({turns['count']} frames) its cosine is {cosine:.2f}, of that {held:.2f}"
     return [line]
 
 
