@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -78,12 +78,8 @@ def serve(
             raise KeyboardInterrupt
 
     # Handlers only leave a mark: what they mean is done on the thread that spins.
-    asked: list[Callable[[PolicyNode], tuple[bool, str]]] = []
-    requests: dict[int, Callable[[PolicyNode], tuple[bool, str]]] = {
-        signal.SIGUSR1: lambda node: node.enable(True),
-        signal.SIGUSR2: lambda node: node.enable(False),
-        signal.SIGHUP: lambda node: node.reset(),
-    }
+    asked: list[str] = []
+    requests: dict[int, str] = {signal.SIGUSR1: "arm", signal.SIGUSR2: "disarm", signal.SIGHUP: "reset"}
     if sys.stdin is not None and sys.stdin.isatty():
         del requests[signal.SIGHUP]
     with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
@@ -96,8 +92,10 @@ def serve(
         node = PolicyNode(graph, ros_node, config)
 
         def until() -> bool:
-            while asked:
-                logger.info(asked.pop(0)(node)[1])
+            together = tuple(asked)
+            del asked[: len(together)]
+            for answer in follow(together, node):
+                logger.info(answer)
             return ended
 
         try:
@@ -120,6 +118,27 @@ def serve(
                 write_stats(node, stats)
         logger.info("ended: the arm holds")
     return 0
+
+
+def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
+    """Do what signals that came together asked for; a sentence for each.
+
+    They have no order: a process that had no time for a while hears of a later reset before an earlier request to
+    arm, and would arm though nobody armed after the reset. So whoever arms must do so alone.
+
+    Args:
+        requests: ``arm``, ``disarm`` and ``reset``.
+        node: Active or not.
+    """
+    said = []
+    if "disarm" in requests:
+        said.append(node.enable(False)[1])
+    if "reset" in requests:
+        said.append(node.reset()[1])
+    if "arm" in requests:
+        late = "not armed: the signal came together with another, and signals have no order; send it again"
+        said.append(late if said else node.enable(True)[1])
+    return said
 
 
 def write_stats(node: PolicyNode, path: Path) -> None:

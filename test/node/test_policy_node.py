@@ -61,25 +61,6 @@ def test_nothing_moves_until_armed_and_signals_arm_and_disarm(robot: Any, start:
     assert len(robot.commands) <= held + 1, "a command was sent while disarmed"
 
 
-def test_what_was_begun_while_disarmed_never_moves_the_arm(robot: Any, start: Callable[..., Any]) -> None:
-    """An answer takes 0.4 s; the arm is armed 0.2 s after the last one, in the middle of the next."""
-    node = start("-p", "policy.instruction:=slow")
-    for _ in range(3):
-        answered = len(robot.actions)
-        robot.until(lambda: len(robot.actions) > answered, robot.send_frame)  # noqa: B023
-        began = robot.now()
-        robot.until(lambda: robot.now() - began > 200_000_000, robot.send_frame)  # noqa: B023
-        motions = len(robot.commands)
-        armed = robot.now()
-        node.signal(signal.SIGUSR1)
-        robot.until(lambda: len(robot.commands) > motions + 1, robot.send_frame)  # noqa: B023
-        stamps = [robot.command_stamp(index) for index in range(motions, len(robot.commands))]
-        assert all(stamp > armed - 100_000_000 for stamp in stamps), "a frame from before arming moved the arm"
-        node.signal(signal.SIGUSR2)
-        robot.until(lambda: node.log.read_text().count("armed -> disarmed") > _, robot.send_frame)  # noqa: B023
-        motions = len(robot.commands)
-
-
 def damaged_frames() -> dict[str, tuple[Callable[[int], bytes], str]]:
     image = np.full((48, 64, 3), 127, np.uint8)
 
@@ -320,18 +301,6 @@ def test_a_signal_while_the_policy_loads_ends_the_node_and_nothing_is_armed(
     assert "ended while the policy was loading" in node.log.read_text()
     assert "Traceback" not in node.log.read_text()
     assert robot.commands == []
-
-
-def test_a_request_to_arm_that_came_while_loading_is_void(
-    robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SCRIPTED_LOAD_S", "2")
-    node = start("-p", "policy.instruction:=go on")
-    robot.until(lambda: "loading" in node.log.read_text(), robot.send_frame)
-    node.signal(signal.SIGUSR1)
-    robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
-    assert robot.commands == []
-    assert "armed" not in node.log.read_text().replace("disarmed", "")
 
 
 def test_a_node_in_a_namespace_with_another_name_and_remaps_takes_parameters_as_ros_does(

@@ -1,0 +1,60 @@
+"""Arming, over DDS and by signals: a separate act that nothing from before it may use or replace."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_what_was_begun_while_disarmed_never_moves_the_arm(robot: Any, start: Callable[..., Any]) -> None:
+    """An answer takes 0.4 s; the arm is armed 0.2 s after the last one, in the middle of the next."""
+    node = start("-p", "policy.instruction:=slow")
+    for _ in range(3):
+        answered = len(robot.actions)
+        robot.until(lambda: len(robot.actions) > answered, robot.send_frame)  # noqa: B023
+        began = robot.now()
+        robot.until(lambda: robot.now() - began > 200_000_000, robot.send_frame)  # noqa: B023
+        motions = len(robot.commands)
+        armed = robot.now()
+        node.signal(signal.SIGUSR1)
+        robot.until(lambda: len(robot.commands) > motions + 1, robot.send_frame)  # noqa: B023
+        stamps = [robot.command_stamp(index) for index in range(motions, len(robot.commands))]
+        assert all(stamp > armed - 100_000_000 for stamp in stamps), "a frame from before arming moved the arm"
+        node.signal(signal.SIGUSR2)
+        robot.until(lambda: node.log.read_text().count("armed -> disarmed") > _, robot.send_frame)  # noqa: B023
+        motions = len(robot.commands)
+
+
+def test_a_request_to_arm_from_before_a_reset_does_not_arm_after_it(robot: Any, start: Callable[..., Any]) -> None:
+    """Signals have no order: a process that is busy hears of a later SIGHUP before an earlier SIGUSR1."""
+    node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
+    robot.until(lambda: robot.commands, robot.send_frame)
+    robot.stop()
+    robot.until(lambda: "armed -> stopped" in node.log.read_text(), robot.send_frame)
+    for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGHUP, signal.SIGCONT):
+        node.signal(number)
+    robot.until(lambda: "stopped -> disarmed" in node.log.read_text(), robot.send_frame)
+    robot.until(
+        lambda: "not armed: the signal came together with another" in node.log.read_text(), robot.send_frame
+    )
+    assert "disarmed -> armed" not in node.log.read_text().partition("armed -> stopped")[2]
+    moved = len(robot.commands)
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: len(robot.commands) > moved + 1, robot.send_frame)
+
+
+def test_a_request_to_arm_that_came_while_loading_is_void(
+    robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIPTED_LOAD_S", "2")
+    node = start("-p", "policy.instruction:=go on")
+    robot.until(lambda: "loading" in node.log.read_text(), robot.send_frame)
+    node.signal(signal.SIGUSR1)
+    robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
+    assert robot.commands == []
+    assert "armed" not in node.log.read_text().replace("disarmed", "")
