@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
     assignments += [f"{name}:={value}" for name, value in ros.parameters.items() if not is_ros_own(name)]
     files = [*arguments.config, *map(Path, ros.files)]
-    config = load(files, assignments, ros.node_name(NODE_NAME))
+    name = ros.node_name(NODE_NAME)
+    config = load(files, assignments, f"{ros.namespace('/', NODE_NAME).rstrip('/')}/{name}")
     return serve(config, ros_args, stats=arguments.stats)
 
 

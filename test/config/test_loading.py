@@ -33,6 +33,10 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
         ({"control.rate_hz": "fast"}, "control.rate_hz: found 'fast' (str), expected a number from 0 to 1000 (Hz)"),
+        (
+            {"policy.instruction": False},
+            "policy.instruction: found False (bool), expected text; to YAML this is no",
+        ),
         ({"control.rate_hz": True}, "control.rate_hz: found True (bool), expected a number"),
         ({"control.rate_hz": float("nan")}, "control.rate_hz: found nan"),
         ({"control.armed": 1}, "control.armed: found 1 (int), expected true or false"),
@@ -140,6 +144,20 @@ def test_a_parameter_of_ros_itself_is_refused_with_its_place(tmp_path: Path) -> 
     path.write_text("/**:\n  ros__parameters: {use_sim_time: true}\n")
     with pytest.raises(ConfigError, match=r"use_sim_time: belongs to the ROS node.*--ros-args -p use_sim_time:="):
         load([path])
+
+
+def test_a_node_takes_the_section_of_its_own_namespace(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    sections = {"/**": 1.0, "/left/vla_policy": 2.0, "/right/vla_policy": 3.0, "/left/other": 4.0}
+    path.write_text(
+        "".join(f"{key}:\n  ros__parameters: {{control: {{rate_hz: {rate}}}}}\n" for key, rate in sections.items())
+    )
+    assert read_file(path, "/left/vla_policy") == {"control.rate_hz": 2.0}
+    assert read_file(path, "/right/vla_policy") == {"control.rate_hz": 3.0}
+    assert read_file(path, "/middle/vla_policy") == {"control.rate_hz": 1.0}
+    assert read_file(path, "other") == {"control.rate_hz": 4.0}
+    with pytest.raises(ConfigError, match="/left/vla_policy, /right/vla_policy, and which of them this node is"):
+        read_file(path)
 
 
 def test_a_missing_file_is_named() -> None:

@@ -174,6 +174,8 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
     found = list(value) if isinstance(value, tuple) else value
     near = difflib.get_close_matches(str(value), entry.option.choices, n=1) if entry.option.choices else []
     hint = f"; did you mean '{near[0]}'?" if near else ""
+    if not entry.is_list and entry.item_type is str and not isinstance(value, str):
+        hint = "; to YAML this is no text: put it into quotes"
     return ConfigError(
         f"{entry.name}: found {found!r} ({type(value).__name__}), expected {entry.expectation}{hint}"
     )
@@ -222,9 +224,13 @@ def _parse(text: str) -> Any:
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
     """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
 
+    Args:
+        path: The file.
+        node_name: The node, with its namespace (``/robot_1/vla_policy``) where it has one.
+
     Raises:
-        ConfigError: The file is missing, is no YAML, says something twice, or has no ``ros__parameters`` for this
-            node.
+        ConfigError: The file is missing, is no YAML, says something twice, has no ``ros__parameters`` for this
+            node, or has some for several nodes of its name.
     """
     try:
         document = _parse(path.read_text(encoding="utf-8"))
@@ -237,8 +243,9 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
             f"{path}: found {type(document).__name__}, expected '/**:' with 'ros__parameters:' below it"
         )
     flat: dict[str, Any] = {}
+    wanted = _sections([str(key) for key in document], node_name, path)
     for key, section in document.items():
-        if str(key) in ("/**", "/*") or str(key).strip("/").split("/")[-1] == node_name:
+        if str(key) in wanted:
             if not isinstance(section, dict) or not isinstance(section.get("ros__parameters"), dict):
                 raise ConfigError(f"{path}: '{key}' lacks 'ros__parameters:'")
             flat.update(_flat(section["ros__parameters"], ""))
@@ -248,6 +255,21 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
             "begins with '/**:' and 'ros__parameters:' below it, as `vla-ros config` prints"
         )
     return flat
+
+
+def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
+    """Which sections of a file are for this node; another robot's limits must not be taken for this one's."""
+    full = node_name.strip("/")
+    own = full.split("/")[-1]
+    namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
+    if full != own:
+        namesakes = [key for key in namesakes if key.strip("/") == full]
+    if len(namesakes) > 1:
+        raise ConfigError(
+            f"{path}: has parameters for {', '.join(namesakes)}, and which of them this node is, it was not told; "
+            "give it its namespace (--ros-args -r __ns:=/...) or a file of its own"
+        )
+    return {"/**", "/*", own, f"/{own}", *namesakes}
 
 
 def _where(error: Exception) -> str:
