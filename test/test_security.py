@@ -112,7 +112,7 @@ def test_the_node_listens_on_loopback_alone_and_on_tcp_only_where_asked(tmp_path
     environment["ROS_DOMAIN_ID"] = str(150 + os.getpid() % 50)
     words = ["-p", "policy.name:=hold", "-p", "robot.urdf:=demo", "-p", f"node.metrics_port:={port}"]
     with log.open("w") as out:
-        command = [sys.executable, "-m", "vla_ros.cli", "run", *words]
+        command = [sys.executable, "-m", "vla_ros.cli", "run", "-p", "node.backend:=dds", *words]
         node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
     try:
         deadline = time.monotonic() + 60

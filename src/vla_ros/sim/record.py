@@ -55,7 +55,7 @@ class BagRecorder:
             self._connections[topic] = self._writer.add_connection(
                 topic, _TYPES[topic], typestore=self._store, offered_qos_profiles=[_qos(topic in _LATCHED)]
             )
-        data = message if isinstance(message, bytes) else _serialize(message)
+        data = message if isinstance(message, bytes) else _serialize(message, _TYPES[topic])
         self._last = max(self._last, time.time_ns())
         self._writer.write(self._connections[topic], self._last, data)
 
@@ -72,14 +72,16 @@ class BagRecorder:
         self.close()
 
 
-def _serialize(message: Any) -> bytes:
+def _serialize(message: Any, kind: str) -> bytes:
+    from vla_ros.graph.messages import message_types
+
+    types = message_types()
     if hasattr(message, "get_fields_and_field_types"):  # rclpy's own class
         from rclpy.serialization import serialize_message
 
-        return bytes(serialize_message(message))
-    from vla_ros.graph.messages import message_types
-
-    return message_types().serialize(message)
+        # rmw_fastrtps leaves slack behind a message with empty lists, for which readers of bags refuse it.
+        message = types.deserialize(serialize_message(message), types.message(kind))
+    return types.serialize(message)
 
 
 def _qos(latched: bool) -> Any:
