@@ -82,8 +82,9 @@ class SimNode:
         self._node.create_subscription(
             graph.message("sensor_msgs/msg/JointState"), COMMAND_TOPIC, self._on_command, graph.qos("command")
         )
+        # With depth, unlike commands: none may be overtaken by the next before it was heard and recorded.
         self._node.create_subscription(
-            graph.message("std_msgs/msg/Float64MultiArray"), ACTION_TOPIC, self._on_action, graph.qos("command")
+            graph.message("std_msgs/msg/Float64MultiArray"), ACTION_TOPIC, self._on_action, graph.qos("default")
         )
         self.policy = PolicyStatus()
         self._node.create_subscription(
