@@ -24,7 +24,7 @@ from vla_ros.vision.decode import (
     image_header,
     image_stamp,
 )
-from vla_ros.vision.geometry import orient
+from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.pipelines import crop_center, jpeg_round_trip, resize_bicubic, resize_lanczos3
 from vla_ros.vision.preprocess import Preprocessor
 
@@ -74,7 +74,7 @@ def main() -> None:
         **{f"decode {name}": lambda cdr=cdr: decode_image(cdr) for name, cdr in raw.items()},
         f"decode jpeg ({len(jpeg) // 1024} KiB)": lambda: decode_compressed(jpeg),
         "encode rgb8": lambda: encode_image(image, 0, "cam"),
-        "orient rotate_180": lambda: orient(image, "rotate_180"),
+        "orient rotate_180": lambda: make_orientation("rotate_180")(image),
         "jpeg round trip": lambda: jpeg_round_trip(image),
         "resize lanczos3": lambda: resize_lanczos3(image),
         "crop 0.9": lambda: crop_center(resized, 0.9),

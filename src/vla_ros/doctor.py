@@ -69,7 +69,7 @@ def examine() -> Iterator[Finding]:
     yield _python()
     yield from _graph()
     yield from _libraries()
-    yield _gpu()
+    yield from _gpu()
     yield from _receive_buffer()
     yield _shared_memory()
     yield _egl()
@@ -138,16 +138,30 @@ def _libraries() -> Iterator[Finding]:
         yield Finding(name, found) if found else Finding(name, "not installed", level, mend)
 
 
-def _gpu() -> Finding:
+def _gpu() -> Iterator[Finding]:
     command = shutil.which("nvidia-smi")
     if command is None:
-        return Finding("GPU", "no nvidia-smi: policies run on the CPU", NOTE)
+        yield Finding("GPU", "no nvidia-smi: policies run on the CPU", NOTE)
+        return
     query = ["--query-gpu=name,memory.free,memory.total,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run([command, *query], capture_output=True, text=True, timeout=20, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        return Finding("GPU", f"nvidia-smi failed: {error}", WRONG, "check the driver: nvidia-smi")
-    return Finding("GPU", "; ".join(answer.stdout.strip().splitlines()))
+        yield Finding("GPU", f"nvidia-smi failed: {error}", WRONG, "check the driver: nvidia-smi")
+        return
+    yield Finding("GPU", "; ".join(answer.stdout.strip().splitlines()))
+    yield _engine()
+
+
+def _engine() -> Finding:
+    """What ``policy.engine: auto`` needs beside the GPU; without it OpenVLA answers several times slower."""
+    triton = _version("triton")
+    if triton is None:
+        mend = "pip install triton, or a torch for CUDA, which brings it"
+        return Finding("engine", "Triton is not installed: OpenVLA runs without its engine", NOTE, mend)
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
+        return Finding("engine", f"Triton {triton} finds no C compiler", NOTE, "sudo apt-get install gcc")
+    return Finding("engine", f"Triton {triton} and a C compiler")
 
 
 def _receive_buffer() -> Iterator[Finding]:

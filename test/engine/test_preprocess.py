@@ -9,7 +9,7 @@ import torch
 from vla_ros.config.tree import ORIENTATIONS
 from vla_ros.engine.preprocess import make_pipeline, make_turn
 from vla_ros.errors import ConfigError
-from vla_ros.vision.geometry import orient
+from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.pipelines import crop_center, resize_bicubic, resize_lanczos3
 
 CPU = torch.device("cpu")
@@ -63,9 +63,11 @@ def test_crop_of_the_openvla_pipeline():
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_turns(orientation):
     image = pictures(60, 90)[0]
-    assert np.array_equal(run(make_turn(orientation), image), orient(image, orientation))
+    assert np.array_equal(run(make_turn(orientation), image), make_orientation(orientation)(image))
     pipeline = make_pipeline("openvla", (60, 90), (28, 28), CPU, orientation=orientation)
-    assert_close(run(pipeline, image), resize_bicubic(np.ascontiguousarray(orient(image, orientation)), (28, 28)))
+    assert_close(
+        run(pipeline, image), resize_bicubic(np.ascontiguousarray(make_orientation(orientation)(image)), (28, 28))
+    )
 
 
 def test_batches():

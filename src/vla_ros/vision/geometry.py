@@ -39,15 +39,6 @@ def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
     return _TURNS[name]
 
 
-def orient(image: UInt8Array, orientation: str) -> UInt8Array:
-    """``image`` turned as `make_orientation` says of ``orientation``.
-
-    Raises:
-        ConfigError: No such orientation.
-    """
-    return make_orientation(orientation)(image)
-
-
 def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
     """Where the centre crop that keeps ``area`` of the picture begins and ends, as shares of either side.
 
