@@ -32,7 +32,7 @@ $(VENV)/.torch: $(BIN)/python constraints.txt
 	@if command -v nvidia-smi > /dev/null 2>&1; then echo "NVIDIA driver found: PyTorch with CUDA"; else \
 	  echo "no NVIDIA driver found: PyTorch for the CPU, from $(TORCH_INDEX)"; \
 	  $(PIP) --retries 0 --timeout 20 --index-url $(TORCH_INDEX) torch || \
-	    echo "$(TORCH_INDEX) did not give it: taking PyPI's, some gigabytes"; fi
+	    echo "$(TORCH_INDEX) did not give it: going on with PyPI, whose build may be gigabytes"; fi
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch setup.py

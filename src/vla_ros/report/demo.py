@@ -35,7 +35,8 @@ def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
 
 def render(result: DemoResult, config: Config | None = None) -> str:
     """The report as HTML text."""
-    name = result.checkpoint or result.policy
+    # "demo" is the name of the checkpoint that comes with the package, and says little in a heading.
+    name = result.checkpoint if result.checkpoint not in ("", "demo") else result.policy
     lead = f"{len(result.episodes)} episodes, policy {result.policy}, {result.mode.replace('_', ' ')}"
     chosen = featured(result.episodes)
     left_out = len(result.episodes) - len(chosen)

@@ -21,6 +21,7 @@ _LIMITS = """\
   never seen a real picture and must not be run on a real robot.
 - Light, contrast and tint were varied in training; the camera's place, the picture's size and the crop were not.
 - It looks at one picture at a time, has no proprioception and no memory.
+- Objects lie on their side rarely in training: a cylinder that was knocked over may not be picked up.
 """
 
 
