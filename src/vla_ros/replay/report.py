@@ -24,6 +24,7 @@ from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.types import IntArray, UInt8Array
 
 SHOWN_EPISODES = 8
+WITHOUT_CHECKPOINT = ("expert", "hold")
 POLICY, PALE = 1, 0
 
 
@@ -43,7 +44,10 @@ def render(result: Result, overrides: Mapping[str, str]) -> str:
     figures = result.figures
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     policy = figures["policy"]
-    lead = f"{policy['checkpoint'] or policy['name']}, bags: {len(result.samples)}, {mode}"
+    checkpoint = "" if policy["name"] in WITHOUT_CHECKPOINT else policy["checkpoint"]
+    lead = (
+        f"policy {policy['name']}{f' with {checkpoint}' if checkpoint else ''}, bags: {len(result.samples)}, {mode}"
+    )
     compared = figures["frames"]["compared"] > 0
     worst = moments_of.worst(result.counted)
     body = [
