@@ -130,3 +130,17 @@ def test_a_good_policy_is_not_asked_again(spot_bag):
     found = explained(spot_bag(lambda image: image))
     assert "trials" not in found.figures
     assert found.figures["skill"]["mean_action"] > 0.99
+
+
+def test_frames_on_which_both_are_right_do_not_speak_against_a_change():
+    """Going straight down looks alike both ways round: only some frames tell."""
+    rng = np.random.default_rng(2)
+    recorded = np.zeros((16, 7))
+    recorded[:, :3] = rng.normal(0, 0.02, (16, 3))
+    now = recorded.copy()
+    now[10:, :3] *= -1
+    answers = recorded + 1e-4
+    judge = trials._Judge(recorded, [0, 1, 2], np.zeros((16, 7)), now, True)
+    assert judge.trial("turned", "turn it", answers).better
+    worse = np.where(np.arange(16)[:, None] < 6, -recorded, recorded)
+    assert not judge.trial("other", "", worse).better

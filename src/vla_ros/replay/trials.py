@@ -2,7 +2,7 @@
 
 Where answers and recording disagree, the usual causes are few, and each can simply be tried. A change is named only
 where it is far better on the same frames, so that chance does not name one:
-the error falls to less than half, on three of four frames, and what comes out is good.
+the error falls to less than half, at most one frame of four gets worse, and what comes out is good.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class _Judge:
             cosine = float(metrics.mean(cosines, axis=None))
         better = (
             float(np.nansum(after)) < 0.5 * float(np.nansum(before))
-            and float((after < before).mean()) >= 0.75
+            # Where both are right, neither is better: only what is clearly worse speaks against a change.
+            and float((after <= before + 0.05 * np.nanmean(mean)).mean()) >= 0.75
             and score >= GOOD_SKILL
             and not cosine < GOOD_COSINE
         )
