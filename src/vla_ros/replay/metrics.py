@@ -77,9 +77,10 @@ def direction_cosines(predicted: FloatArray, recorded: FloatArray) -> FloatArray
     """
     lengths = np.linalg.norm(recorded, axis=1)
     moving = np.nan_to_num(lengths) > max(still_threshold(recorded), 1e-12)
-    product = lengths * np.linalg.norm(predicted, axis=1)
-    dot = (predicted * recorded).sum(axis=1)
-    cosines = np.divide(dot, product, out=np.zeros(len(dot)), where=np.nan_to_num(product) > 1e-18)
+    predicted_lengths = np.linalg.norm(predicted, axis=1)
+    dot, product = (predicted * recorded).sum(axis=1), lengths * predicted_lengths
+    moves = moving & (np.nan_to_num(predicted_lengths) > 1e-15)
+    cosines = np.divide(dot, product, out=np.zeros(len(dot)), where=moves)
     return np.where(moving, cosines, np.nan)
 
 
