@@ -31,12 +31,11 @@ from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
 from vla_ros.telemetry import Telemetry
 from vla_ros.types import JointState
+from vla_ros.vision.messages import IMAGE_TYPES
 from vla_ros.wiring import Wiring
 
 SUPERVISION_PERIOD = 0.02
 """Seconds between looks at the watchdog: how late a silent input may be noticed beyond its timeout."""
-
-_IMAGE_TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
 
 
 class PolicyNode:
@@ -252,7 +251,7 @@ class PolicyNode:
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
-        image = _IMAGE_TYPES[config.camera.transport]
+        image = IMAGE_TYPES[config.camera.transport]
         for index, topic in enumerate(config.camera.topics):
             wiring.subscribe(image, topic, partial(receiver.receive, index), "camera", raw=True)
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)

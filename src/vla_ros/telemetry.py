@@ -26,7 +26,7 @@ from vla_ros.middleware.daemons import RoudiWatch
 from vla_ros.resources import gpu_memory, process_resources
 from vla_ros.stats import Stats
 from vla_ros.stepper import Stepper, Trip
-from vla_ros.vision.messages import encode_image
+from vla_ros.vision.messages import IMAGE_TYPES, encode_image
 from vla_ros.wiring import Wiring
 
 _DEBUG_PERIOD = 0.2  # s; a picture for people
@@ -188,9 +188,12 @@ class Telemetry:
     def _watched(self) -> list[Watched]:
         """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
         topics, resolve, qos = self.config.topics, self._node.resolve_topic_name, self._graph.qos
-        watched = [Watched(resolve(topic), qos("camera")) for topic in self.config.camera.topics]
+        image = IMAGE_TYPES[self.config.camera.transport]
+        watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in self.config.camera.topics]
         if self._stepper.controller.arm_names:
-            watched.append(Watched(resolve(topics.joint_states), qos("joint_states")))
+            watched.append(
+                Watched(resolve(topics.joint_states), qos("joint_states"), True, "sensor_msgs/msg/JointState")
+            )
         may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 

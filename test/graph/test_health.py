@@ -95,3 +95,15 @@ def test_receive_buffer(frame, rmem_max, small):
     assert (finding is not None) == small
     if finding:
         assert "sysctl -w net.core.rmem_max=" in finding.text
+
+
+def test_a_publisher_of_another_type_is_named(graph, peer, spin_until):
+    node = graph.create_node("vla_policy")
+    watched = Watched("/camera/image_raw", graph.qos("camera"), type_name=IMAGE)
+    health = TopicHealth(node, [watched], publisher_timeout=5.0)
+    peer.ask("publisher", topic="/camera/image_raw", type_name="sensor_msgs/msg/CompressedImage", qos="camera")
+    spin_until(graph, lambda: node.count_publishers("/camera/image_raw") == 1)
+    (finding,) = health.check()
+    assert finding.kind == "wrong_type"
+    assert "publishes sensor_msgs/msg/CompressedImage, this node takes sensor_msgs/msg/Image" in finding.text
+    assert "camera.transport" in finding.text

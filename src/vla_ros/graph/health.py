@@ -29,6 +29,8 @@ class Watched:
     """QoS profile of either backend."""
     required: bool = True
     """False where it is right that nobody publishes (a stop button that is not installed)."""
+    type_name: str = ""
+    """Such as ``sensor_msgs/msg/Image``: publishers of another type are no use; empty asks for none."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Finding:
 
     topic: str
     kind: str
-    """``incompatible_qos``, ``no_publisher`` or ``small_buffer``."""
+    """``wrong_type``, ``incompatible_qos``, ``no_publisher`` or ``small_buffer``."""
     text: str
 
 
@@ -94,10 +96,20 @@ class TopicHealth:
 
 
 def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
+    name = f"{publisher.node_namespace.rstrip('/')}/{publisher.node_name}"
+    if item.type_name and publisher.topic_type and publisher.topic_type != item.type_name:
+        return [
+            Finding(
+                item.topic,
+                "wrong_type",
+                f"nothing will arrive on {item.topic} from {name}: it publishes {publisher.topic_type}, this node "
+                f"takes {item.type_name} there. Name another topic, or say what comes (for pictures: "
+                "camera.transport raw or compressed)",
+            )
+        ]
     reasons = incompatibilities(item.requested, publisher.qos_profile)
     if not reasons:
         return []
-    name = f"{publisher.node_namespace.rstrip('/')}/{publisher.node_name}"
     return [
         Finding(
             item.topic,

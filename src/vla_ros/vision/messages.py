@@ -20,6 +20,8 @@ CdrBytes = bytes | bytearray | memoryview
 
 IMAGE = "sensor_msgs/Image"
 COMPRESSED_IMAGE = "sensor_msgs/CompressedImage"
+IMAGE_TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
+"""``camera.transport`` to the type of its messages."""
 
 _HEADER_BYTES = 4
 _SECOND = 1_000_000_000
