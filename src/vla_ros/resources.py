@@ -23,7 +23,7 @@ def process_resources(pid: int | str = "self") -> Mapping[str, int]:
 
 
 def gpu_memory() -> Mapping[str, int]:
-    """``gpu_allocated_bytes`` and ``gpu_peak_bytes`` of this process; nothing where no GPU is used.
+    """``gpu_allocated_bytes`` and ``gpu_peak_bytes`` of this process on all GPUs; nothing where none is used.
 
     Imports nothing: a process that has not loaded torch has no tensors.
     """
@@ -31,7 +31,8 @@ def gpu_memory() -> Mapping[str, int]:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return {}
+    devices = range(cuda.device_count())
     return {
-        "gpu_allocated_bytes": int(cuda.memory_allocated()),
-        "gpu_peak_bytes": int(cuda.max_memory_allocated()),
+        "gpu_allocated_bytes": sum(int(cuda.memory_allocated(device)) for device in devices),
+        "gpu_peak_bytes": sum(int(cuda.max_memory_allocated(device)) for device in devices),
     }

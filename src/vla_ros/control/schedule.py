@@ -107,11 +107,6 @@ class ChunkSchedule:
         self._observations: dict[int, int] = {}
 
     @property
-    def executed_steps(self) -> int:
-        """Steps executed since the last reset."""
-        return self._executed
-
-    @property
     def remaining(self) -> int:
         """Steps that :meth:`next` still gives before it needs another chunk."""
         if not self._placed:
