@@ -193,7 +193,5 @@ if __name__ == "__main__":
 
     # The loops above end with their input, whatever they wait for.
     if sys.argv[2] not in ("send", "spoil"):
-        import os
-
         threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     main()

@@ -22,5 +22,5 @@ def test_a_policy_whose_library_is_missing_names_the_extra(monkeypatch: pytest.M
     for name in [name for name in sys.modules if name.startswith("vla_ros.policies.openvla")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependencyError, match=r"'openvla' needs .*torch.*pip install 'vla_ros\[openvla\]'"):
+    with pytest.raises(MissingDependencyError, match=r"'openvla' needs .*torch.*pip install 'vla.ros\[openvla\]'"):
         create(load())
