@@ -134,6 +134,11 @@ def config_file(context: LaunchContext) -> Path | None:
     raise ConfigError(f"config:={name}: no such file; with vla_ros come {there}")
 
 
+def node_name(context: LaunchContext) -> str:
+    """The node with its namespace, such as ``/robot_1/vla_policy``."""
+    return "/".join(["", *filter(None, [value(context, "namespace").strip("/"), value(context, "name")])])
+
+
 def configuration(context: LaunchContext) -> Config:
     """The checked tree that the node will have.
 
@@ -141,4 +146,4 @@ def configuration(context: LaunchContext) -> Config:
         ConfigError: As :func:`vla_ros.config.load`.
     """
     file = config_file(context)
-    return load([file] if file else [], overrides(context), value(context, "name"))
+    return load([file] if file else [], overrides(context), node_name(context))

@@ -17,7 +17,7 @@ from launch.events.process import SignalProcess
 
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
-from vla_ros.launching.arguments import config_file, configuration, overrides, value
+from vla_ros.launching.arguments import config_file, configuration, node_name, overrides, value
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
 from vla_ros.middleware import Frames
@@ -80,7 +80,7 @@ def replay(context: LaunchContext) -> list[Action]:
         raise RuntimeError(str(error)) from None
     context.launch_configurations["use_sim_time"] = "true"
     node = policy_node(context, assignments=assignments, on_exit=Shutdown(reason="the policy node ended"))
-    name = "/".join(["", *filter(None, [value(context, "namespace").strip("/"), value(context, "name")])])
+    name = node_name(context)
     action = _resolved(config.topics.action, name)
     record = ExecuteProcess(
         cmd=["ros2", "bag", "record", "-o", str(output / "actions"), action], output="log", name="record"

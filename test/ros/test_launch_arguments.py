@@ -1,0 +1,52 @@
+"""What the launch files read before they start anything. Regression pinned: the namespace was left out."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("launch", reason="no ROS 2 is sourced")
+
+from launch import LaunchContext
+
+from vla_ros.errors import ConfigError
+from vla_ros.launching.arguments import configuration, node_name
+
+pytestmark = pytest.mark.ros
+
+FLEET = """
+/left/vla_policy: {ros__parameters: {limits: {max_joint_step: 0.1}}}
+/right/vla_policy: {ros__parameters: {limits: {max_joint_step: 0.2}}}
+"""
+
+
+def context(**given: str) -> LaunchContext:
+    made = LaunchContext()
+    made.launch_configurations.update({"name": "vla_policy", **given})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("namespace", "expected"),
+    [("", "/vla_policy"), ("left", "/left/vla_policy"), ("/a/b/", "/a/b/vla_policy")],
+)
+def test_the_name_has_its_namespace(namespace, expected):
+    assert node_name(context(namespace=namespace)) == expected
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch) -> str:
+    # Also where the package is not in the ament index: the file is given by its path.
+    monkeypatch.setattr("vla_ros.launching.arguments.get_package_share_directory", lambda name: str(tmp_path))
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    return str(file)
+
+
+@pytest.mark.parametrize(("namespace", "step"), [("left", 0.1), ("/right", 0.2)])
+def test_a_file_for_several_robots_gives_each_its_own(fleet, namespace, step):
+    assert configuration(context(config=fleet, namespace=namespace)).limits.max_joint_step == step
+
+
+def test_without_a_namespace_it_says_what_to_give(fleet):
+    with pytest.raises(ConfigError, match="namespace"):
+        configuration(context(config=fleet))
