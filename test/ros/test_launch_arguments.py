@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("launch", reason="no ROS 2 is sourced")
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from launch import LaunchContext
 
