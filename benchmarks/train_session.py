@@ -3,8 +3,9 @@
     python benchmarks/train_session.py --work WORK --out OUT [--limit 570] [--steps N] [-- options of "fit"]
 
 Every stage goes on where it stopped: call the same line again until it says "complete". With `--limit` the call
-ends in time on machines that are rented by the minute; whatever there is by then is exported and packed. `--seconds`
-lets the script choose the number of steps from the measured pace; the model card states the number that came out.
+ends in time on machines that are rented by the minute; whatever there is by then is exported and packed.
+`--seconds` lets the script choose the number of steps from the measured pace; the model card states the number that
+came out.
 
 OUT receives `session.json` (times and figures) and `session.tar.NN`, pieces of at most 15 MiB: the checkpoint, the
 logs and the figures. Join them with `cat session.tar.* | tar x`.
