@@ -24,10 +24,10 @@ def attend_kernel(
     row = tl.arange(0, BLOCK_R)
     feature = tl.arange(0, HEAD)
     inside = row < ROWS
-    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
     position = tl.load(positions + batch * ROWS + row, mask=inside, other=0)
     at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]
     q = tl.load(query + at, mask=inside[:, None], other=0.0)
+    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
     top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
     norm = tl.zeros((BLOCK_R,), tl.float32)
     mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
