@@ -6,6 +6,7 @@ for anything without a bound, and a frame is used once.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Protocol
 from vla_ros.config import Config
 from vla_ros.control.inputs import Inputs, Snapshot
 from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.pace import Pace
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.control.safety import Safety
 from vla_ros.control.watchdog import Now, Watchdog
@@ -39,12 +41,14 @@ class Frame:
         stamp: Stamp of its header, nanoseconds.
         received: Nanoseconds of the ROS clock when it came.
         arrived: Seconds of the steady clock when it came.
+        interval: Seconds since the one before came; infinite for the first.
     """
 
     data: CdrBytes
     stamp: int
     received: int
     arrived: float
+    interval: float = math.inf
 
 
 class Witness(Protocol):
@@ -111,14 +115,14 @@ class ControlLoop:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._task = (-1, -1)  # of the inputs and of the arming to which the plan belongs
-        self._next = 0.0
+        self._pace = Pace(config.control.rate_hz)
         self._held: set[Reason] = set()
         self._said: dict[Reason, float] = {}
 
     def start(self) -> None:
         """Begin on a thread of its own."""
         self._ending.clear()
-        self._next = time.monotonic()
+        self._pace.reset()
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
@@ -143,6 +147,7 @@ class ControlLoop:
     def configure(self, config: Config) -> None:
         """Take options that may change while running; from any thread."""
         self._config = config
+        self._pace.configure(config.control.rate_hz)
         self._stepper.configure(config)
 
     def _run(self) -> None:
@@ -154,23 +159,32 @@ class ControlLoop:
             self._logger.error(f"the control thread ended: {type(error).__name__}: {error}")
             raise
 
-    @property
-    def _period(self) -> float:
-        rate = self._config.control.rate_hz
-        return 1 / rate if rate > 0 else 0.0
-
     def _cycle(self) -> None:
-        if not self._pace():
+        if not self._is_due():
             return
         self._take_task()
         if not self._safety.may_move:
             self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
         if not self._stepper.wants_frame:
-            self._finish(self._stepper.act(self._fresh_joints(), self._step_time()), None)
+            self._finish(self._stepper.act(self._fresh_joints(), self._pace.period), None)
+            self._pace.executed(time.monotonic())
             return
-        frame = self._cameras[0].take(_PATIENCE)
+        frame = self._next_frame()
         if frame is not None:
             self._answer(frame)
+
+    def _next_frame(self) -> Frame | None:
+        """The newest frame of the first camera, or the one that is about to come."""
+        mailbox = self._cameras[0]
+        frame = mailbox.take(_PATIENCE)
+        if frame is None or self._config.control.lockstep:
+            return frame
+        patience = self._pace.patience(time.monotonic(), frame.arrived, frame.arrived + frame.interval)
+        newer = mailbox.take(min(patience, _PATIENCE)) if patience else None
+        if newer is None:
+            return frame
+        self._stats.dropped("replaced")
+        return newer
 
     def _take_task(self) -> Snapshot:
         """The newest inputs; where they belong to another task or arming, what was planned before is forgotten."""
@@ -187,26 +201,19 @@ class ControlLoop:
     def _fresh_joints(self) -> JointState | None:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
-    def _pace(self) -> bool:
-        """Wait for the next tick; False where it has not come yet (or the thread is to end).
+    def _is_due(self) -> bool:
+        """Wait for the next step; False where its time has not come yet (or the thread is to end).
 
         In lockstep the simulation sets the pace.
         """
         if self._config.control.lockstep:
             return True
-        left = self._next - time.monotonic()
+        due = self._pace.frame_due if self._stepper.wants_frame else self._pace.planned_due
+        left = due - time.monotonic()
         if left <= 0:
             return True
         self._ending.wait(min(left, _PATIENCE))
-        return not self._ending.is_set() and self._next <= time.monotonic()
-
-    def _tick(self) -> None:
-        """A step was made: the next one begins a period after this one was due, or at once when that is past."""
-        self._next = max(self._next + self._period, time.monotonic())
-
-    def _step_time(self) -> float:
-        """Seconds that a command has until the next one: the period, or a guess where every frame is answered."""
-        return self._period or 1 / 30
+        return not self._ending.is_set() and due <= time.monotonic()
 
     def _answer(self, frame: Frame) -> None:
         """Make the trip for one frame of the first camera."""
@@ -218,7 +225,7 @@ class ControlLoop:
                 self._newest[index] = other
                 self._stats.used()
         try:
-            trip = self._trip(frame)
+            trip = self._trip(frame, began)
         except ImageError as error:
             self._watchdog.pictures(self._now(), readable=False)
             self._drop(frame, Reason.IMAGE_INVALID, str(error))
@@ -229,13 +236,14 @@ class ControlLoop:
         self._stats.used()
         self._stats.record({"wait": 1e3 * (began - frame.arrived), **trip.stages_ms})
         self._finish(trip, frame)
+        self._pace.answered(began, time.monotonic())
 
     def _drop(self, frame: Frame, reason: Reason, detail: str) -> None:
         self._stats.dropped(reason.value)
         self._witness.dropped(frame.stamp, self._config.camera.topics[0], frame.received, reason)
         self._refuse(reason, detail)
 
-    def _trip(self, frame: Frame) -> Trip:
+    def _trip(self, frame: Frame, began: float) -> Trip:
         if self._config.control.lockstep:
             keys = self._stepper.spec.state_keys
             if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT):
@@ -248,7 +256,7 @@ class ControlLoop:
             trip = self._stepper.trip(
                 [newest.data if newest else None for newest in self._newest],
                 inputs,
-                self._step_time(),
+                self._pace.step_time(began),
                 self._inputs.joints_at(frame.stamp),
                 self._fresh_joints,
             )
@@ -272,7 +280,6 @@ class ControlLoop:
         if refused is not None:
             self._stepper.schedule.reset()
             self._refuse(refused.reason, refused.detail)
-            self._tick()
             return
         for reason in self._held:
             self._safety.clear(reason)
@@ -288,7 +295,6 @@ class ControlLoop:
             self._stats.record(stages)
         if frame is not None:
             self._witness.answered(frame.stamp, frame.received, self._now(), allowed, trip.stages_ms)
-        self._tick()
 
     def _send_allowed(self, trip: Trip) -> bool:
         """Send the command where it may be sent; True where it was.
@@ -320,7 +326,7 @@ class ControlLoop:
         timeouts = self._config.timeouts
         if not timeouts.frame_age:
             return None
-        allowed = timeouts.frame_age + timeouts.inference + (trip.index + 1) * self._step_time()
+        allowed = timeouts.frame_age + timeouts.inference + (trip.index + 1) * self._pace.period
         age = (self._now().ros - trip.stamp) / 1e9
         if age <= allowed:
             return None

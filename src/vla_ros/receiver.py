@@ -5,6 +5,7 @@ On the thread that spins, for every frame of every camera: a stamp is read, noth
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -58,6 +59,7 @@ class FrameReceiver:
         self._dropped = dropped
         self._now = now
         self._logger = logger
+        self._arrived = [-math.inf] * len(mailboxes)
         self._unstamped: set[str] = set()
 
     def configure(self, config: Config) -> None:
@@ -84,7 +86,8 @@ class FrameReceiver:
             self._drop(reason, topic)
             self._dropped(stamp, topic, now.ros, reason)
             return
-        if self._mailboxes[index].put(Frame(data, stamp, now.ros, arrived)):
+        before, self._arrived[index] = self._arrived[index], arrived
+        if self._mailboxes[index].put(Frame(data, stamp, now.ros, arrived, arrived - before)):
             self._stats.dropped("replaced")
         self._stats.record({"transport": (now.ros - stamp) / 1e6, "receive": 1e3 * (time.monotonic() - arrived)})
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.inputs import Snapshot
+from vla_ros.control.pace import Pace
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
 from vla_ros.pictures import Pictures
@@ -105,6 +106,7 @@ class Player:
         self._saved = self._began
         rate = config.control.rate_hz or stepper.spec.rate_hz or 30.0
         self._period = 1.0 / rate
+        self._pace = Pace(config.control.rate_hz)
 
     def play(self) -> Samples:
         """Answer the frames. On Ctrl-C what there is comes back with ``complete`` False."""
@@ -135,14 +137,14 @@ class Player:
             if (self._received - 1) % self._options.every:
                 self._skipped += 1
                 continue
-            self._answer(record, record.time, False)
+            self._answer(record, record.time, self._period, False)
 
     def _as_run(self, records: Iterator[Record]) -> None:
         """Answer as the live node would: one mailbox, the newest frame wins, at most ``control.rate_hz``."""
         waiting: Record | None = None
         free = 0  # nanoseconds of the recording at which the next step may begin
         for record in self._first_camera(records):
-            if waiting is not None and free <= record.time:
+            if waiting is not None and free <= record.time and not self._gives_way(waiting, record, free):
                 free = self._busy(waiting, max(free, waiting.time))
                 waiting = None
             if waiting is not None:
@@ -154,21 +156,27 @@ class Player:
         if waiting is not None:
             self._busy(waiting, max(free, waiting.time))
 
+    def _gives_way(self, waiting: Record, following: Record, free: int) -> bool:
+        """True where a frame that waits is passed over for the one that is about to come."""
+        return self._pace.patience(free / 1e9, waiting.time / 1e9, following.time / 1e9) > 0
+
     def _busy(self, record: Record, begin: int) -> int:
         """Answer a frame at ``begin`` (nanoseconds of the recording); when the next step may begin."""
-        took = self._answer(record, begin, True)
-        end = begin + round(took * 1e9 * self._options.speed)
-        due = begin + round(self._period * 1e9) if self._config.control.rate_hz > 0 else 0
+        pace, began = self._pace, begin / 1e9
+        took = self._answer(record, begin, pace.step_time(began), True)
+        sent = began + took * self._options.speed
+        pace.answered(began, sent)
         # The rest of a chunk is executed step by step before the policy is asked again.
         while not self._stepper.wants_frame:
-            trip = self._stepper.act(self._newest(self._recording.joints, due, 0), self._period)
+            sent = pace.planned_due
+            trip = self._stepper.act(self._newest(self._recording.joints, round(sent * 1e9), 0), pace.period)
             if trip.command is None:
                 self._refuse(trip.refused)
                 self._stepper.schedule.reset()
                 break
             self._stepper.executed()
-            due += round(self._period * 1e9)
-        return max(end, due)
+            pace.executed(sent)
+        return round(1e9 * max(sent, pace.frame_due))
 
     def _first_camera(self, records: Iterator[Record]) -> Iterator[Record]:
         """Frames of the first camera, which sets the pace; the others' newest ones are kept."""
@@ -182,8 +190,8 @@ class Player:
             self._received += 1
             yield record
 
-    def _answer(self, record: Record, now: int, as_run: bool) -> float:
-        """One trip; the seconds that it took."""
+    def _answer(self, record: Record, now: int, dt: float, as_run: bool) -> float:
+        """One trip, whose command is made for ``dt`` seconds; the seconds that it took."""
         self._frames += 1
         self._frames_of[0] = record.data
         try:
@@ -199,9 +207,7 @@ class Player:
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
         began = time.perf_counter()
         try:
-            trip = self._stepper.trip(
-                self._frames_of, Snapshot(joints, feeds, instruction), self._period, reference
-            )
+            trip = self._stepper.trip(self._frames_of, Snapshot(joints, feeds, instruction), dt, reference)
         except ImageError as error:
             self._dropped[f"{Reason.IMAGE_INVALID.value}: {error}"[:200]] += 1
             return time.perf_counter() - began

@@ -203,6 +203,8 @@ class Lockstep(_Episodes):
 class RealTime(_Episodes):
     """Physics at the pace of the wall clock, whatever the policy does; slower where the machine is too slow."""
 
+    _next_frame = 0.0  # of the steady clock: a camera keeps its pace from one scene to the next
+
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
         scene, words = self._begin(seed)
@@ -220,6 +222,7 @@ class RealTime(_Episodes):
         deadline = time.monotonic() + self._options.step_timeout
         while time.monotonic() < deadline:
             self._check()
+            self._next_frame = time.monotonic() + 1 / self._options.camera_hz
             self._publish()
             command: list[ReceivedCommand] = []
 
@@ -238,15 +241,14 @@ class RealTime(_Episodes):
         trace = Trace()
         node.forget_actions()
         ticks_per_step = round(SUBSTEPS * TIMESTEP / _TICK)
-        tick, decided, next_frame = 0, False, time.monotonic()
-        due = time.monotonic()
+        tick, decided, due = 0, False, time.monotonic()
         while tick < options.max_steps * ticks_per_step and not decided:
             if options.switch_at and tick == options.switch_at * ticks_per_step:
                 scene = self._switched(scene)
                 node.publish_instruction(scene.instruction)
-            if time.monotonic() >= next_frame:
+            if time.monotonic() >= self._next_frame:
                 _, picture = self._publish()
-                next_frame = max(next_frame + 1 / options.camera_hz, time.monotonic())
+                self._next_frame = max(self._next_frame + 1 / options.camera_hz, time.monotonic())
             else:
                 picture = None
                 node.publish_joints(world, node.next_stamp())
