@@ -11,11 +11,11 @@ from vla_ros.errors import VlaRosError
 
 STRING = "std_msgs/msg/String"
 
+pytestmark = pytest.mark.parametrize("backend", ["dds"], indirect=True)
+
 
 @pytest.fixture
-def dds(backend, open_here):
-    if backend != "dds":
-        pytest.skip("about the embedded participant")
+def dds(open_here):
     return open_here
 
 

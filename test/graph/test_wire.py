@@ -10,11 +10,12 @@ JOINTS = "sensor_msgs/msg/JointState"
 IMAGE = "sensor_msgs/msg/Image"
 STRING = "std_msgs/msg/String"
 
+# What rclpy puts on the wire is not ours.
+pytestmark = pytest.mark.parametrize("backend", ["dds"], indirect=True)
+
 
 @pytest.fixture
-def node(graph, backend):
-    if backend == "rclpy":
-        pytest.skip("what rclpy puts on the wire is not ours")
+def node(graph):
     return graph.create_node("vla_policy")
 
 
