@@ -33,6 +33,7 @@ import numpy as np
 from vla_ros.middleware import NAMES, Frames, examine, select, sourced_distribution, write
 from vla_ros.middleware.daemons import roudi_is_up, zenoh_router_is_up
 from vla_ros.middleware.selection import ALL_VARIABLES
+from vla_ros.vision.messages import CdrBytes
 
 TOPIC = "/vla_ros_benchmark/image_raw"
 WARM_UP = 15
@@ -113,6 +114,7 @@ def receive(arguments: argparse.Namespace) -> None:
 
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.graph.allocator import keep_freed_memory
+    from vla_ros.graph.rclpy_frames import subscribe_raw
     from vla_ros.vision.decode import image_stamp
     from vla_ros.vision.messages import image_header
 
@@ -128,7 +130,7 @@ def receive(arguments: argparse.Namespace) -> None:
         if not warm:
             latency.append((time.time_ns() - stamp) / 1e6)
 
-    def on_bytes(data: bytes) -> None:
+    def on_bytes(data: CdrBytes) -> None:
         stamp = image_stamp(data)
         mailbox.put(data)
         count(stamp, image_header(data).frame_id == "warm")
@@ -138,7 +140,10 @@ def receive(arguments: argparse.Namespace) -> None:
         mailbox.put(np.frombuffer(message.data, np.uint8).reshape(message.height, message.width, 3))
         count(stamp, message.header.frame_id == "warm")
 
-    node.create_subscription(Image, TOPIC, on_bytes if arguments.raw else on_message, _qos(), raw=arguments.raw)
+    if arguments.raw:
+        subscribe_raw(node, Image, TOPIC, on_bytes, _qos())
+    else:
+        node.create_subscription(Image, TOPIC, on_message, _qos())
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     print("ready", flush=True)

@@ -253,7 +253,7 @@ class PolicyNode:
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
         image = IMAGE_TYPES[config.camera.transport]
         for index, topic in enumerate(config.camera.topics):
-            wiring.subscribe(image, topic, partial(receiver.receive, index), "camera", raw=True)
+            wiring.subscribe_raw(image, topic, partial(receiver.receive, index), "camera")
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)

@@ -28,13 +28,15 @@ class Wiring:
         self.undo(partial(self.node.destroy_publisher, publisher))
         return publisher
 
-    def subscribe(
-        self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str, raw: bool = False
-    ) -> None:
-        """Call ``callback`` with each message, or with its CDR bytes where ``raw``."""
-        cls, profile = self.graph.message(type_name), self.graph.qos(qos)
-        made = self.node.create_subscription(cls, topic, callback, profile, raw=raw)
+    def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
+        """Call ``callback`` with each message."""
+        made = self.node.create_subscription(self.graph.message(type_name), topic, callback, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_subscription, made))
+
+    def subscribe_raw(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
+        """Call ``callback`` with each message's CDR bytes: for camera frames."""
+        cls, profile = self.graph.message(type_name), self.graph.qos(qos)
+        self.undo(self.graph.subscribe_raw(self.node, cls, topic, callback, profile))
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
         """Answer requests of ``pkg/srv/Type``."""

@@ -61,6 +61,48 @@ def test_raw_subscription_gives_the_senders_bytes(graph, peer, spin_until, golde
     assert without_padding(got[0], cdr)[8:] == cdr[8:]
 
 
+def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_until):
+    """Buffers are used again, but not while somebody looks at them, nor freed with the subscription."""
+    node = graph.create_node("listener")
+    kept, seen = [], []
+
+    def keep(cdr):
+        seen.append(bytes(cdr[4:8]))
+        if len(kept) < 8:
+            kept.append(cdr)
+
+    end = graph.subscribe_raw(node, graph.message(IMAGE), "/camera/image_raw", keep, graph.qos("camera"))
+    peer.ask("publisher", topic="/camera/image_raw", type_name=IMAGE, qos="camera")
+    peer.ask("stream", topic="/camera/image_raw", cdr=encoded(vga_cdr()), period=0.02)
+    spin_until(graph, lambda: len(seen) >= 20)
+    assert [bytes(cdr[4:8]) for cdr in kept] == seen[:8]
+    assert len(set(seen)) == len(seen)
+    expected = vga_cdr()
+    assert all(bytes(cdr[8:])[: len(expected) - 8] == expected[8:] for cdr in kept)
+    end()
+    assert [bytes(cdr[4:8]) for cdr in kept] == seen[:8]
+    count = len(seen)
+    spin_until(graph, lambda: node.count_subscribers("/camera/image_raw") == 0)
+    assert len(seen) == count
+
+
+def test_a_raw_frame_whose_callback_raises_is_followed_by_the_next(graph, peer, spin_until, capfd):
+    node = graph.create_node("listener")
+    seen = []
+
+    def fails_once(cdr):
+        seen.append(bytes(cdr[4:8]))
+        if len(seen) == 1:
+            raise ValueError("spoiled frame")
+
+    graph.subscribe_raw(node, graph.message(IMAGE), "/camera/image_raw", fails_once, graph.qos("camera"))
+    peer.ask("publisher", topic="/camera/image_raw", type_name=IMAGE, qos="camera")
+    peer.ask("stream", topic="/camera/image_raw", cdr=encoded(vga_cdr()), period=0.05)
+    spin_until(graph, lambda: len(seen) >= 3)
+    said = capfd.readouterr()
+    assert "ValueError: spoiled frame" in said.err + said.out
+
+
 def test_message_subscription_gives_fields(graph, peer, spin_until, golden):
     node = graph.create_node("listener")
     got = []

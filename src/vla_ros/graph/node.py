@@ -180,6 +180,17 @@ class Vocabulary(Protocol):
     def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
         """A timer of ``node`` that runs on while simulated time stands still: a watchdog must not stop with it."""
 
+    def subscribe_raw(
+        self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+    ) -> Callable[[], None]:
+        """Call ``callback`` with each message's CDR bytes, copied as rarely as the backend can: for camera frames.
+
+        As ``create_subscription(raw=True)``, but the callback may get a read-only ``memoryview``.
+
+        Returns:
+            What ends the subscription.
+        """
+
 
 class Graph(Vocabulary, Protocol):
     """A joined ROS 2 graph: makes nodes and runs callbacks.

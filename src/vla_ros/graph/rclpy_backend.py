@@ -25,6 +25,7 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.interrupts import Interrupts
 from vla_ros.graph.qos import profile
+from vla_ros.graph.rclpy_frames import subscribe_raw
 
 _SEVERITIES = {
     "debug": LoggingSeverity.DEBUG,
@@ -63,6 +64,12 @@ class RclpyVocabulary:
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
         """A timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""
         return node.create_timer(period, callback, clock=RclpyClock(clock_type=ClockType.STEADY_TIME))
+
+    def subscribe_raw(
+        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+    ) -> Callable[[], None]:
+        """Past rclpy's copy of each message; see :mod:`vla_ros.graph.rclpy_frames`."""
+        return subscribe_raw(node, msg_type, topic, callback, qos_profile)
 
 
 class RclpyGraph(RclpyVocabulary):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -83,6 +84,13 @@ class DdsGraph:
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
         """A timer; all of this participant's are steady."""
         return node.create_timer(period, callback)
+
+    def subscribe_raw(
+        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+    ) -> Callable[[], None]:
+        """As the node's own raw subscription, which copies once."""
+        made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
+        return partial(node.destroy_subscription, made)
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` is true or the graph is closed.

@@ -1,0 +1,186 @@
+"""Camera frames under rclpy without Python's copy of them.
+
+A raw subscription of rclpy copies each message out of the rmw's buffer into a new ``bytes``, with the interpreter
+locked; at 1080p that is 6 MB thirty times a second. Here ``rcl_take_serialized_message`` (rcl/subscription.h) is
+called through ctypes: the rmw writes into a buffer that this process keeps, the interpreter runs on meanwhile, and
+the callback gets a view of it. A buffer is used again once nobody looks at it any more.
+
+rclpy's own entities do the waiting: the subscription lies in a callback group that never runs, and a ``Waitable``
+beside it, which every executor of rclpy knows, takes in its place. Where rcl cannot be called the plain raw
+subscription is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
+from rclpy.waitable import NumberOfEntities, Waitable
+
+_OK = 0  # RCL_RET_OK
+_NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED
+_SPARE = 4  # buffers kept for reuse; one is filled, one waits, one is worked on
+
+
+class _Allocator(ctypes.Structure):
+    """``rcutils_allocator_t``: four functions and their state."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("allocate", "deallocate", "reallocate", "zero", "state"))
+
+
+class _Bytes(ctypes.Structure):
+    """``rcutils_uint8_array_t``, which ``rcl_serialized_message_t`` is."""
+
+    _fields_ = (
+        ("buffer", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("capacity", ctypes.c_size_t),
+        ("allocator", _Allocator),
+    )
+
+
+class _Rcl:
+    """The three functions of the C client library that are needed.
+
+    Raises:
+        OSError: The libraries are not found by name (they are in the process already where ROS is sourced).
+        AttributeError: They have no such function.
+    """
+
+    def __init__(self) -> None:
+        rcl, rcutils = ctypes.CDLL("librcl.so"), ctypes.CDLL("librcutils.so")
+        self.take = rcl.rcl_take_serialized_message
+        self.take.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Bytes), ctypes.c_void_p, ctypes.c_void_p]
+        self.take.restype = ctypes.c_int32
+        self.free = rcutils.rcutils_uint8_array_fini
+        self.free.argtypes = [ctypes.POINTER(_Bytes)]
+        self.free.restype = ctypes.c_int32
+        self.reset_error = rcutils.rcutils_reset_error
+        self.reset_error.argtypes = []
+        self.reset_error.restype = None
+        allocator = rcutils.rcutils_get_default_allocator
+        allocator.argtypes, allocator.restype = [], _Allocator
+        self.allocator = allocator()
+
+
+class _Buffers:
+    """Buffers that the rmw writes into, each used again once its views are gone."""
+
+    def __init__(self, rcl: _Rcl) -> None:
+        self._rcl = rcl
+        self._spare: list[_Bytes] = []
+        self._closed = False
+
+    def take(self, subscription: int) -> memoryview | None:
+        """The message that waits at the ``rcl_subscription_t`` of this address, or None.
+
+        Raises:
+            RuntimeError: The rmw refused.
+        """
+        buffer = self._spare.pop() if self._spare else _Bytes(allocator=self._rcl.allocator)
+        code = self._rcl.take(subscription, ctypes.byref(buffer), None, None)
+        if code != _OK:
+            self._release(buffer)
+            if code == _NOTHING_THERE:
+                return None
+            self._rcl.reset_error()
+            raise RuntimeError(f"rcl_take_serialized_message returned {code}; the frame is lost")
+        taken = (ctypes.c_uint8 * buffer.length).from_address(buffer.buffer)
+        weakref.finalize(taken, self._release, buffer).atexit = False
+        return memoryview(taken).cast("B").toreadonly()
+
+    def close(self) -> None:
+        """Free what nobody looks at; the rest as its views go."""
+        self._closed = True
+        while self._spare:
+            self._rcl.free(ctypes.byref(self._spare.pop()))
+
+    def _release(self, buffer: _Bytes) -> None:
+        if self._closed or len(self._spare) >= _SPARE:
+            self._rcl.free(ctypes.byref(buffer))
+        else:
+            self._spare.append(buffer)
+
+
+class _Silent(CallbackGroup):  # type: ignore[misc]
+    """Its entities never run."""
+
+    def can_execute(self, entity: Any) -> bool:
+        return False
+
+    def beginning_execution(self, entity: Any) -> bool:
+        return False
+
+    def ending_execution(self, entity: Any) -> None:
+        pass
+
+
+class _Frames(Waitable):  # type: ignore[misc]
+    """Waits for a subscription's messages and takes them."""
+
+    def __init__(self, subscription: Any, callback: Callable[[memoryview], None], buffers: _Buffers) -> None:
+        super().__init__(MutuallyExclusiveCallbackGroup())
+        self._subscription = subscription
+        self._callback = callback
+        self._buffers = buffers
+        self._index: int | None = None
+
+    def __enter__(self) -> None:
+        self._subscription.handle.__enter__()
+
+    def __exit__(self, *reason: object) -> None:
+        self._subscription.handle.__exit__(*reason)
+
+    def get_num_entities(self) -> NumberOfEntities:
+        return NumberOfEntities(num_subs=1)
+
+    def add_to_wait_set(self, wait_set: Any) -> None:
+        self._index = wait_set.add_subscription(self._subscription.handle)
+
+    def is_ready(self, wait_set: Any) -> bool:
+        return self._index is not None and bool(wait_set.is_ready("subscription", self._index))
+
+    def take_data(self) -> memoryview | None:
+        with self._subscription.handle:
+            return self._buffers.take(self._subscription.handle.pointer)
+
+    async def execute(self, taken_data: memoryview | None) -> None:
+        if taken_data is not None:
+            self._callback(taken_data)
+
+
+def subscribe_raw(
+    node: Any, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+) -> Callable[[], None]:
+    """Call ``callback`` with a read-only view of each message's CDR bytes (``bytes`` where rcl cannot be called).
+
+    Args:
+        node: An ``rclpy`` node.
+        msg_type: Class of the message.
+        topic: Name; remaps are applied.
+        callback: May keep the view as long as it likes.
+        qos_profile: An ``rclpy`` profile.
+
+    Returns:
+        What ends the subscription.
+    """
+    try:
+        buffers = _Buffers(_Rcl())
+    except (OSError, AttributeError):
+        plain = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
+        return lambda: node.destroy_subscription(plain)
+    subscription = node.create_subscription(
+        msg_type, topic, callback, qos_profile, callback_group=_Silent(), raw=True
+    )
+    frames = _Frames(subscription, callback, buffers)
+    node.add_waitable(frames)
+
+    def end() -> None:
+        node.remove_waitable(frames)
+        node.destroy_subscription(subscription)
+        buffers.close()
+
+    return end
