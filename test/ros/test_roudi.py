@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_waiting_for_a_roudi_is_said_and_can_be_ended(policy: Callable[..., Any]
     node.wait_for("waiting for RouDi: none runs on this host")
     assert node.end(number) == 0
     assert node.output.strip().splitlines()[-1] == f"vla_policy_node: ended by {number.name}: nothing was started"
+
+
+def test_the_command_waits_as_well_and_can_be_ended(program: Callable[..., Any]) -> None:
+    waiting = program(sys.executable, "-m", "vla_ros.cli", "run", "-p", "robot.urdf:=demo")
+    waiting.wait_for("waiting for RouDi: none runs on this host")
+    assert waiting.end(signal.SIGINT) == 130
+    assert "Traceback" not in waiting.output
 
 
 def test_a_node_that_waits_begins_when_roudi_comes(

@@ -52,7 +52,11 @@ def _rclpy(args: Sequence[str], log_level: str) -> Graph:
             f"(its Python version must be this one, {sys.version_info.major}.{sys.version_info.minor})"
         ) from error
     from vla_ros.graph.rclpy_backend import RclpyGraph
+    from vla_ros.middleware import uses_iceoryx
+    from vla_ros.middleware.daemons import wait_for_roudi
 
+    if uses_iceoryx():  # which would itself wait for RouDi, without a word and deaf to signals
+        wait_for_roudi(lambda: False, lambda text: print(f"vla_ros: {text}", file=sys.stderr, flush=True))
     return RclpyGraph(args, log_level)
 
 
