@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
+from rclpy.callback_groups import CallbackGroup
 from rclpy.waitable import NumberOfEntities, Waitable
 
 _OK = 0  # RCL_RET_OK
@@ -121,8 +121,10 @@ class _Silent(CallbackGroup):  # type: ignore[misc]
 class _Frames(Waitable):  # type: ignore[misc]
     """Waits for a subscription's messages and takes them."""
 
-    def __init__(self, subscription: Any, callback: Callable[[memoryview], None], buffers: _Buffers) -> None:
-        super().__init__(MutuallyExclusiveCallbackGroup())
+    def __init__(
+        self, group: CallbackGroup, subscription: Any, callback: Callable[[memoryview], None], buffers: _Buffers
+    ) -> None:
+        super().__init__(group)
         self._subscription = subscription
         self._callback = callback
         self._buffers = buffers
@@ -175,7 +177,7 @@ def subscribe_raw(
     subscription = node.create_subscription(
         msg_type, topic, callback, qos_profile, callback_group=_Silent(), raw=True
     )
-    frames = _Frames(subscription, callback, buffers)
+    frames = _Frames(node.default_callback_group, subscription, callback, buffers)
     node.add_waitable(frames)
 
     def end() -> None:
