@@ -63,8 +63,8 @@ def summary(out: Path, names: list[str]) -> str:
         path = out / f"{name}.json"
         result = json.loads(path.read_text()) if path.exists() else {"failed": "ended without a result"}
         if "total_ms" in result:
-            keep = ("total_ms", "accepted_ms", "baseline_ms", "speedup", "floor_ms", "tokens_equal", "token_match",
-                    "memory_gb")  # fmt: skip
+            keep = ("total_ms", "in_and_out_ms", "accepted_ms", "baseline_ms", "speedup", "floor_ms",
+                    "tokens_equal", "token_match", "memory_gb")  # fmt: skip
             result = {key: result[key] for key in keep}
         lines.append(f"{name:<9}{json.dumps(result, default=str)[:600]}")
     return "\n".join(lines)

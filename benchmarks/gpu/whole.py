@@ -125,34 +125,56 @@ def stage_steady(session: Session) -> dict[str, Any]:
 
 
 def stage_receiver(session: Session) -> dict[str, Any]:
-    """The receiver's callback (one copy of a 1280x720 frame) while the GPU works."""
+    """The node's callback for a 1280x720 frame while the GPU answers frames: it must not wait for the GPU."""
+    import logging
     import threading
 
     import numpy as np
 
-    from vla_ros.engine.staging import FrameRing, pinned_frame
+    from vla_ros.config import Config
+    from vla_ros.control.mailbox import Mailbox
+    from vla_ros.control.safety import Safety
+    from vla_ros.control.watchdog import Now, Watchdog
+    from vla_ros.control_loop import Frame
+    from vla_ros.receiver import FrameReceiver
+    from vla_ros.stats import Stats
+    from vla_ros.types import CameraFrame
+    from vla_ros.vision.decode import decode_image, encode_image
 
     subject = session.subject()
     engine = session.engine(subject, drafts="none")
     engine.warm_up([22])
-    ((image, prompt),) = session.inputs(subject, 1)
-    ring = FrameRing(lambda: pinned_frame(720, 1280))
-    frame = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), dtype=np.uint8)
-    over = threading.Event()
+    ((_, prompt),) = session.inputs(subject, 1)
+    pixels = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), dtype=np.uint8)
+    config, mailbox = Config(), Mailbox[Frame]()
+
+    def now() -> Now:
+        return Now(time.monotonic_ns(), time.time_ns())
+
+    watchdog = Watchdog(config.timeouts, config.camera.topics, joints_required=False, simulated=False)
+    safety = Safety(lambda: now().ros)
+    receiver = FrameReceiver(
+        config, [mailbox], watchdog, safety, Stats(), lambda *_: None, now, logging.getLogger("receiver")
+    )
+    over, answered = threading.Event(), []
 
     def answer() -> None:
         while not over.is_set():
-            ring.take()
-            engine.answer(image, [prompt])
+            frame = mailbox.take(0.1)
+            if frame is not None:
+                engine.answer([CameraFrame(decode_image(frame.data).image)], [prompt])
+                answered.append(frame.stamp)
 
     thread = threading.Thread(target=answer)
     thread.start()
     times = []
-    for stamp in range(50 if session.dry else 1500):
+    for _ in range(50 if session.dry else 1500):
+        pixels[0, 0] += 1  # a frozen picture is another matter
+        message = encode_image(pixels, time.time_ns(), "camera")
         began = time.perf_counter()
-        ring.put(lambda slot: np.copyto(slot, frame), stamp)
+        receiver.receive(0, message)
         times.append(1e3 * (time.perf_counter() - began))
         time.sleep(0.005)
     over.set()
     thread.join()
-    return {"p50": float(np.median(times)), "p99": float(np.percentile(times, 99))}
+    return {"p50": float(np.median(times)), "p99": float(np.percentile(times, 99)), "answered": len(answered)}

@@ -156,7 +156,7 @@ class Stepper:
             return self.controller.hold(joints)
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """Decode what the policy needs; turned, cropped and resized it is when the policy looks at it.
+        """Decode what the policy needs; turned, cropped and resized it is when the policy looks, or by the policy.
 
         Args:
             frames: One serialised camera message per ``camera.topics``; None where none has come yet.
@@ -174,7 +174,7 @@ class Stepper:
         absent = [key for key in spec.state_keys if key not in inputs.state]
         if absent:
             raise Refused(Reason.INPUT_MISSING, f"no message yet on the feeds {absent} (robot.state_topics)")
-        makers, stamp = {}, None
+        makers, unprepared, stamp = {}, {}, None
         for key, index in zip(spec.image_keys, self._cameras, strict=True):
             data = frames[index]
             if data is None:
@@ -184,10 +184,13 @@ class Stepper:
             except ImageError as error:
                 raise ImageError(f"{topics[index]}: {error}") from None
             makers[key] = partial(self._preprocessor.prepare, frame.image, index)
+            unprepared[key] = self._preprocessor.unprepared(frame.image, index)
             stamp = frame.stamp if stamp is None else stamp
         assert stamp is not None, "every policy looks at one picture at least"
         self._check_feeds(inputs, stamp)
-        return Observation(Pictures(makers), inputs.instruction, stamp, inputs.joints, inputs.state)
+        return Observation(
+            Pictures(makers), inputs.instruction, stamp, inputs.joints, inputs.state, frames=unprepared
+        )
 
     def _check_feeds(self, inputs: Snapshot, stamp: int) -> None:
         """Refuse feeds that fell silent: the watchdog knows cameras and the joint state alone."""

@@ -61,6 +61,23 @@ class JointState:
         return self.positions[[index[name] for name in names]]
 
 
+@dataclass(frozen=True, eq=False)
+class CameraFrame:
+    """A picture as the camera gave it, and what turns it into the one that the checkpoint saw in training.
+
+    Attributes:
+        pixels: Uint8 [H, W, 3] RGB, decoded and no more; often a view of the message, so read-only.
+        orientation: As ``camera.orientation``.
+        pipeline: As ``camera.pipeline``.
+        crop_area: As ``camera.crop_area``.
+    """
+
+    pixels: UInt8Array
+    orientation: str = "none"
+    pipeline: str = "openvla"
+    crop_area: float = 1.0
+
+
 @dataclass(frozen=True)
 class Observation:
     """What a policy is asked about: the pictures as the checkpoint saw them in training, and the words.
@@ -71,6 +88,7 @@ class Observation:
         stamp: Nanoseconds of the ROS clock at which the (first) picture was taken.
         joints: Newest joint state at that moment, or None where the policy needs none.
         state: Further named measurements by feed (``ActionSpec.state_keys``), with their own stamps.
+        frames: The same pictures before all that, for a policy that does it where its network runs; may be empty.
     """
 
     images: Mapping[str, UInt8Array]
@@ -78,6 +96,7 @@ class Observation:
     stamp: int
     joints: JointState | None = None
     state: Mapping[str, JointState] = field(default_factory=lambda: _EMPTY)
+    frames: Mapping[str, CameraFrame] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ def test_tiny_bench_measures_everything(tmp_path):
     file, trace = tmp_path / "bench.json", tmp_path / "trace.json"
     answer = bench("--model", "tiny", "--device", "cpu", "--steps", "2", "--json", str(file), "--trace", str(trace))
     assert answer.returncode == 0, answer.stderr
-    for word in ("prefill", "draft accepted", "transformers generate", "tokens: equal", "random weights"):
+    for word in (
+        "prefill",
+        "in and out",
+        "320x240",
+        "draft accepted",
+        "transformers generate",
+        "tokens: equal",
+        "random weights",
+    ):
         assert word in answer.stdout
     assert "plan: " in answer.stderr
     result = json.loads(file.read_text())
@@ -30,6 +38,7 @@ def test_tiny_bench_measures_everything(tmp_path):
     stages = ("receive", "upload", "preprocess", "vision", "prefill", "decode", "download", "post")
     assert tuple(result["stages_ms"]) == stages
     assert all(value >= 0 for value in result["stages_ms"].values())
+    assert 0 < result["in_and_out_ms"] < result["total_ms"]["p50"]
     assert sum(result["stages_ms"].values()) < 1.5 * result["total_ms"]["p99"]
     for name in ("baseline_ms", "speedup", "floor_ms", "memory_gb", "load_s", "first_action_s"):
         assert result[name] > 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 
 from vla_ros.bench.models import open_subject
+from vla_ros.engine.runner import CudaRunner
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.fast import make_engine
+from vla_ros.policies.openvla.self_test import check_resizing
+from vla_ros.types import CameraFrame
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,3 +91,53 @@ def test_nan_is_an_error(subject):
     weight[5] = kept
     torch.cuda.synchronize()
     engine.answer(image, [prompt])
+
+
+def test_captures_beside_replays_do_not_disturb_them():
+    """Forty lengths of products, captured by a second thread on two streams while the first thread replays."""
+    device = torch.device("cuda:0")
+    runner, streams, wrong = CudaRunner(device), set(), []
+    weight = torch.randn(2048, 2048, device=device)
+
+    def product(rows):
+        left, out = torch.randn(rows, 2048, device=device), torch.empty(rows, 2048, device=device)
+
+        def stage():
+            streams.add(torch.cuda.current_stream(device).cuda_stream)
+            torch.mm(left, weight, out=out)
+
+        return left, out, stage
+
+    def check(replay, left, out):
+        out.zero_()
+        replay()
+        (found,) = runner.download((out,))
+        if not np.allclose(found, (left.double() @ weight.double()).cpu().numpy(), atol=0.05):
+            wrong.append(left.shape[0])
+
+    cases = [product(rows) for rows in range(8, 328, 8)]
+    torch.cuda.synchronize()
+    ready = [(runner.capture(cases[0][2]), *cases[0][:2])]
+
+    def work():
+        for left, out, stage in cases[1:]:
+            ready.append((runner.capture(stage), left, out))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with runner.stream():
+        while thread.is_alive():
+            check(*ready[-1])
+        for one in ready:
+            check(*one)
+    assert len(ready) == len(cases)
+    assert wrong == []
+    assert len(streams) == 2
+
+
+@pytest.mark.parametrize("size", [(480, 640), (720, 1280), (1080, 1920), (224, 224)])
+def test_frames_are_resized_to_the_bits_of_the_host(subject, size):
+    engine = make_engine(subject.model, 7)
+    for orientation in ("none", "rotate_90", "rotate_180"):
+        pixels = np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8)
+        check_resizing(engine, CameraFrame(pixels, orientation))

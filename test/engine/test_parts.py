@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from vla_ros.engine.drafts import agreed, settle_all, settling
 from vla_ros.engine.programs import Programs
 from vla_ros.engine.shapes import Buckets
-from vla_ros.engine.staging import FrameRing
 from vla_ros.engine.weights import dequantize, group_size, quantize_int4, quantize_int8
 from vla_ros.errors import ConfigError
 
@@ -156,44 +154,6 @@ def test_a_length_that_cannot_be_prepared_is_tried_once():
     assert str(programs.failures[32]) == "no capture"
     with pytest.raises(RuntimeError, match="no capture"):
         programs.ensure(64)
-
-
-def test_frame_ring_gives_whole_newest_frames():
-    """A writer at full speed and a reader: frames are whole, stamps rise, nothing waits, every frame is counted."""
-    ring = FrameRing(lambda: np.zeros(1000, np.int64))
-    assert ring.take() is None
-    total, seen, lost = 3000, [], 0
-
-    def write():
-        for stamp in range(1, total + 1):
-            ring.put(lambda slot, stamp=stamp: slot.fill(stamp), stamp)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    while True:
-        alive = writer.is_alive()
-        held = ring.take()
-        if held is not None:
-            assert (held.slot == held.stamp).all()
-            seen.append(held.stamp)
-            lost += held.overwritten
-        elif not alive:
-            break
-    writer.join()
-    assert seen == sorted(set(seen))
-    assert seen[-1] == total
-    assert len(seen) + lost == total
-
-
-def test_the_frame_in_use_is_not_written_to():
-    ring = FrameRing(lambda: np.zeros(4, np.int64))
-    ring.put(lambda slot: slot.fill(1), 1)
-    held = ring.take()
-    for stamp in range(2, 9):
-        ring.put(lambda slot, stamp=stamp: slot.fill(stamp), stamp)
-        assert (held.slot == 1).all()
-    newest = ring.take()
-    assert (newest.stamp, newest.overwritten) == (8, 6)
 
 
 @pytest.mark.parametrize(("quantize", "bound"), [(quantize_int8, 0.012), (quantize_int4, 0.14)])

@@ -41,6 +41,15 @@ def test_bicubic(source):
         assert np.array_equal(run(pipeline, image), resize_bicubic(image))
 
 
+def test_bicubic_along_one_axis_from_and_to_any_length():
+    rng = np.random.default_rng(0)
+    lengths = [(int(source), int(target)) for source, target in rng.integers(1, (4000, 500), (250, 2))]
+    for source, target in [*lengths, (1, 1), (1, 224), (3840, 1), (224, 224), (16384, 224)]:
+        image = rng.integers(0, 256, (3, source, 3), dtype=np.uint8)
+        pipeline = make_pipeline("openvla", (3, source), (3, target), CPU)
+        assert np.array_equal(run(pipeline, image), resize_bicubic(image, (3, target))), (source, target)
+
+
 @pytest.mark.parametrize("source", SIZES)
 def test_lanczos_and_crop(source):
     plain = make_pipeline("libero", source, (224, 224), CPU)

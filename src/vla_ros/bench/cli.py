@@ -19,7 +19,7 @@ from vla_ros.errors import VlaRosError
 
 if TYPE_CHECKING:
     from vla_ros.bench.models import Subject
-    from vla_ros.types import IntArray, UInt8Array
+    from vla_ros.types import IntArray
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +90,8 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     from vla_ros.engine.memory import plan
     from vla_ros.policies.openvla.choices import choose_device
     from vla_ros.policies.openvla.fast import make_engine
+    from vla_ros.types import CameraFrame
+    from vla_ros.vision.decode import decode_image
 
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"
@@ -116,26 +118,26 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     print(plan(engine.weights, engine.buckets, subject.model), file=sys.stderr)
     loaded = time.perf_counter()
-    frames, prompt = _inputs(subject, steps, height, width, arguments.prompt_tokens)
+    messages, prompt = _inputs(subject, steps, height, width, arguments.prompt_tokens)
     engine.warm_up([len(prompt)])
-    trip = Trip(subject, engine, (height, width))
-    trip.step(frames[0], prompt, None)
+    trip = Trip(subject, engine)
+    trip.step(messages[0], prompt, None)
     first = time.perf_counter()
 
     with _profile(arguments.trace, cuda):
         if arguments.trace is not None:
-            run_engine(trip, frames[:3], prompt, [None], 0)
-    times, answers = run_engine(trip, frames, prompt, [None], warmup)
-    accepted, repeated = run_engine(trip, frames, prompt, [answer.tokens for answer in answers], warmup)
+            run_engine(trip, messages[:3], prompt, [None], 0)
+    times, answers = run_engine(trip, messages, prompt, [None], warmup)
+    accepted, repeated = run_engine(trip, messages, prompt, [answer.tokens for answer in answers], warmup)
     previous = [answers[index - 1].tokens for index in range(len(answers))]
-    temporal, tried = run_engine(trip, frames, prompt, previous, 0)
+    temporal, tried = run_engine(trip, messages, prompt, previous, 0)
     drafts_equal = all((a.tokens == b.tokens).all() and (a.tokens == c.tokens).all()
                        for a, b, c in zip(answers, repeated, tried, strict=True))  # fmt: skip
 
     agreement: dict[str, Any] = {"tokens_equal": None, "token_match": None, "mismatch_margins": []}
     baseline: list[float] | None = None
     if baseline_wanted:
-        images = [trip.resize(frame) for frame in frames]
+        images = [engine.resized(CameraFrame(decode_image(message).image)) for message in messages]
         baseline, tokens = run_baseline(
             subject, eager_baseline(subject.model), images, prompt, count, min(warmup, 5)
         )
@@ -163,17 +165,20 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _inputs(
     subject: Subject, count: int, height: int, width: int, prompt_tokens: int
-) -> tuple[list[UInt8Array], IntArray]:
-    """Random frames, never zeros: zeros run faster than real data. A prompt of random words."""
+) -> tuple[list[bytes], IntArray]:
+    """Messages with random frames, never zeros: zeros run faster than real data. A prompt of random words."""
     import numpy as np
+
+    from vla_ros.vision.messages import encode_image
 
     rng = np.random.default_rng(0)
     base = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     frames = [np.roll(base, 7 * index, axis=1) for index in range(min(count, 32))]
+    messages = [encode_image(frame, index, "camera") for index, frame in enumerate(frames)]
     architecture = subject.model.architecture
     words = rng.integers(3, architecture.action_vocab_size // 2, max(1, prompt_tokens - 2))
     prompt = np.array([architecture.llm.bos_token, *words, architecture.empty_token], dtype=np.int64)
-    return [frames[index % len(frames)] for index in range(count)], prompt
+    return [messages[index % len(messages)] for index in range(count)], prompt
 
 
 def _frame_size(text: str) -> tuple[int, int]:

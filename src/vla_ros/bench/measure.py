@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from vla_ros.bench.models import Subject
 from vla_ros.engine.executor import Answer, Engine
-from vla_ros.engine.preprocess import make_pipeline
-from vla_ros.engine.staging import FrameRing, pinned_frame
-from vla_ros.types import IntArray, UInt8Array
+from vla_ros.types import CameraFrame, IntArray, UInt8Array
+from vla_ros.vision.decode import decode_image, image_stamp
 
+IN_AND_OUT = ("upload", "preprocess", "download", "post")
+"""Stages that are neither the message's way nor the network."""
 STAGES = ("receive", "upload", "preprocess", "vision", "prefill", "decode", "download", "post")
 
 
@@ -42,64 +43,48 @@ class Times:
         """Of the totals, in milliseconds."""
         return float(np.percentile(self.total, share))
 
+    def together(self, *names: str) -> float:
+        """Median of the sum of some stages, in milliseconds; those that were not there count nothing."""
+        sums = np.sum([self.stages.get(name, [0.0] * len(self.total)) for name in names], axis=0)
+        return float(np.median(sums))
+
     def medians(self) -> dict[str, float]:
         """Median of each stage, in order."""
         return {name: float(np.median(self.stages[name])) for name in STAGES if name in self.stages}
 
 
 class Trip:
-    """A camera frame's way to an action, as the node takes it, all resizing done where the network runs."""
+    """A camera message's way to an action, as the node takes it: from the frame on, all is done on the device."""
 
-    def __init__(self, subject: Subject, engine: Engine, frame_size: tuple[int, int]) -> None:
-        device = subject.model.device
+    def __init__(self, subject: Subject, engine: Engine) -> None:
         self._subject, self._engine = subject, engine
-        self._ring: FrameRing[UInt8Array] = FrameRing(lambda: pinned_frame(*frame_size))
-        self._there = torch.zeros((1, *frame_size, 3), dtype=torch.uint8, device=device)
-        self._pipeline = make_pipeline("openvla", frame_size, engine.options.image_size, device)
 
-    @torch.inference_mode()
-    def resize(self, frame: UInt8Array) -> UInt8Array:
-        """What the network sees of ``frame``: uint8 of the model's size, on the host."""
-        resized: UInt8Array = self._pipeline(torch.from_numpy(frame)[None].to(self._there.device))[0].cpu().numpy()
-        return resized
-
-    @torch.inference_mode()
-    def step(self, frame: UInt8Array, prompt: IntArray, draft: IntArray | None) -> tuple[Answer, dict[str, float]]:
-        """One frame to one action; the answer, and milliseconds by stage with ``total``."""
-        runner = self._engine.runner
+    def step(self, message: bytes, prompt: IntArray, draft: IntArray | None) -> tuple[Answer, dict[str, float]]:
+        """One ``sensor_msgs/Image`` to one action; the answer, and milliseconds by stage with ``total``."""
         began = time.perf_counter()
-        self._ring.put(lambda slot: np.copyto(slot, frame), 0)
+        image_stamp(message)
+        frame = CameraFrame(decode_image(message).image)
         received = time.perf_counter()
-        held = self._ring.take()
-        assert held is not None
-        with runner.stream():
-            marks = [runner.mark()]
-            self._there[0].copy_(torch.from_numpy(held.slot), non_blocking=True)
-            marks.append(runner.mark())
-            images = self._pipeline(self._there)
-            marks.append(runner.mark())
-        answer = self._engine.answer(images, [prompt], [draft])[0]
+        answer = self._engine.answer([frame], [prompt], [draft])[0]
         answered = time.perf_counter()
         normalized = self._subject.bins.decode(answer.tokens)
         self._subject.statistics.unnormalize(normalized)
         ended = time.perf_counter()
         stages = {
             "receive": 1e3 * (received - began),
-            "upload": runner.milliseconds(marks[0], marks[1]),
-            "preprocess": runner.milliseconds(marks[1], marks[2]),
-            **{name: value for name, value in answer.stages_ms.items() if name != "upload"},
+            **answer.stages_ms,
             "post": 1e3 * (ended - answered),
         }
         return answer, {"total": 1e3 * (ended - began), **stages}
 
 
 def run_engine(
-    trip: Trip, frames: Sequence[UInt8Array], prompt: IntArray, drafts: Sequence[IntArray | None], warmup: int
+    trip: Trip, messages: Sequence[bytes], prompt: IntArray, drafts: Sequence[IntArray | None], warmup: int
 ) -> tuple[Times, list[Answer]]:
-    """Every frame once, after ``warmup`` steps that do not count."""
+    """Every message once, after ``warmup`` steps that do not count."""
     times, answers = Times(), []
-    for index in range(-warmup, len(frames)):
-        answer, stages = trip.step(frames[index % len(frames)], prompt, drafts[index % len(drafts)])
+    for index in range(-warmup, len(messages)):
+        answer, stages = trip.step(messages[index % len(messages)], prompt, drafts[index % len(drafts)])
         if index >= 0:
             total = stages.pop("total")
             times.add(total, stages)

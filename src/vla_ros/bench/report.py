@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vla_ros.bench.machine import Machine
-from vla_ros.bench.measure import Times
+from vla_ros.bench.measure import IN_AND_OUT, Times
 from vla_ros.bench.models import Subject
 
 
@@ -43,6 +43,7 @@ def summarize(
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "total_ms": {"p50": total, "p99": times.percentile(99)},
         "stages_ms": times.medians(),
+        "in_and_out_ms": times.together(*IN_AND_OUT),
         "accepted_ms": {"p50": accepted.percentile(50), "p99": accepted.percentile(99)},
         "accepted_stages_ms": accepted.medians(),
         "baseline_ms": base,
@@ -75,6 +76,10 @@ def render(result: dict[str, Any]) -> str:
     ]
     for name in ("p50", "p99"):
         lines.append(f"{'total ' + name:<18}{result['total_ms'][name]:>10.3f}{result['accepted_ms'][name]:>16.3f}")
+    width, height = result["frame"]
+    lines.append(
+        f"{'in and out':<18}{result['in_and_out_ms']:>10.3f}   ({width}x{height}: {', '.join(IN_AND_OUT)})"
+    )
     lines.append(f"{'floor':<18}{result['floor_ms']:>10.3f}{result['accepted_floor_ms']:>16.3f}")
     if result["baseline_ms"] is not None:
         lines.append(

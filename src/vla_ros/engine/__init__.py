@@ -2,6 +2,6 @@
 
 ``weights`` fuses and quantises, ``decoder`` runs them over fixed buffers through ``ops`` (torch) or ``triton_ops``
 (own kernels in ``kernels``), ``drafts`` saves passes, ``program`` and ``programs`` are the stages and the graphs of
-each prompt length, ``runner`` is the device, ``executor`` puts them together. ``preprocess`` and ``staging`` bring
-pictures to the device. Importing the package itself loads no torch.
+each prompt length, ``runner`` is the device, ``executor`` puts them together. ``frames`` and ``preprocess`` make
+pictures of camera frames. Importing the package itself loads no torch.
 """

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vla_ros.engine import drafts as drafting
+from vla_ros.engine.frames import FrameResizer
 from vla_ros.engine.health import explain_device_errors, require_finite
 from vla_ros.engine.ops import Ops, TorchOps
 from vla_ros.engine.program import Program, See
@@ -22,12 +22,12 @@ from vla_ros.engine.runner import Runner, make_runner
 from vla_ros.engine.shapes import Buckets
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import ConfigError, DeviceLostError
-from vla_ros.types import IntArray, UInt8Array
+from vla_ros.types import CameraFrame, IntArray, UInt8Array
 
 DRAFTS = ("none", "verify", "prefill")
 
-_STAGES_PLAIN = ("upload", "vision", "prefill", "decode", "download")
-_STAGES_DRAFTED = ("upload", "vision", "prefill", "decode")  # its passes come and go with downloads between them
+_STAGES_PLAIN = ("vision", "prefill", "decode", "download")
+_STAGES_DRAFTED = ("vision", "prefill", "decode")  # its passes come and go with downloads between them
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Answer:
         margins: Float64 [D], best minus second-best logit.
         accepted: Tokens that a draft saved; None where none was tried.
         passes: Decoder passes after the prefill.
-        stages_ms: ``upload``, ``vision``, ``prefill``, ``decode``, ``download`` (the last two with the waiting of
-            the host); the same for all observations of a batch.
+        stages_ms: ``upload``, ``preprocess`` (of frames), ``vision``, ``prefill``, ``decode``, ``download`` (the
+            last two with the waiting of the host); the same for all observations of a batch.
     """
 
     tokens: IntArray
@@ -107,6 +107,7 @@ class Engine:
         self._guard = drafting.GUARDS[name] if options.guard is None else options.guard
         if options.drafts != "prefill":
             self._guard = inf
+        self._resizer = FrameResizer(options.image_size, weights.device, self.runner)
         self._programs: dict[int, Programs[Program]] = {}
         self._policies: dict[int, drafting.DraftPolicy] = {}
         self._lost: DeviceLostError | None = None
@@ -126,28 +127,30 @@ class Engine:
     @torch.inference_mode()
     def answer(
         self,
-        images: UInt8Array | Tensor,
+        images: UInt8Array | Sequence[CameraFrame],
         prompts: Sequence[IntArray],
         drafts: Sequence[IntArray | None] | None = None,
     ) -> list[Answer]:
         """Answer B observations.
 
         Args:
-            images: Uint8 [B, H, W, 3] RGB of ``options.image_size``: an array of the host, or a tensor of the
-                device that was made on the runner's stream.
+            images: Uint8 [B, H, W, 3] RGB of ``options.image_size``; or B camera frames of any size, which are
+                turned, cropped and resized on the device.
             prompts: Int64 [L] each: BOS, prompt, closing token.
             drafts: The previous answer of each, int64 [D], or None.
 
         Raises:
-            ConfigError: A prompt is too long, or the numbers of pictures and prompts differ.
+            ConfigError: A prompt is too long, the numbers of pictures and prompts differ, or the device cannot
+                prepare a frame as it asks.
+            ImageError: A frame is no picture.
             NotFiniteError: The network answers with NaN or Inf.
             OutOfMemoryError: The device has no room left; asking again is allowed.
             DeviceLostError: The device stopped answering, now or before.
         """
         if self._lost is not None:
             raise self._lost
-        if len(prompts) != images.shape[0]:
-            raise ConfigError(f"engine: {images.shape[0]} pictures and {len(prompts)} prompts, expected as many")
+        if len(prompts) != len(images):
+            raise ConfigError(f"engine: {len(images)} pictures and {len(prompts)} prompts, expected as many")
         try:
             with explain_device_errors(self.weights.device), self.runner.stream():
                 answers = self._answer(images, prompts, drafts or [None] * len(prompts))
@@ -158,6 +161,20 @@ class Engine:
             require_finite(answer.margins.tolist())
         return answers
 
+    @torch.inference_mode()
+    def resized(self, frame: CameraFrame) -> UInt8Array:
+        """What the network sees of a frame, uint8 of ``options.image_size`` on the host; to look at and to check.
+
+        Raises:
+            ConfigError: As :meth:`answer`.
+            ImageError: As :meth:`answer`.
+        """
+        picture = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
+        with explain_device_errors(self.weights.device), self.runner.stream():
+            self._resizer.resize(self._resizer.upload([frame]), picture)
+            seen: UInt8Array = self.runner.download((picture,))[0][0]
+        return seen
+
     def failures(self) -> dict[int, Exception]:
         """Sequence lengths of single observations whose graphs could not be captured, and why."""
         return self._of(1).failures
@@ -167,10 +184,14 @@ class Engine:
         for programs in self._programs.values():
             programs.close()
         self._programs.clear()
+        self._resizer.clear()
         self.runner.close()
 
     def _answer(
-        self, images: UInt8Array | Tensor, prompts: Sequence[IntArray], drafts: Sequence[IntArray | None]
+        self,
+        images: UInt8Array | Sequence[CameraFrame],
+        prompts: Sequence[IntArray],
+        drafts: Sequence[IntArray | None],
     ) -> list[Answer]:
         batch, runner, rows = len(prompts), self.runner, self.options.answer
         program = self._of(batch).take(max(len(prompt) for prompt in prompts))
@@ -180,12 +201,16 @@ class Engine:
         text, last = self._layout(program, prompts, drafts)
 
         marks = [runner.mark()]
-        if isinstance(images, Tensor):
-            program.images.copy_(images)
-        else:
-            runner.upload(program.images, images)
         runner.upload(program.text, text)
         runner.upload(program.last, last)
+        names = ["upload"]
+        if isinstance(images, np.ndarray):
+            runner.upload(program.images, images)
+        else:
+            there = self._resizer.upload(images)
+            marks.append(runner.mark())
+            self._resizer.resize(there, program.images)
+            names.append("preprocess")
         marks.append(runner.mark())
         for stage in ("vision", "prefill") if drafted else ("vision", "prefill", "decode"):
             program.run(stage)
@@ -201,7 +226,7 @@ class Engine:
             policy.record(sum(result.accepted for result in settled))
         marks.append(runner.mark())
         runner.download((program.last,))  # passes the last mark; its time counts to no stage
-        names = _STAGES_DRAFTED if drafted else _STAGES_PLAIN
+        names += _STAGES_DRAFTED if drafted else _STAGES_PLAIN
         spans = zip(names, pairwise(marks), strict=True)
         stages = {name: runner.milliseconds(start, end) for name, (start, end) in spans}
         return [

@@ -1,15 +1,15 @@
-"""The pipelines of :mod:`vla_ros.vision` as matrix products, so that a frame is resized where the network runs.
+"""The pipelines of :mod:`vla_ros.vision` in torch, so that a frame is resized where the network runs.
 
-A resize along an axis is a matrix; the camera does not change, so the matrices are made once. Differences to the
-pipelines on the host: none for turns and for the bicubic resize, whose integers (22-bit weights times levels)
-float64 sums exactly; for Lanczos-3 and for the crop at most one level on at most one pixel in a thousand, where a
-float32 sum in another order rounds a tie the other way.
+The bicubic resize is done in Pillow's own integers: it equals the host's to the bit on every device, and so do
+turns. Lanczos-3 and the crop are float32 sums on either side: at most one level differs, on at most one pixel in a
+thousand, where another order rounds a tie the other way.
 The JPEG round trip of ``libero`` stays on the host: what comes here has been through it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,33 +19,72 @@ from torch import Tensor
 from vla_ros.errors import ConfigError
 from vla_ros.vision.resample import crop_matrix, lanczos3_matrix
 
-Matrix = NDArray[np.float32] | NDArray[np.float64]
+Matrix = NDArray[np.float32]
 Pipeline = Callable[[Tensor], Tensor]
 """Uint8 [B, H, W, 3] to uint8 [B, height, width, 3], both RGB."""
 
 _PRECISION_BITS = 22  # of Pillow's fixed-point weights
 _CUBIC = -0.5  # Pillow's parameter a of the cubic
+_AT_ONCE = 2**24  # products that are held at a time: 64 MiB; a frame of 1280x720 is one go
 
 
-def bicubic_matrix(source: int, target: int) -> Matrix:
-    """Weights of Pillow's bicubic resize with antialias along one axis, rounded as Pillow rounds them.
+def is_exact(pipeline: str, crop_area: float) -> bool:
+    """True where :func:`make_pipeline` gives the bits of the host's pipeline, as ``camera`` names it."""
+    return pipeline == "openvla" and crop_area == 1.0
+
+
+@dataclass(frozen=True)
+class Taps:
+    """A resize along one axis: each of M samples is a sum over K samples of the source.
+
+    Attributes:
+        at: Int64 [K * M], position in the source of tap k of sample m at k * M + m.
+        weights: Int32 [K, M, 1], multiples of 2^-22; zero where a sample has fewer taps.
+    """
+
+    at: Tensor
+    weights: Tensor
+
+    @classmethod
+    def bicubic(cls, source: int, target: int, device: torch.device) -> Taps:
+        """Pillow's bicubic resize with antialias."""
+        positions, weights = bicubic_taps(source, target)
+        return cls(
+            torch.from_numpy(positions).reshape(-1).to(device), torch.from_numpy(weights)[:, :, None].to(device)
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Uint8 [A, N, C] to uint8 [A, M, C], rounded as Pillow rounds."""
+        count, samples, _ = self.weights.shape
+        rows = max(1, _AT_ONCE // (count * samples * images.shape[2]))
+        parts = [self._some(images[start : start + rows]) for start in range(0, images.shape[0], rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _some(self, images: Tensor) -> Tensor:
+        count, samples, _ = self.weights.shape
+        taken = images.index_select(1, self.at).view(-1, count, samples, images.shape[2])  # [A, K, M, C]
+        sums = (taken * self.weights).sum(1, dtype=torch.int32)  # below 2^31: weights sum to 1, a few are negative
+        return sums.add_(1 << (_PRECISION_BITS - 1)).bitwise_right_shift_(_PRECISION_BITS).clamp_(0, 255).byte()
+
+
+def bicubic_taps(source: int, target: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Where Pillow's bicubic resize with antialias looks along one axis, and its weights, rounded as it does.
 
     Returns:
-        Float64 [target, source], whole multiples of 2^-22.
+        Int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
     """
     scale = source / target
     stretch = max(scale, 1.0)
     support = 2.0 * stretch
-    matrix = np.zeros((target, source), np.float64)
-    for index in range(target):
-        center = (index + 0.5) * scale
-        first = max(0, int(center - support + 0.5))
-        last = min(source, int(center + support + 0.5))
-        distance = np.abs((np.arange(first, last) - center + 0.5) / stretch)
-        weights = _cubic(distance)
-        matrix[index, first:last] = weights / weights.sum()
-    fixed = np.trunc(matrix * (1 << _PRECISION_BITS) + np.copysign(0.5, matrix))
-    return np.asarray(fixed / (1 << _PRECISION_BITS))
+    centers = (np.arange(target) + 0.5) * scale
+    first = np.maximum(0, (centers - support + 0.5).astype(np.int64))
+    last = np.minimum(source, (centers + support + 0.5).astype(np.int64))
+    positions = first + np.arange(int((last - first).max()))[:, None]  # [K, target]
+    weights = _cubic(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
+    weights[positions >= last] = 0.0
+    weights /= weights.sum(axis=0)  # tap after tap, in its order
+    fixed = np.trunc(weights * (1 << _PRECISION_BITS) + np.copysign(0.5, weights)).astype(np.int32)
+    return np.minimum(positions, source - 1), fixed
 
 
 def make_turn(name: str) -> Pipeline:
@@ -93,14 +132,10 @@ def make_pipeline(
     steps: list[Pipeline] = []
     if name == "openvla" and crop_area == 1.0:
         # Columns first, then rows, each rounded: Pillow's order at the time of training.
-        columns, rows = (
-            _to(bicubic_matrix(upright[1], size[1]), device),
-            _to(bicubic_matrix(upright[0], size[0]), device),
-        )
         if upright[1] != size[1]:
-            steps.append(lambda images: _levels(_along_columns(images, columns)))
+            steps.append(_bicubic_columns(Taps.bicubic(upright[1], size[1], device)))
         if upright[0] != size[0]:
-            steps.append(lambda images: _levels(_along_rows(images, rows)))
+            steps.append(_bicubic_rows(Taps.bicubic(upright[0], size[0], device)))
     elif name in ("openvla", "libero"):
         current = upright
         if name == "libero" and upright != size:
@@ -150,9 +185,12 @@ def _along_columns(images: Tensor, matrix: Tensor) -> Tensor:
     return torch.matmul(matrix, images.to(matrix.dtype))
 
 
-def _levels(images: Tensor) -> Tensor:
-    """Rounded half up to uint8, as integers shifted right are."""
-    return (images + 0.5).floor_().clamp_(0, 255).to(torch.uint8)
+def _bicubic_columns(taps: Taps) -> Pipeline:
+    return lambda images: taps(images.flatten(0, 1)).view(*images.shape[:2], -1, images.shape[3])
+
+
+def _bicubic_rows(taps: Taps) -> Pipeline:
+    return lambda images: taps(images.flatten(2)).view(images.shape[0], -1, *images.shape[2:])
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:

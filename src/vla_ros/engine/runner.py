@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -28,6 +29,9 @@ class Runner(Protocol):
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """Copy to a buffer of the device without waiting; ``source`` may be changed at once."""
+
+    def forget(self, target: Tensor) -> None:
+        """``target`` will be uploaded to no more: free what is kept for that."""
 
     def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
         """Copy to the host and wait for it, and for nothing else."""
@@ -56,7 +60,10 @@ class HostRunner:
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """See :class:`Runner`."""
-        target.copy_(torch.from_numpy(np.ascontiguousarray(source)))
+        np.copyto(target.numpy(), source)  # not by way of a tensor: torch warns of arrays that are read-only
+
+    def forget(self, target: Tensor) -> None:
+        """See :class:`Runner`."""
 
     def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
         """See :class:`Runner`."""
@@ -83,6 +90,12 @@ class CudaRunner:
 
     Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time.
 
+    What is captured runs beside what answers, so the two must not share memory. The libraries for products keep a
+    workspace per stream, and torch deals out its streams in turns, some thirty of them: a new one for every capture
+    would one day be that of an earlier graph, whose workspace a warm-up would then write to while it is replayed.
+    Hence two streams of their own, for good: no graph knows the one that warms up, and what was captured on the
+    other is only ever replayed, one graph after the other.
+
     Args:
         device: A CUDA device.
     """
@@ -94,6 +107,9 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         # Streams of torch do not wait for each other by themselves: what loads weights runs on another one.
         self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._warming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._capturing = threading.Lock()
         self._pool = torch.cuda.graph_pool_handle()
         self._pinned: dict[tuple[int, str], Tensor] = {}
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -122,18 +138,30 @@ class CudaRunner:
         self._done.synchronize()
         return [host.numpy().copy() for host in staged]
 
-    def capture(self, stage: Stage) -> Stage:
+    def forget(self, target: Tensor) -> None:
         """See :class:`Runner`."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))  # which made the buffers
-        with torch.cuda.stream(side):
-            for _ in range(3):  # compiles kernels, sizes the libraries' workspaces
+        self._pinned.pop((target.data_ptr(), "up"), None)
+
+    def capture(self, stage: Stage) -> Stage:
+        """See :class:`Runner`. One capture at a time: a second thread waits."""
+        with self._capturing:
+            self._warm(stage)
+            return self._record(stage)
+
+    def _warm(self, stage: Stage) -> None:
+        """Run a stage, which compiles its kernels."""
+        self._warming.wait_stream(torch.cuda.current_stream(self.device))  # which made the buffers
+        with torch.cuda.stream(self._warming):
+            for _ in range(3):
                 stage()
-        side.synchronize()
+        self._warming.synchronize()
+
+    def _record(self, stage: Stage) -> Stage:
+        """Its graph. Nothing runs meanwhile: what the stage starts is written down."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(): that waits for the whole device and empties the allocator's cache, which the
         # thread that answers would feel. thread_local: it may allocate meanwhile without breaking the capture.
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(self._recording):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 stage()

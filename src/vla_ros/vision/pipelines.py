@@ -109,11 +109,11 @@ def make_pipeline(name: str, size: tuple[int, int] = (224, 224), crop_area: floa
         raise ConfigError(f"image size: found {size}, expected (height, width) of at least 1")
 
     def openvla(image: UInt8Array) -> UInt8Array:
-        _check(image)
+        require_picture(image)
         return resize_bicubic(image, size) if crop_area == 1.0 else crop_center(image, crop_area, size)
 
     def libero(image: UInt8Array) -> UInt8Array:
-        _check(image)
+        require_picture(image)
         resized = resize_lanczos3(jpeg_round_trip(image), size)
         return resized if crop_area == 1.0 else crop_center(resized, crop_area, size)
 
@@ -123,7 +123,12 @@ def make_pipeline(name: str, size: tuple[int, int] = (224, 224), crop_area: floa
     return pipelines[name]
 
 
-def _check(image: UInt8Array) -> None:
+def require_picture(image: UInt8Array) -> None:
+    """Refuse what is no picture.
+
+    Raises:
+        ImageError: ``image`` is not uint8 [height, width, 3] with pixels.
+    """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
             f"picture of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vla_ros.config.tree import CameraConfig
 from vla_ros.errors import ConfigError
-from vla_ros.types import UInt8Array
+from vla_ros.types import CameraFrame, UInt8Array
 from vla_ros.vision.decode import Frame, decode_compressed, decode_image
 from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.messages import CdrBytes
@@ -58,6 +58,8 @@ class Preprocessor:
         if camera.transport not in decoders:
             raise ConfigError(f"camera.transport: found {camera.transport!r}, expected raw or compressed")
         self._decode = decoders[camera.transport]
+        self._camera = camera
+        self._orientations = orientations
         self._turns = [make_orientation(name) for name in orientations]
         self._pipeline = make_pipeline(camera.pipeline, image_size, camera.crop_area)
 
@@ -83,6 +85,10 @@ class Preprocessor:
             ImageError: As calling the preprocessor.
         """
         return self._decode(cdr)
+
+    def unprepared(self, image: UInt8Array, camera_index: int = 0) -> CameraFrame:
+        """A decoded picture with what :meth:`prepare` would do to it, for whoever does that elsewhere."""
+        return CameraFrame(image, self._orientations[camera_index], self._camera.pipeline, self._camera.crop_area)
 
     def prepare(self, image: UInt8Array, camera_index: int = 0) -> UInt8Array:
         """Prepare a decoded picture: orientation, then the pipeline.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vla_ros.config import Config
 from vla_ros.engine.executor import Engine
+from vla_ros.engine.preprocess import is_exact
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Progress, no_progress
@@ -27,7 +28,7 @@ from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engin
 from vla_ros.policies.openvla.loading import build_empty, check_weights, checkpoint_folder, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, IntArray, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ActionSpec, CameraFrame, FloatArray, IntArray, Observation, UInt8Array
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class OpenVLAPolicy:
 
     def __init__(self, config: Config) -> None:
         self._options = config.policy
+        self._camera = config.camera
         self._image_key = config.camera.keys[0]
         self._spec = ActionSpec(image_keys=(self._image_key,))
         self._loaded: Loaded | None = None
@@ -155,7 +157,8 @@ class OpenVLAPolicy:
         """Answer one observation.
 
         Args:
-            observation: ``images`` has the key of ``spec.image_keys``, uint8 of ``spec.image_size``, RGB.
+            observation: ``images`` has the key of ``spec.image_keys``, uint8 of ``spec.image_size``, RGB. The
+                engine takes the picture of ``frames`` instead where it resizes that to the same bits.
 
         Returns:
             One action. ``info``: ``logit_margins`` (best minus second-best logit of each token),
@@ -168,9 +171,9 @@ class OpenVLAPolicy:
             VlaRosError: The network answers with something that is no number.
         """
         loaded = self.loaded
-        image = self._image(observation)
+        images = self._images(loaded, observation)
         with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
-            return self._answer(loaded, image, observation.instruction, observation.stamp)
+            return self._answer(loaded, images, observation.instruction, observation.stamp)
 
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
         """What normalised actions [..., D] would mean with each other dataset of the checkpoint, by its name.
@@ -204,14 +207,17 @@ class OpenVLAPolicy:
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def _answer(self, loaded: Loaded, image: UInt8Array, instruction: str, stamp: int) -> ActionChunk:
+    def _answer(
+        self, loaded: Loaded, images: UInt8Array | list[CameraFrame], instruction: str, stamp: int
+    ) -> ActionChunk:
         ids, ids_there = self._prompt_ids(loaded, instruction)
         if loaded.engine is None:
+            assert isinstance(images, np.ndarray), "frames are the engine's"
             count = loaded.statistics.dimension
-            tokens, margins, stages = reference.answer(loaded.model, image, ids_there, count)
+            tokens, margins, stages = reference.answer(loaded.model, images[0], ids_there, count)
             info: dict[str, object] = {}
         else:
-            answer = loaded.engine.answer(image[None], [ids], [self._previous])[0]
+            answer = loaded.engine.answer(images, [ids], [self._previous])[0]
             tokens, margins, stages = answer.tokens, answer.margins, dict(answer.stages_ms)
             info = {"draft_accepted": answer.accepted, "decoder_passes": answer.passes}
             self._previous = tokens
@@ -244,6 +250,13 @@ class OpenVLAPolicy:
             self._previous = None
         return self._encoded[1:]
 
+    def _images(self, loaded: Loaded, observation: Observation) -> UInt8Array | list[CameraFrame]:
+        """The frame where the engine makes the same picture of it, else the picture [1, H, W, 3]."""
+        frame = observation.frames.get(self._image_key)
+        if loaded.engine is not None and frame is not None and is_exact(frame.pipeline, frame.crop_area):
+            return [frame]
+        return self._image(observation)[None]
+
     def _image(self, observation: Observation) -> UInt8Array:
         image = observation.images.get(self._image_key)
         if image is None:
@@ -265,7 +278,7 @@ class OpenVLAPolicy:
             self_test.check_sight(loaded.model, pictures, ids, folder)
         if fast:
             self._loaded = replace(loaded, engine=self._make_engine(loaded, folder, pictures, ids, weights))
-        self._answer(self.loaded, pictures[0], SELF_TEST_INSTRUCTION, 0)
+        self._answer(self.loaded, pictures[0][None], SELF_TEST_INSTRUCTION, 0)
         self._encoded = None
         self._previous = None
 
@@ -282,6 +295,16 @@ class OpenVLAPolicy:
         try:
             engine = make_engine(loaded.model, count, drafts=self._options.drafts, weights=weights)
             engine.warm_up([len(prompt), LONG_PROMPT])
+            camera = self._camera
+            self_test.check_resizing(
+                engine,
+                CameraFrame(
+                    self_test.two_pictures(camera.height, camera.width)[0],
+                    camera.orientation[0],
+                    camera.pipeline,
+                    camera.crop_area,
+                ),
+            )
             if self._options.self_test and weights is None:
                 self_test.check_engine(loaded.model, engine, pictures, prompt, count)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What is checked before the first frame: the model sees, and the engine answers as the reference path does."""
+"""What is checked before the first frame: the model sees, and the engine sees and answers as the reference does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from vla_ros.engine.executor import Engine
+from vla_ros.engine.frames import resized_on_host
 from vla_ros.engine.health import EngineMismatchError
+from vla_ros.engine.preprocess import is_exact
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.reference import answer, to_device
-from vla_ros.types import IntArray, UInt8Array
+from vla_ros.types import CameraFrame, IntArray, UInt8Array
 
 THRESHOLD = 1e-4
 """Least change of a logit between two pictures, as a share of the logits' spread. Rounding stays below it."""
@@ -105,3 +107,22 @@ def check_engine(
                 f"the engine answers {found.tolist()}, the reference path {expected.tolist()}: token "
                 f"{differing[0]} differs though its logit is ahead by {margins[differing[0]]:.2g}"
             )
+
+
+def check_resizing(engine: Engine, frame: CameraFrame) -> None:
+    """Compare what the engine makes of a camera's frame with what the host makes of it; both are warm then.
+
+    Nothing is compared where the two may differ: such frames are resized on the host.
+
+    Raises:
+        EngineMismatchError: A value differs.
+    """
+    if not is_exact(frame.pipeline, frame.crop_area):
+        return
+    found, expected = engine.resized(frame), resized_on_host(frame, engine.options.image_size)
+    if not np.array_equal(found, expected):
+        height, width, _ = frame.pixels.shape
+        raise EngineMismatchError(
+            f"{engine.weights.device} resizes a frame of {width}x{height} otherwise than the host: "
+            f"{np.mean(found != expected):.2%} of the values differ"
+        )

@@ -1,0 +1,186 @@
+"""Camera frames that the engine resizes: the same bits and the same actions as resizing on the host."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.config import build
+from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.control.inputs import Snapshot
+from vla_ros.engine.frames import FrameResizer, resized_on_host
+from vla_ros.engine.health import EngineMismatchError
+from vla_ros.engine.runner import HostRunner
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.pictures import Pictures
+from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla.self_test import check_resizing
+from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
+from vla_ros.stepper import Stepper
+from vla_ros.types import CameraFrame, JointState
+from vla_ros.vision.messages import encode_image
+
+CPU = torch.device("cpu")
+JOINTS = JointState(
+    tuple(f"joint_{number}" for number in range(1, 8)), np.array([0.0, 0.4, 0.0, 1.8, 0.0, 0.9, 0.0]), 10
+)
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+class Accounting(HostRunner):
+    """Says which buffers it was told to forget."""
+
+    def __init__(self):
+        self.forgotten = []
+
+    def forget(self, target):
+        self.forgotten.append(tuple(target.shape[1:3]))
+
+
+def resized(resizer, *frames, size=(28, 28)):
+    target = torch.zeros((len(frames), *size, 3), dtype=torch.uint8)
+    resizer.resize(resizer.upload(frames), target)
+    return target.numpy()
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_frames_become_the_pictures_of_the_host(orientation):
+    resizer = FrameResizer((28, 30), CPU, HostRunner())
+    pixels = noise(61, 93)
+    pixels.flags.writeable = False  # as a view of a message is
+    frame = CameraFrame(pixels, orientation)
+    assert np.array_equal(resized(resizer, frame, size=(28, 30))[0], resized_on_host(frame, (28, 30)))
+
+
+def test_a_large_frame_is_resized_in_parts():
+    frame = CameraFrame(noise(1200, 2000))
+    found = resized(FrameResizer((224, 224), CPU, HostRunner()), frame, size=(224, 224))
+    assert np.array_equal(found[0], resized_on_host(frame, (224, 224)))
+
+
+def test_a_camera_may_change_its_resolution_and_two_of_a_batch_do_not_share_a_buffer():
+    resizer = FrameResizer((28, 28), CPU, HostRunner())
+    batches = ((60, 80), (60, 80)), ((90, 100), (60, 80)), ((60, 80), (28, 28))
+    for seed, sizes in enumerate(batches):
+        frames = [CameraFrame(noise(*size, 10 * seed + row)) for row, size in enumerate(sizes)]
+        for found, frame in zip(resized(resizer, *frames), frames, strict=True):
+            assert np.array_equal(found, resized_on_host(frame, (28, 28)))
+
+
+def test_what_was_not_used_for_long_is_freed():
+    runner = Accounting()
+    resizer = FrameResizer((28, 28), CPU, runner)
+    for height in (*range(40, 48), 40, 50, 51):
+        resized(resizer, CameraFrame(noise(height, 60)))
+    assert runner.forgotten == [(41, 60), (42, 60)]
+    frames = [CameraFrame(noise(30 + row, 60)) for row in range(12)]
+    assert len(resized(resizer, *frames)) == 12
+    resizer.clear()
+    assert len(runner.forgotten) == 10 + 12
+
+
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((0, 8, 3), np.uint8)]
+)
+def test_what_is_no_picture_is_refused(pixels):
+    with pytest.raises(ImageError, match="expected uint8"):
+        FrameResizer((28, 28), CPU, HostRunner()).upload([CameraFrame(pixels)])
+
+
+def test_a_pipeline_that_begins_on_the_host_is_refused():
+    with pytest.raises(ConfigError, match="libero"):
+        FrameResizer((28, 28), CPU, HostRunner()).upload([CameraFrame(noise(40, 40), pipeline="libero")])
+
+
+def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, monkeypatch):
+    engine, frame = tiny.engine(), CameraFrame(noise(48, 64))
+    check_resizing(engine, frame)
+    check_resizing(engine, replace(frame, pipeline="libero"))  # which it is not asked for
+    monkeypatch.setattr(engine, "resized", lambda frame: resized_on_host(frame, (28, 28)) ^ 1)
+    with pytest.raises(EngineMismatchError, match="64x48 otherwise than the host"):
+        check_resizing(engine, frame)
+
+
+# Through the trip: the same messages to an engine and to the reference path, which resizes on the host.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    base = tiny_architecture(vocabulary=768, empty_token=500)
+    write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))
+    return folder
+
+
+@pytest.fixture
+def steppers(checkpoint):
+    """Makes a loaded stepper by the engine and one by the reference path."""
+    made = []
+
+    def make(**options):
+        for engine in ("graph", "reference"):
+            values = {"policy.checkpoint": str(checkpoint), "policy.device": "cpu", "policy.engine": engine}
+            camera = {f"camera.{name}": value for name, value in options.items()}
+            config = build({"robot.urdf": "demo", **values, **camera})
+            made.append(Stepper(config, OpenVLAPolicy(config)))
+            made[-1].load()
+        return made[-2:]
+
+    yield make
+    for stepper in made:
+        stepper.close()
+
+
+INPUTS = Snapshot(JOINTS, instruction="pick up the red cube")
+
+
+def trips(steppers, message):
+    """The engine's trip and that of the reference path, which must agree."""
+    one, other = (stepper.trip([message], INPUTS, 0.2) for stepper in steppers)
+    assert np.array_equal(one.chunk.tokens, other.chunk.tokens)
+    assert np.array_equal(one.action, other.action)
+    np.testing.assert_allclose(one.chunk.info["logit_margins"], other.chunk.info["logit_margins"], atol=1e-3)
+    return one, other
+
+
+def looked_at(trip):
+    assert isinstance(trip.observation.images, Pictures)
+    return trip.observation.images.prepared
+
+
+@pytest.mark.parametrize("encoding", ["rgb8", "bgr8"])
+def test_the_engine_takes_frames_and_answers_the_same(steppers, encoding):
+    pair = steppers(orientation=["rotate_180"])
+    for stamp, size in enumerate(((48, 64), (48, 64), (90, 120), (28, 28), (48, 64)), start=1):
+        engine, reference = trips(pair, encode_image(noise(*size, stamp), stamp, "camera", encoding))
+        assert (looked_at(engine), looked_at(reference)) == (0, 1)
+        assert {"policy/upload", "policy/preprocess", "policy/vision"} <= set(engine.stages_ms)
+        # Whoever wants to look (the debug image) sees what the network saw.
+        assert np.array_equal(engine.observation.images["image"], reference.observation.images["image"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pipeline": "libero"}, {"pipeline": "libero", "crop_area": 0.9}, {"crop_area": 0.9}],
+    ids=json.dumps,
+)
+def test_pipelines_without_the_same_bits_stay_on_the_host(steppers, options):
+    engine, reference = trips(steppers(**options), encode_image(noise(48, 64), 1, "camera"))
+    assert looked_at(engine) == looked_at(reference) == 1
+    assert "policy/preprocess" not in engine.stages_ms
+
+
+def test_a_message_that_is_no_picture_is_the_same_error(steppers):
+    pair = steppers()
+    damaged = encode_image(noise(48, 64), 1, "camera")[:-1]
+    for stepper in pair:
+        with pytest.raises(ImageError, match="/camera/image_raw: "):
+            stepper.trip([damaged], INPUTS, 0.2)
+    trips(pair, encode_image(noise(48, 64), 2, "camera"))

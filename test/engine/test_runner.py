@@ -1,0 +1,131 @@
+"""Capturing: where a stage is warmed up and recorded, and what an error or a second thread does to that.
+
+On a CPU with CUDA's calls replaced by a journal; ``test_cuda.py`` has the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from vla_ros.engine.runner import CudaRunner
+
+DEVICE = torch.device("cuda:0")
+
+
+class Journal:
+    """What was called, in order, and on which stream."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        self.current = "default"
+        self.streams = 0
+        monkeypatch.setattr(torch.cuda, "Stream", self._new_stream)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", self._new_graph)
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
+        monkeypatch.setattr(torch.cuda, "stream", self._within)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+
+    def _new_stream(self, device, priority=0):
+        self.streams += 1
+        journal, name = self, f"stream {self.streams}"
+
+        class Stream:
+            def wait_stream(self, other):
+                journal.calls.append((name, f"waits for {other}"))
+
+            def synchronize(self):
+                journal.calls.append((name, "is waited for"))
+
+            def __str__(self):
+                return name
+
+        return Stream()
+
+    @contextmanager
+    def _within(self, stream):
+        before, self.current = self.current, str(stream)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def _new_graph(self):
+        journal = self
+
+        class Graph:
+            def capture_begin(self, pool, capture_error_mode):
+                assert (pool, capture_error_mode) == ("pool", "thread_local")
+                journal.calls.append((journal.current, "records"))
+
+            def capture_end(self):
+                journal.calls.append((journal.current, "has recorded"))
+
+            def replay(self):
+                journal.calls.append((journal.current, "replays"))
+
+        return Graph()
+
+    def stage(self):
+        self.calls.append((self.current, "stage"))
+
+
+@pytest.fixture
+def journal(monkeypatch):
+    return Journal(monkeypatch)
+
+
+WARM = [("stream 2", "waits for default"), *[("stream 2", "stage")] * 3, ("stream 2", "is waited for")]
+RECORDED = [("stream 3", "records"), ("stream 3", "stage"), ("stream 3", "has recorded")]
+
+
+def test_every_capture_warms_up_on_one_stream_and_records_on_another(journal):
+    runner = CudaRunner(DEVICE)
+    journal.calls.clear()
+    graphs = [runner.capture(journal.stage) for _ in range(20)]
+    assert journal.calls == (WARM + RECORDED) * 20
+    assert journal.streams == 3
+    journal.calls.clear()
+    with runner.stream():
+        graphs[0]()
+    assert journal.calls == [("stream 1", "replays")]
+
+
+def test_two_threads_capture_one_after_the_other(journal):
+    runner, inside, most = CudaRunner(DEVICE), [], []
+
+    def stage():
+        inside.append(1)
+        most.append(len(inside))
+        threading.Event().wait(0.002)  # let the others come
+        inside.pop()
+
+    threads = [threading.Thread(target=lambda: [runner.capture(stage) for _ in range(5)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(most) == 60
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize("run", [2, 3], ids=["warming up", "recording"])
+def test_a_stage_that_fails_leaves_the_next_capture_alone(journal, run):
+    runner, runs = CudaRunner(DEVICE), []
+
+    def stage():
+        runs.append(1)
+        if len(runs) == run + 1:
+            raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        runner.capture(stage)
+    said = [call for _, call in journal.calls]
+    assert said.count("records") == said.count("has recorded") == (run == 3)
+    journal.calls.clear()
+    runner.capture(journal.stage)
+    assert journal.calls == WARM + RECORDED
