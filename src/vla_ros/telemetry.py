@@ -12,6 +12,7 @@ from typing import Any
 
 from vla_ros import diagnostics
 from vla_ros.config import Config
+from vla_ros.control.command import message_type
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety
@@ -194,6 +195,12 @@ class Telemetry:
             watched.append(
                 Watched(resolve(topics.joint_states), qos("joint_states"), True, "sensor_msgs/msg/JointState")
             )
+        outputs = [(topics.command, self.config.control.output), (topics.gripper, self.config.gripper.output)]
+        watched += [
+            Watched(resolve(topic), qos("command"), type_name=message_type(output), published=True)
+            for topic, output in outputs
+            if topic
+        ]
         may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 

@@ -97,6 +97,46 @@ def test_receive_buffer(frame, rmem_max, small):
         assert "sysctl -w net.core.rmem_max=" in finding.text
 
 
+JOINTS, TRAJECTORY = "sensor_msgs/msg/JointState", "trajectory_msgs/msg/JointTrajectory"
+
+
+def test_a_driver_that_takes_another_type_is_named_until_it_takes_the_right_one(graph, start_peer, spin_until):
+    node, topic = graph.create_node("vla_policy"), "/arm/joint_command"
+    node.create_publisher(graph.message(JOINTS), topic, graph.qos("command"))
+    health = TopicHealth(
+        node, [Watched(topic, graph.qos("command"), type_name=JOINTS, published=True)], publisher_timeout=0.0
+    )
+    assert health.check() == ()  # that nobody listens is the watchdog's matter
+    driver = start_peer()
+    driver.ask("subscribe", topic=topic, type_name=TRAJECTORY, qos="command")
+    spin_until(graph, lambda: health.check() or health.present)
+    spin_until(graph, lambda: health.check() is not None and "/peer" in health.present[0].text)
+    (finding,) = health.present
+    assert (finding.kind, finding.topic) == ("wrong_type", topic)
+    assert f"/peer will get nothing on {topic}: it takes {TRAJECTORY}, this node publishes {JOINTS}" in finding.text
+    assert "control.output" in finding.text
+    assert health.check() == ()
+    driver.close()
+    spin_until(graph, lambda: not health.check() and not health.present)
+    start_peer().ask("subscribe", topic=topic, type_name=JOINTS, qos="camera")
+    spin_until(graph, lambda: node.count_subscribers(topic) == 1)
+    assert health.check() == ()
+    assert health.present == ()
+
+
+def test_a_driver_that_asks_for_more_than_is_offered_is_named(graph, peer, spin_until):
+    node, topic = graph.create_node("vla_policy"), "/arm/joint_command"
+    node.create_publisher(graph.message(JOINTS), topic, graph.qos("command"))
+    watched = Watched(topic, graph.qos("command"), type_name=JOINTS, published=True)
+    health = TopicHealth(node, [watched], publisher_timeout=5.0)
+    peer.ask("subscribe", topic=topic, type_name=JOINTS, qos="instruction")
+    spin_until(graph, lambda: health.check() is not None and any("/peer" in one.text for one in health.present))
+    (finding,) = health.present
+    assert finding.kind == "incompatible_qos"
+    for word in ("/peer", topic, "TRANSIENT_LOCAL", "VOLATILE"):
+        assert word in finding.text
+
+
 def test_a_publisher_of_another_type_is_named(graph, peer, spin_until):
     node = graph.create_node("vla_policy")
     watched = Watched("/camera/image_raw", graph.qos("camera"), type_name=IMAGE)

@@ -89,6 +89,23 @@ def test_what_keeps_messages_from_arriving_is_in_the_diagnostics_with_its_cure(
     robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
 
 
+def test_a_driver_that_takes_another_type_of_command_is_in_the_diagnostics_and_in_the_log(
+    robot: Any, start: Callable[..., Any]
+) -> None:
+    node = start("-p", "policy.instruction:=go on")
+    robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
+    kind, topic = "trajectory_msgs/msg/JointTrajectory", "/arm/joint_command"
+    driver = robot.node.create_subscription(robot.graph.message(kind), topic, print, robot.graph.qos("command"))
+    robot.until(lambda: f"wrong_type {topic}" in robot.diagnostics["topics"], robot.send_joints)
+    part = robot.diagnostics["topics"]
+    assert part["level"] == 1
+    assert f"it takes {kind}, this node publishes sensor_msgs/msg/JointState" in part[f"wrong_type {topic}"]
+    robot.node.destroy_subscription(driver)
+    robot.until(lambda: f"wrong_type {topic}" not in robot.diagnostics["topics"], robot.send_joints)
+    assert node.end() == 0
+    assert f"will get nothing on {topic}" in node.log.read_text()
+
+
 def test_tokens_that_were_no_action_tokens_are_warned_of(robot: Any, start: Callable[..., Any]) -> None:
     """A wrong prompt or picture makes OpenVLA say words; they are clipped to actions and nothing else shows it."""
     start("-p", "policy.instruction:=go on")

@@ -1,4 +1,4 @@
-"""What keeps messages from arriving, said in words: QoS that does not fit, nobody there, buffers too small.
+"""What keeps messages from arriving, said in words: types and QoS that do not fit, nobody there, small buffers.
 
 Works on the Node interface alone, so it is the same under rclpy and under the embedded participant.
 """
@@ -22,15 +22,17 @@ _ADVISED = 33554432
 
 @dataclass(frozen=True)
 class Watched:
-    """A subscription that is to get something: its topic (resolved) and the profile it asks for."""
+    """A subscription that is to get something, or a publisher that is to be heard, on a resolved topic."""
 
     topic: str
-    requested: Any
+    profile: Any
     """QoS profile of either backend."""
     required: bool = True
     """False where it is right that nobody publishes (a stop button that is not installed)."""
     type_name: str = ""
-    """Such as ``sensor_msgs/msg/Image``: publishers of another type are no use; empty asks for none."""
+    """Such as ``sensor_msgs/msg/Image``: others of another type are no use; empty asks for none."""
+    published: bool = False
+    """True where this node publishes: its listeners are looked at. Whether there is one is not asked here."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Finding:
 
 
 class TopicHealth:
-    """Looks at the publishers of the topics that a node needs. Call :meth:`check` about once a second."""
+    """Looks at who is at the other end of the topics that a node needs. Call :meth:`check` about once a second."""
 
     def __init__(
         self,
@@ -73,6 +75,9 @@ class TopicHealth:
         return tuple(finding for finding in self._present if finding not in before)
 
     def _look(self, item: Watched) -> list[Finding]:
+        if item.published:
+            listeners = self._node.get_subscriptions_info_by_topic(item.topic)
+            return [finding for listener in listeners for finding in _unheard(item, listener)]
         publishers = self._node.get_publishers_info_by_topic(item.topic)
         if publishers:
             self._alone_since[item.topic] = None
@@ -96,8 +101,9 @@ class TopicHealth:
 
 
 def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
-    name = f"{publisher.node_namespace.rstrip('/')}/{publisher.node_name}"
-    if item.type_name and publisher.topic_type and publisher.topic_type != item.type_name:
+    """What keeps a publisher's messages from this node."""
+    name = _full_name(publisher)
+    if _is_other_type(item, publisher):
         return [
             Finding(
                 item.topic,
@@ -107,7 +113,7 @@ def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
                 "camera.transport raw or compressed)",
             )
         ]
-    reasons = incompatibilities(item.requested, publisher.qos_profile)
+    reasons = incompatibilities(item.profile, publisher.qos_profile)
     if not reasons:
         return []
     return [
@@ -118,6 +124,34 @@ def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
             "the policy that is asked for (drivers often have a parameter for it), or relay the topic",
         )
     ]
+
+
+def _unheard(item: Watched, listener: Any) -> list[Finding]:
+    """What keeps this node's messages from a subscription."""
+    begin = f"{_full_name(listener)} will get nothing on {item.topic}: "
+    if _is_other_type(item, listener):
+        return [
+            Finding(
+                item.topic,
+                "wrong_type",
+                f"{begin}it takes {listener.topic_type}, this node publishes {item.type_name} there. Choose what "
+                "it takes (control.output, gripper.output), or name another topic",
+            )
+        ]
+    reasons = incompatibilities(listener.qos_profile, item.profile)
+    if not reasons:
+        return []
+    text = f"{begin}{' and '.join(reasons)}. Let it ask for no more, or relay the topic"
+    return [Finding(item.topic, "incompatible_qos", text)]
+
+
+def _full_name(endpoint: Any) -> str:
+    """Namespace and name of its node."""
+    return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
+
+
+def _is_other_type(item: Watched, endpoint: Any) -> bool:
+    return bool(item.type_name and endpoint.topic_type and endpoint.topic_type != item.type_name)
 
 
 def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
