@@ -115,7 +115,7 @@ class ControlLoop:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._task = (-1, -1)  # of the inputs and of the arming to which the plan belongs
-        self._pace = Pace(config.control.rate_hz)
+        self._pace = Pace.from_config(config.control)
         self._held: set[Reason] = set()
         self._said: dict[Reason, float] = {}
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vla_ros.config import build
 from vla_ros.control.pace import Pace
 
 RATE = 10.0
@@ -102,6 +103,13 @@ def test_a_command_is_made_for_the_time_that_it_has():
     assert pace.step_time(5.095) == pytest.approx(0.095)
     assert pace.step_time(5.09) == pytest.approx(0.09)
     assert pace.step_time(9.0) == PERIOD
+
+
+def test_a_velocity_is_never_a_step_in_less_than_a_period():
+    pace = Pace.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}).control)
+    pace.answered(5.0, 5.02)
+    assert pace.frame_due == pytest.approx(5.09)
+    assert pace.step_time(5.09) == PERIOD
 
 
 def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():

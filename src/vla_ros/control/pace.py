@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 
+from vla_ros.config import ControlConfig
+
 _SHORTEST = 0.9  # of a period: between two answers while lost time is made up
 _LATE = 0.1  # of a period: so long a frame that is about to come is waited for
 _FASTER = 1.01  # of the rate: two clocks that mean the same rate differ by less
@@ -24,11 +26,18 @@ class Pace:
 
     Args:
         rate_hz: Steps a second; 0 answers every frame.
+        velocities: Commands are velocities, not positions.
     """
 
-    def __init__(self, rate_hz: float) -> None:
+    def __init__(self, rate_hz: float, *, velocities: bool = False) -> None:
+        self._velocities = velocities
         self.configure(rate_hz)
         self.reset()
+
+    @classmethod
+    def from_config(cls, config: ControlConfig) -> Pace:
+        """As the options say."""
+        return cls(config.rate_hz, velocities=config.output == "twist_stamped")
 
     def configure(self, rate_hz: float) -> None:
         """Take another rate from the next step on."""
@@ -72,8 +81,11 @@ class Pace:
         """Seconds for which the command of a frame taken ``now`` is made.
 
         Less than a period where it follows on the last one sooner, so that a joint's way is bounded by its
-        velocity also while time is made up.
+        velocity also while time is made up. A velocity is a step's way by a whole period, always: made for less, it
+        would be faster than the largest step in a period.
         """
+        if self._velocities:
+            return self.period
         return min(max(now - self._begun, _SHORTEST * self.period), self.period)
 
     def answered(self, begun: float, sent: float) -> None:

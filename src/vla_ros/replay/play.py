@@ -106,7 +106,7 @@ class Player:
         self._saved = self._began
         rate = config.control.rate_hz or stepper.spec.rate_hz or 30.0
         self._period = 1.0 / rate
-        self._pace = Pace(config.control.rate_hz)
+        self._pace = Pace.from_config(config.control)
 
     def play(self) -> Samples:
         """Answer the frames. On Ctrl-C what there is comes back with ``complete`` False."""
