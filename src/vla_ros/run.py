@@ -157,7 +157,7 @@ def write_stats(node: PolicyNode, path: Path) -> None:
 def _log_progress(logger: Logger) -> Progress:
     """Progress as log lines, once every two seconds; a bar where a person watches."""
     if sys.stderr.isatty():
-        return _bar()
+        return loading_bar()
     said = time.monotonic()
 
     def progress(fraction: float, message: str) -> None:
@@ -169,7 +169,8 @@ def _log_progress(logger: Logger) -> Progress:
     return progress
 
 
-def _bar() -> Progress:
+def loading_bar() -> Progress:
+    """A bar on standard error that shows how far a checkpoint is loaded, and goes when it is."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 

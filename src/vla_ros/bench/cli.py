@@ -193,9 +193,9 @@ def _progress() -> Any:
 
     if not sys.stderr.isatty():
         return no_progress
-    from vla_ros.run import _bar
+    from vla_ros.run import loading_bar
 
-    return _bar()
+    return loading_bar()
 
 
 def _profile(path: Path | None, cuda: bool) -> AbstractContextManager[Any]:
