@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rclpy.callback_groups import CallbackGroup
@@ -173,7 +174,7 @@ def subscribe_raw(
         buffers = _Buffers(_Rcl())
     except (OSError, AttributeError):
         plain = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
-        return lambda: node.destroy_subscription(plain)
+        return partial(node.destroy_subscription, plain)
     subscription = node.create_subscription(
         msg_type, topic, callback, qos_profile, callback_group=_Silent(), raw=True
     )
