@@ -169,10 +169,10 @@ class Engine:
             ConfigError: As :meth:`answer`.
             ImageError: As :meth:`answer`.
         """
-        picture = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
         with explain_device_errors(self.weights.device), self.runner.stream():
+            picture = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
             self._resizer.resize(self._resizer.upload([frame]), picture)
-            seen: UInt8Array = self.runner.download((picture,))[0][0]
+            seen: UInt8Array = picture[0].cpu().numpy()
         return seen
 
     def failures(self) -> dict[int, Exception]:
