@@ -119,14 +119,17 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def steppers(checkpoint):
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=[pytest.mark.gpu, needs_cuda])])
+def steppers(checkpoint, request):
     """Makes a loaded stepper by the engine and one by the reference path."""
-    made = []
+    made, fixed = [], {"policy.device": request.param, "policy.dtype": "float32"}
 
     def make(**options):
         for engine in ("graph", "reference"):
-            values = {"policy.checkpoint": str(checkpoint), "policy.device": "cpu", "policy.engine": engine}
+            values = {**fixed, "policy.checkpoint": str(checkpoint), "policy.engine": engine}
             camera = {f"camera.{name}": value for name, value in options.items()}
             config = build({"robot.urdf": "demo", **values, **camera})
             made.append(Stepper(config, OpenVLAPolicy(config)))
