@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_session.py                      # every stage
     python benchmarks/gpu_session.py --stages kernels,tune,bf16
+    python benchmarks/gpu_session.py --kinds int4 --stages kernels,gemm,tune,in_place,int4
     python benchmarks/gpu_session.py --dry                # on a CPU with a tiny model, to try the script
 
 Needs torch with CUDA, Triton and transformers; the package itself is taken from ../src. Results are written as
@@ -22,11 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from gpu import kernels, tuning, whole
-from gpu.common import BOUND_S, Session
+from gpu import kernels, prefill, tuning, whole
+from gpu.common import BOUND_S, KINDS, Session
 
 STAGES = {
     "kernels": kernels.stage_kernels,
+    "gemm": prefill.stage_gemm,
     "tune": tuning.stage_tune,
     "in_place": tuning.stage_in_place,
     "profile": tuning.stage_profile,
@@ -38,16 +40,15 @@ STAGES = {
     "batch": whole.stage_batch,
     "steady": whole.stage_steady,
     "receiver": whole.stage_receiver,
-    "gemm": kernels.stage_gemm,
 }
 """In the order in which they run; the bound of each is in ``common.BOUND_S``."""
 
 
-def run_stage(name: str, out: Path, dry: bool) -> int:
+def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...]) -> int:
     """One stage in this process; its result goes to ``out/NAME.json``."""
     began = time.monotonic()
     try:
-        result = {**STAGES, "compile": tuning.stage_compile}[name](Session(out, dry))
+        result = {**STAGES, "compile": tuning.stage_compile}[name](Session(out, dry, kinds))
     except Exception:
         traceback.print_exc()
         result = {"failed": traceback.format_exc().splitlines()[-1]}
@@ -76,12 +77,16 @@ def main() -> int:
     parser.add_argument("--stages", default=",".join(STAGES), help=f"some of {', '.join(STAGES)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_session")))
     parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="weights for kernels, tune, in_place and gemm")
     parser.add_argument("--dry", action="store_true", help="on a CPU, with a tiny model")
     parser.add_argument("--stage", choices=(*STAGES, "compile"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    kinds = tuple(options.kinds.split(","))
+    if set(kinds) - set(KINDS):
+        parser.error(f"--kinds: {options.kinds}, expected some of {', '.join(KINDS)}")
     if options.stage:
-        return run_stage(options.stage, options.out, options.dry)
+        return run_stage(options.stage, options.out, options.dry, kinds)
     names, status, deadline = options.stages.split(","), 0, time.monotonic() + options.seconds
     unknown = sorted(set(names) - set(STAGES))
     if unknown:
@@ -92,7 +97,7 @@ def main() -> int:
             print(f"== {name}: no time left", flush=True)
             continue
         print(f"== {name}", flush=True)
-        command = [sys.executable, __file__, "--stage", name, "--out", str(options.out)]
+        command = [sys.executable, __file__, "--stage", name, "--out", str(options.out), "--kinds", options.kinds]
         try:
             status |= subprocess.run(
                 [*command, *(["--dry"] if options.dry else [])], timeout=left, check=False

@@ -12,31 +12,55 @@ from typing import Any
 
 BOUND_S = {
     "kernels": 150, "tune": 120, "in_place": 150, "profile": 90, "tokens": 150, "bf16": 180, "int8": 120,
-    "int4": 120, "guard": 90, "batch": 120, "steady": 150, "receiver": 60, "gemm": 90,
+    "int4": 120, "guard": 90, "batch": 120, "steady": 150, "receiver": 60, "gemm": 120,
 }  # fmt: skip
 """Stage to the most seconds that it may take."""
 
 
-class Session:
-    """What every stage needs: the device, sizes, and where results go."""
+KINDS = ("none", "int4", "int8")
+"""Of weights, as ``weights.QUANTIZE`` names them."""
 
-    def __init__(self, out: Path, dry: bool) -> None:
+
+class Session:
+    """What every stage needs: the device, sizes, and where results go.
+
+    Args:
+        out: Folder of the results.
+        dry: On a CPU with a tiny model.
+        kinds: Of weights that stages of kernels look at.
+    """
+
+    def __init__(self, out: Path, dry: bool, kinds: tuple[str, ...] = KINDS) -> None:
         import torch
 
-        self.torch, self.out, self.dry = torch, out, dry
+        self.torch, self.out, self.dry, self.kinds = torch, out, dry, kinds
         self.device = torch.device("cpu" if dry else "cuda:0")
         self.name = "tiny" if dry else "openvla-7b"
         self.dtype = torch.float32 if dry else torch.bfloat16
-        tuned = out / "launches.json"
-        if tuned.exists() and not dry:
-            from vla_ros.engine import triton_ops
+        if not dry:
+            self._use(self.found())
 
-            for key, values in json.loads(tuned.read_text()).items():
-                if key == "attention":
-                    triton_ops.ATTENTION = triton_ops.AttentionLaunch(*values)
-                else:
-                    role, kind = key.split()
-                    triton_ops.LAUNCHES[role, kind] = triton_ops.Launch(*values)
+    def found(self) -> dict[str, Any]:
+        """What earlier stages left in launches.json."""
+        tuned = self.out / "launches.json"
+        return dict(json.loads(tuned.read_text())) if tuned.exists() else {}
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """Add to launches.json, for the stages that follow."""
+        (self.out / "launches.json").write_text(json.dumps({**self.found(), **found}, indent=1))
+
+    def _use(self, found: dict[str, Any]) -> None:
+        from vla_ros.engine import launches
+
+        for key, values in found.items():
+            match key.split():
+                case ["attention"]:
+                    launches.ATTENTION = launches.AttentionLaunch(*values)
+                case ["tile", rows, outputs, inputs]:
+                    tile = None if values is None else launches.Tile(*values)
+                    launches.TILED[int(rows), int(outputs), int(inputs)] = tile
+                case [role, kind]:
+                    launches.LAUNCHES[role, kind] = launches.Launch(*values)
 
     def subject(self, dtype: Any = None) -> Any:
         """The 7B with random weights, or the tiny model."""

@@ -17,7 +17,7 @@ def stage_kernels(session: Session) -> dict[str, Any]:
 
     torch, result = session.torch, {}
     for name in ("float32", "bfloat16"):
-        for kind in ("none", "int8", "int4"):
+        for kind in session.kinds:
             weights = make_layer(session, kind, getattr(torch, name), shape_of(session))
             exact, ops, reference = wide(weights), make_ops(session.device), TorchOps()
             patches = torch.randn(2, 64, weights.shape.hidden_size, device=session.device).to(weights.dtype)
@@ -80,28 +80,3 @@ def stage_guard(session: Session) -> dict[str, Any]:
         "logit_std": torch.cat(spreads).mean().item(),
         "guard_suggested": 2 * values.max().item(),
     }
-
-
-def stage_gemm(session: Session) -> dict[str, Any]:
-    """A quantised prefill's products: dequantising on the way, or first."""
-    from vla_ros.engine.ops import TorchOps
-
-    torch, result = session.torch, {}
-    if session.dry:
-        return {"skipped": "needs CUDA"}
-    from vla_ros.engine.triton_ops import TritonOps
-
-    shape = shape_of(session)
-    for kind in ("none", "int8", "int4"):
-        weights = make_layer(session, kind, torch.bfloat16, shape)
-        hidden = torch.randn(1, 288, shape.hidden_size, device=session.device, dtype=torch.bfloat16)
-        expected = TorchOps().gate_up(weights, weights.layers[0], hidden)
-        for fused in (True, False) if kind != "none" else (False,):
-            ops = TritonOps(fused_gemm=fused)
-            error = relative(ops.gate_up(weights, weights.layers[0], hidden), expected)
-            ms = session.time_ms(lambda o=ops, w=weights, h=hidden: o.gate_up(w, w.layers[0], h))
-            flops = 2 * 288 * weights.layers[0].gate_up.outputs * shape.hidden_size
-            result[f"{kind} {'fused' if fused else 'separate'}"] = {
-                "us": 1e3 * ms, "tflops": flops / ms / 1e9, "error": error,
-            }  # fmt: skip
-    return result

@@ -12,24 +12,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from gpu.common import BOUND_S, Session, make_layer, shape_of
+from gpu.common import BOUND_S, Session, make_layer, relative, shape_of
 
 
-def candidates(shape: Any, kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Role, kind of weight and launch of everything that ``tune`` tries."""
-    from vla_ros.engine.triton_ops import Launch
+    from vla_ros.engine.launches import Launch
 
     for kind in kinds:
         for role in ("gate_up", "add", "qkv", *(("head",) if kind == "none" else ())):
             pairs = 2 if role in ("qkv", "gate_up") else 1
             for outputs in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
-                for inputs in (256,) if kind == "int4" else (128, 256, 512):
-                    for warps in (1, 2, 4):
+                for inputs in (256, 512, 1024, 2048) if kind == "int4" else (128, 256, 512):
+                    for warps in (2, 4, 8) if kind == "int4" else (1, 2, 4):
                         for stages in (3, 4, 6):
-                            # Weights and rows in flight; registers of one warp hold 64 outputs at most.
-                            shared = (outputs * pairs + 16) * inputs * 2 * stages
-                            if shared < 200_000 and outputs * pairs <= 64 * warps:
-                                yield role, kind, Launch(outputs, inputs, warps, stages)
+                            launch = Launch(outputs, inputs, warps, stages)
+                            if _sensible(launch, kind, pairs):
+                                yield role, kind, launch
+
+
+def _sensible(launch: Any, kind: str, pairs: int) -> bool:
+    """What has room and gives every warp something to do."""
+    outputs, parts = launch.outputs * pairs, launch.inputs // 128
+    if kind == "int4":
+        # Rows in flight are the larger part; a warp has one or two parts, and 64 outputs of them in registers.
+        shared = (outputs // 2 + 16) * launch.inputs * (launch.stages - 1)
+        return shared < 220_000 and parts // 2 <= launch.warps <= parts and 16 <= outputs <= 64
+    # Weights and rows in flight; registers of one warp hold 64 outputs at most.
+    return (outputs + 16) * launch.inputs * 2 * launch.stages < 200_000 and outputs <= 64 * launch.warps
 
 
 class Bed:
@@ -54,15 +64,23 @@ class Bed:
     def work(self, role: str, ops: Any) -> None:
         """One product of every layer."""
         for one in self.sets:
-            layer = one.layers[0]
-            if role == "qkv":
-                ops.qkv(one, layer, self.hidden, self.at, self.cache[0], self.cache[1])
-            elif role == "add":
-                ops.add_linear(self.hidden, self.mixed, layer.down)
-            elif role == "gate_up":
-                ops.gate_up(one, layer, self.hidden)
-            else:
-                ops.head(one, self.hidden)
+            self._product(role, ops, one, self.hidden)
+
+    def error(self, role: str, ops: Any) -> float:
+        """How far a product lies from torch's, relatively; products of more rows than one must hold its bits."""
+        from vla_ros.engine.ops import TorchOps
+
+        one = self.sets[0]
+        ours, theirs = (self._product(role, how, one, self.hidden.clone()) for how in (ops, TorchOps()))
+        return relative(ours, theirs)
+
+    def _product(self, role: str, ops: Any, one: Any, hidden: Any) -> Any:
+        layer = one.layers[0]
+        if role == "qkv":
+            return ops.qkv(one, layer, hidden, self.at, self.cache[0], self.cache[1])
+        if role == "add":
+            return ops.add_linear(hidden, self.mixed, layer.down)
+        return ops.gate_up(one, layer, hidden) if role == "gate_up" else ops.head(one, hidden)
 
     def nbytes(self, role: str) -> int:
         """Weights that one product reads."""
@@ -72,16 +90,13 @@ class Bed:
         return int(matrix.nbytes)
 
 
-KINDS_TUNED = ("none", "int4", "int8")
-
-
 def stage_compile(session: Session) -> dict[str, Any]:
     """Compile what ``tune`` tries, on all cores; part of ``tune``."""
     from vla_ros.engine.triton_ops import TritonOps
 
     part, parts = (int(word) for word in os.environ["PART"].split("/"))
-    beds = {kind: Bed(session, kind, 1) for kind in KINDS_TUNED}
-    for role, kind, launch in list(candidates(shape_of(session), KINDS_TUNED))[part::parts]:
+    beds = {kind: Bed(session, kind, 1) for kind in session.kinds}
+    for role, kind, launch in list(candidates(session.kinds))[part::parts]:
         with contextlib.suppress(Exception):  # tune meets it again and says so
             beds[kind].work(role, TritonOps({(role, beds[kind].stored): launch}))
     return {}
@@ -92,16 +107,27 @@ def stage_tune(session: Session) -> dict[str, Any]:
     torch = session.torch
     if session.dry:
         return {"skipped": "needs CUDA"}
-    from vla_ros.engine.triton_ops import LAUNCHES, TritonOps
+    from vla_ros.engine.launches import LAUNCHES
+    from vla_ros.engine.triton_ops import TritonOps
 
     began, parts = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
-    words = [sys.executable, sys.argv[0], "--stage", "compile", "--out", str(session.out)]
+    words = [
+        sys.executable,
+        sys.argv[0],
+        "--stage",
+        "compile",
+        "--out",
+        str(session.out),
+        "--kinds",
+        ",".join(session.kinds),
+    ]
     helpers = [subprocess.Popen(words, env=os.environ | {"PART": f"{part}/{parts}"}) for part in range(parts)]
     for helper in helpers:
         helper.wait(120)
-    best, table, found = {}, {"compiled_s": round(time.monotonic() - began, 1)}, {}
+    best, found = {}, {}
+    table: dict[str, Any] = {"compiled_s": round(time.monotonic() - began, 1)}
     deadline, kind_now, bed = began + BOUND_S["tune"] - 20, "", None
-    for role, kind, launch in candidates(shape_of(session), KINDS_TUNED):
+    for role, kind, launch in candidates(session.kinds):
         if time.monotonic() > deadline:
             break
         if kind != kind_now:
@@ -111,6 +137,10 @@ def stage_tune(session: Session) -> dict[str, Any]:
         assert bed is not None
         ops, key = TritonOps({(role, bed.stored): launch}), (role, bed.stored)
         try:
+            wrong = bed.error(role, ops)
+            if not wrong <= 1e-2:
+                table.setdefault("wrong", []).append([*key, *astuple(launch), wrong])
+                continue
             ms = session.time_ms(lambda r=role, o=ops, b=bed: b.work(r, o), 12) / len(bed.sets)
         except Exception:  # one launch that does not fit must not end the search
             ms = 1e9
@@ -125,23 +155,26 @@ def stage_tune(session: Session) -> dict[str, Any]:
             "default_us": 1e3 * now[0] if now else None, "tried": len(tried),
             "next": [(round(1e3 * entry[0], 2), *astuple(entry[1])) for entry in tried[1:6]],
         }  # fmt: skip
-    (session.out / "launches.json").write_text(json.dumps(best, indent=1))
+        print(f"{role:8} {stored:6} {1e3 * ms:7.1f} us {nbytes / ms / 1e9:5.2f} TB/s  {best[f'{role} {stored}']}")
+    print("wrong numbers:", table.get("wrong", "none"))
+    session.keep(best)
     return table
 
 
 def stage_in_place(session: Session) -> dict[str, Any]:
     """The best launches of ``tune`` inside a whole pass of the 7B, one role after the other."""
+    from vla_ros.engine import launches as cuts
     from vla_ros.engine import triton_ops
     from vla_ros.engine.decoder import Cache, verify
 
     torch, subject = session.torch, session.subject()
     found = json.loads((session.out / "tune.json").read_text())
-    chosen = json.loads((session.out / "launches.json").read_text())
+    chosen = session.found()
     result: dict[str, Any] = {}
     tokens = torch.zeros(1, 1, dtype=torch.int64, device=session.device)
     start = torch.full((1,), 283, dtype=torch.int32, device=session.device)
     deadline = time.monotonic() + BOUND_S["in_place"] - 40
-    for kind in KINDS_TUNED:
+    for kind in session.kinds:
         stored = {"none": "dense"}.get(kind, kind)
         weights = session.engine(subject, {"int4": "nf4"}.get(kind, kind), drafts="none").weights
         cache = Cache.allocate(weights, 1, 304)
@@ -154,25 +187,29 @@ def stage_in_place(session: Session) -> dict[str, Any]:
             except Exception:  # does not fit
                 return 1e9
 
-        launches = {tuple(key.split()): triton_ops.Launch(*values) for key, values in chosen.items() if " " in key}
-        attention = triton_ops.AttentionLaunch(*chosen.get("attention", ()))
+        launches = {
+            tuple(key.split()): cuts.Launch(*values) for key, values in chosen.items() if key.count(" ") == 1
+        }
+        attention = cuts.AttentionLaunch(*chosen["attention"]) if "attention" in chosen else cuts.ATTENTION
         best = measure(triton_ops.TritonOps(launches, attention=attention))
         result[stored] = entry = {"tuned_alone": best}
         for role in ("gate_up", "qkv", "add", "head"):
             key = (role, stored if (role, stored) in launches else "dense")
-            tried = found[" ".join(key)]
+            tried = found.get(" ".join(key))
+            if tried is None:  # of a kind that was not tuned
+                continue
             shapes = [tuple(tried["launch"][:4]), *(tuple(near[1:5]) for near in tried["next"])]
             for shape in dict.fromkeys(shapes):
                 if time.monotonic() > deadline:
                     break
-                other = {**launches, key: triton_ops.Launch(*shape)}
+                other = {**launches, key: cuts.Launch(*shape)}
                 ms = measure(triton_ops.TritonOps(other, attention=attention))
                 if ms < best:
                     best, launches = ms, other
             entry[role] = [best, *astuple(launches[key])]
         if kind == "none":
             for cut in ((64, 4, 3), (128, 4, 2), (128, 8, 2), (64, 8, 3), (32, 4, 4), (64, 2, 3)):
-                variant = triton_ops.AttentionLaunch(*cut)
+                variant = cuts.AttentionLaunch(*cut)
                 ms = measure(triton_ops.TritonOps(launches, attention=variant))
                 if ms < best:
                     best, attention = ms, variant
@@ -181,10 +218,11 @@ def stage_in_place(session: Session) -> dict[str, Any]:
         rows = torch.zeros(1, 6, dtype=torch.int64, device=session.device)
         ops = triton_ops.TritonOps(launches, attention=attention)
         entry["six_rows"] = session.time_ms(lambda o=ops, r=rows, w=weights, c=cache: verify(w, o, c, r, start), 15)
-        chosen = {" ".join(key): list(astuple(launch)) for key, launch in launches.items()}
-        chosen["attention"] = list(astuple(attention))
+        session.keep({" ".join(key): list(astuple(launch)) for key, launch in launches.items()})
+        session.keep({"attention": list(astuple(attention))})
+        chosen = session.found()
         entry["pass_ms"], entry["gb_per_s"] = best, weights.nbytes / best / 1e6
-        (session.out / "launches.json").write_text(json.dumps(chosen, indent=1))
+        print(f"{stored}: {best:.3f} ms a pass, {entry['six_rows']:.3f} with six rows")
     return result
 
 

@@ -8,25 +8,29 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, linear, pointwise, quantized
-from vla_ros.engine.triton_ops import LAUNCHES
+from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
+from vla_ros.engine.launches import INT4_ROWS, LAUNCHES, TILES
 
 B = "*bf16"
 HIDDEN, HEADS, HEAD = 4096, 32, 128
 WEIGHTS = {
-    "dense": (B, B, B, 1),
-    "int8": ("*i8", "*fp32", "*fp32", 1),
-    "int4": ("*u8", B, "*u8", 128),
+    "dense": (B, B),
+    "int8": ("*i8", "*fp32"),
+    "int4": ("*i32", "*i32"),
 }
+"""Kind of weight to the types of its numbers and scales."""
 
 
-def compile_kernel(name: str, kernel, types, constants, warps: int, stages: int) -> None:
+def compile_kernel(
+    name: str, kernel, types, constants, warps: int, stages: int, registers: int | None = None
+) -> None:
     signature = {n: types.get(n, "constexpr" if n in constants else "i32") for n in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
@@ -36,7 +40,7 @@ def compile_kernel(name: str, kernel, types, constants, warps: int, stages: int)
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, aligned),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": warps, "num_stages": stages},
+        options={"num_warps": warps, "num_stages": stages, "maxnreg": registers},
     )
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     with tempfile.TemporaryDirectory() as folder:
@@ -51,50 +55,65 @@ def compile_kernel(name: str, kernel, types, constants, warps: int, stages: int)
     print(
         f"kernel {name}: registers {registers.group(1)} spills {spills.group(1)} shared {compiled.metadata.shared}",
         *(f"{word} {ptx.count(text)}" for word, text in counted.items()),
+        f"moves {moves(compiled.asm['ttgir'])}",
     )
 
 
+def moves(ttgir: str) -> int:
+    """Values that a kernel's loop moves between threads because two operations want them in different places."""
+    lines = iter(ttgir.splitlines())
+    loop = next((line for line in lines if "scf.for" in line), None)
+    if loop is None:
+        return 0
+    end = loop[: len(loop) - len(loop.lstrip())] + "}"
+    body = takewhile(lambda line: not line.startswith(end), lines)
+    return sum("ttg.convert_layout" in line for line in body)
+
+
+def compile_few_rows(kind: str) -> None:
+    weight, scale = WEIGHTS[kind]
+    types = {"x": B, "weight": weight, "scale": scale, "out": B}
+    cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
+    heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
+
+    def skinny(role: str, kernel, inputs: int, types, rows: int = 8 if kind == "int4" else 16, **constants) -> None:
+        launch = LAUNCHES[role, kind]
+        if kind == "int4":
+            launch = launch.fit_int4(4096, lambda one, count: one.inputs * (one.outputs + 2 * count), rows, 220_000)
+        blocks = {"BLOCK_M": rows, "BLOCK_N": launch.outputs, "BLOCK_K": launch.inputs, "K": inputs}
+        common = {"KIND": kind, "MORE": rows == INT4_ROWS, "ASM": True, "PRECISION": "tf32"}
+        name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
+        compile_kernel(name, kernel, types, every, launch.warps, launch.stages)
+
+    for inputs in (HIDDEN, 11008):
+        skinny("add", linear.linear_kernel, inputs, types, ADD=True)
+    if kind == "dense":
+        skinny("head", linear.linear_kernel, HIDDEN, {**types, "out": "*fp32"}, ADD=False)
+    for rows in (8, 16, 32) if kind == "int4" else (16,):
+        skinny("gate_up", linear.gate_up_kernel, HIDDEN, types, rows)
+        skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
+
+
+def compile_many_rows() -> None:
+    types = {"x": B, "weight": "*i8", "scale": "*fp32", "out": B}
+    blocks = {"BLOCK_N": 128, "BLOCK_K": 64, "BLOCK_M": 128, "K": HIDDEN}
+    compile_kernel("gemm int8", int8.gemm_kernel, types, {**blocks, "ADD": False, "PRECISION": "tf32"}, 8, 3)
+    sizes = {"BLOCK_N": 16, "BLOCK_K": 256, "K": HIDDEN}
+    compile_kernel("dequantize int8", int8.dequantize_kernel, types, sizes, 4, 3)
+    types = {"x": B, "words": "*i32", "grid": "*i32", "out": B}
+    for tile in TILES:
+        sizes = {"K": HIDDEN, "UNITS": tile.outputs // 8, "BLOCK_M": tile.rows, "TAIL": tile.tail}
+        every = {**sizes, "ADD": False, "ASM": True, "PRECISION": "tf32"}
+        name = f"gemm int4 {tile.rows}+{tile.tail}"
+        compile_kernel(name, int4.gemm_int4_kernel, types, every, tile.warps, tile.stages, tile.registers)
+    sizes = {"K": HIDDEN, "UNITS": 4, "ASM": True}
+    compile_kernel("dequantize int4", int4.dequantize_int4_kernel, types, sizes, 4, 3)
+
+
 def main() -> None:
-    for kind, (weight, scale, zero, group) in WEIGHTS.items():
-        types = {"x": B, "weight": weight, "scale": scale, "zero": zero, "out": B}
-        common = {"GROUP": group, "KIND": kind, "ASM": True, "PRECISION": "tf32"}
-
-        def skinny(role: str, kernel, inputs: int, types, kind=kind, common=common, **constants) -> None:
-            launch = LAUNCHES[role, kind]
-            blocks = {"BLOCK_M": 16, "BLOCK_N": launch.outputs, "BLOCK_K": launch.inputs, "K": inputs}
-            compile_kernel(
-                f"{role} {kind} {inputs}",
-                kernel,
-                types,
-                {**common, **blocks, **constants},
-                launch.warps,
-                launch.stages,
-            )
-
-        for inputs in (HIDDEN, 11008):
-            skinny("add", linear.linear_kernel, inputs, types, ADD=True)
-        if kind == "dense":
-            skinny("head", linear.linear_kernel, HIDDEN, {**types, "out": "*fp32"}, ADD=False)
-        skinny("gate_up", linear.gate_up_kernel, HIDDEN, types)
-        heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
-        cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
-        skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, **heads)
-        if kind == "dense":
-            continue
-        blocks = {"BLOCK_N": 128, "BLOCK_K": 64, "K": HIDDEN}
-        stages = 2 if kind == "int4" else 3
-        compile_kernel(
-            f"gemm {kind}",
-            quantized.gemm_kernel,
-            types,
-            {**common, **blocks, "BLOCK_M": 128, "ADD": False},
-            8,
-            stages,
-        )
-        del common["PRECISION"]
-        compile_kernel(
-            f"dequantize {kind}", quantized.dequantize_kernel, types, {**common, **blocks, "BLOCK_N": 16}, 4, 3
-        )
+    for kind in WEIGHTS:
+        compile_few_rows(kind)
+    compile_many_rows()
     cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
     blocks = {"BLOCK_R": 16, "BLOCK_C": 64, "PRECISION": "tf32"}

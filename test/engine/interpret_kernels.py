@@ -9,8 +9,9 @@ import torch
 from triton.runtime import interpreter
 
 from vla_ros.engine.decoder import Cache, decode, verify
+from vla_ros.engine.launches import INT4_ROWS, SKINNY, Launch, Tile
 from vla_ros.engine.ops import TorchOps
-from vla_ros.engine.triton_ops import SKINNY, TritonOps
+from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import QUANTIZE, DecoderWeights, Layer, dense, dequantize, rotary_tables
 
 
@@ -81,6 +82,21 @@ def poisoned(weights: DecoderWeights) -> Cache:
     return cache
 
 
+def many_groups(dtype: torch.dtype, bound: float) -> None:
+    """Weights of several groups, the last one not full, for every shape of program that tuning may choose."""
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(32, 5 * 128 + 40, generator=generator)
+    matrix = QUANTIZE["int4"](weight.to(dtype))
+    for rows in (1, 9, INT4_ROWS + 3, SKINNY + 6):
+        x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
+        hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
+        expected = TorchOps().add_linear(hidden, x, matrix)
+        for launch in (Launch(16, 512, 4, 4), Launch(32, 256, 2, 3), Launch(16, 1024, 4, 3)):
+            ops = TritonOps({("add", "int4"): launch}, tile=Tile(rows=64, tail=16))
+            close(f"{rows} rows, {launch}", ops.add_linear(hidden.clone(), x, matrix), expected, bound)
+    close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
+
+
 def main(kind: str, name: str) -> None:
     allow_loop_bounds()
     dtype = getattr(torch, name)
@@ -133,6 +149,9 @@ def main(kind: str, name: str) -> None:
         close("residual", added, theirs.add_linear(hidden, mixed, layer.output), bound)
         if kind != "none":
             close("dequantised", ops._dequantize(layer.down, dtype), dequantize(layer.down, dtype), bound)
+
+    if kind == "int4":
+        many_groups(dtype, bound)
 
     # Ties, order and NaN in the choice of a token.
     table = torch.randn(1, 5, 5000, generator=generator)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -11,91 +9,23 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.kernels import attention, linear, pointwise, quantized
+from vla_ros.engine import launches as cuts
+from vla_ros.engine.int4 import UNIT, groups
+from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
+from vla_ros.engine.launches import INT4_ROWS, SKINNY, AttentionLaunch, Launch, Tile, choose_tile, divisor
 from vla_ros.engine.ops import attend
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
-
-SKINNY = 64
-"""Up to this many rows a product is bound by its weight, and the kernels of ``linear`` are used."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel of ``linear`` is cut and pipelined.
-
-    Attributes:
-        outputs: Outputs per program (pairs for ``qkv`` and ``gate_up``).
-        inputs: Inputs per step; int4 always takes two groups.
-        warps: Warps per program.
-        stages: Steps whose loads are in flight.
-    """
-
-    outputs: int = 16
-    inputs: int = 256
-    warps: int = 4
-    stages: int = 4
-
-    def fit(self, outputs: int, inputs: int, step_bytes: Callable[[Launch], int], shared: int) -> Launch:
-        """The nearest launch that divides a weight [outputs, inputs] and whose loads in flight find room.
-
-        Fewer steps in flight, then shorter ones; neither changes the order in which products are added up.
-
-        Args:
-            outputs: Of the weight, pairs for ``qkv`` and ``gate_up``.
-            inputs: Of the weight.
-            step_bytes: What one step loads.
-            shared: Bytes of shared memory that a program may have.
-        """
-        fitting = replace(self, outputs=_divisor(outputs, self.outputs), inputs=_divisor(inputs, self.inputs))
-        while (fitting.stages - 1) * step_bytes(fitting) > shared and fitting.stages > 2:
-            fitting = replace(fitting, stages=fitting.stages - 1)
-        while step_bytes(fitting) > shared and fitting.inputs > 32:
-            fitting = replace(fitting, inputs=fitting.inputs // 2)
-        return fitting
-
-
-LAUNCHES: dict[tuple[str, str], Launch] = {
-    ("qkv", "dense"): Launch(8, 256, 1, 3),
-    ("add", "dense"): Launch(32, 256, 2, 6),
-    ("gate_up", "dense"): Launch(32, 128, 2, 4),
-    ("head", "dense"): Launch(16, 256, 1, 4),
-    ("qkv", "int8"): Launch(16, 512, 4, 3),
-    ("add", "int8"): Launch(32, 256, 4, 4),
-    ("gate_up", "int8"): Launch(32, 256, 4, 4),
-    ("qkv", "int4"): Launch(16, 256, 4, 6),
-    ("add", "int4"): Launch(32, 256, 4, 4),
-    ("gate_up", "int4"): Launch(16, 256, 2, 4),
-}
-"""By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
-
-
-@dataclass(frozen=True)
-class AttentionLaunch:
-    """How the attention of a few rows is cut.
-
-    Attributes:
-        columns: Positions per step.
-        warps: Warps per program.
-        stages: Steps whose loads are in flight.
-    """
-
-    columns: int = 64
-    warps: int = 4
-    stages: int = 3
-
-
-ATTENTION = AttentionLaunch()
-"""Likewise."""
 
 
 class TritonOps:
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
     Args:
-        launches: Takes the place of entries of :data:`LAUNCHES`.
+        launches: Takes the place of entries of :data:`~vla_ros.engine.launches.LAUNCHES`.
         fused_gemm: True multiplies many rows with quantised weights in one kernel that dequantises on its way;
             False dequantises each weight first.
         attention: How the attention of a few rows is cut.
+        tile: How a fused product of int4 is cut; None chooses by :func:`~vla_ros.engine.launches.choose_tile`.
     """
 
     def __init__(
@@ -103,10 +33,12 @@ class TritonOps:
         launches: dict[tuple[str, str], Launch] | None = None,
         fused_gemm: bool = True,
         attention: AttentionLaunch | None = None,
+        tile: Tile | None = None,
     ) -> None:
-        self.launches = {**LAUNCHES, **(launches or {})}
+        self.launches = {**cuts.LAUNCHES, **(launches or {})}
         self.fused_gemm = fused_gemm
-        self.attention = attention or ATTENTION
+        self.attention = attention or cuts.ATTENTION
+        self.tile = tile
 
     def qkv(
         self, weights: DecoderWeights, layer: Layer, hidden: Tensor, positions: Tensor, keys: Tensor, values: Tensor
@@ -121,7 +53,7 @@ class TritonOps:
             matrix = layer.qkv
             launch = self._launch("qkv", matrix, hidden, 2)
             normed = self._norm(weights, hidden, layer.attention_norm)
-            linear.qkv_kernel[(matrix.outputs // 2 // launch.outputs,)](
+            linear.qkv_kernel[_grid(matrix, hidden, matrix.outputs // 2 // launch.outputs)](
                 normed, *_data(matrix), *cache, query, keys, values, count, rows, keys.shape[2], **sizes,
                 **_constants(matrix, launch, hidden),
             )  # fmt: skip
@@ -164,7 +96,7 @@ class TritonOps:
         out = hidden.new_empty(batch, rows, width)
         if batch * rows <= SKINNY:
             launch = self._launch("gate_up", matrix, hidden, 2)
-            linear.gate_up_kernel[(width // launch.outputs,)](
+            linear.gate_up_kernel[_grid(matrix, hidden, width // launch.outputs)](
                 self._norm(weights, hidden, layer.mlp_norm), *_data(matrix), out, batch * rows, width,
                 **_constants(matrix, launch, hidden),
             )  # fmt: skip
@@ -195,7 +127,7 @@ class TritonOps:
 
     def _skinny(self, role: str, matrix: Matrix, rows: Tensor, out: Tensor) -> None:
         launch, rows = self._launch(role, matrix, rows, 1), rows.contiguous()
-        linear.linear_kernel[(matrix.outputs // launch.outputs,)](
+        linear.linear_kernel[_grid(matrix, rows, matrix.outputs // launch.outputs)](
             rows, *_data(matrix), out, rows.shape[0] * rows.shape[1], matrix.outputs, ADD=role == "add",
             **_constants(matrix, launch, rows),
         )  # fmt: skip
@@ -203,12 +135,15 @@ class TritonOps:
     def _launch(self, role: str, matrix: Matrix, rows: Tensor, pairs: int) -> Launch:
         """The launch for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
         item = matrix.nbytes / (matrix.outputs * matrix.inputs)
+        block_m, shared = _block_m(matrix, rows), _shared_memory(rows.device)
 
-        def step_bytes(launch: Launch) -> int:
-            return int(launch.inputs * (pairs * launch.outputs * item + _block_m(rows) * rows.element_size()))
+        def step_bytes(launch: Launch, count: int = block_m) -> int:
+            return int(launch.inputs * (pairs * launch.outputs * item + count * rows.element_size()))
 
         launch = self.launches[role, matrix.kind]
-        return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, _shared_memory(rows.device))
+        if matrix.kind == "int4":
+            return launch.fit_int4(matrix.outputs // pairs, step_bytes, block_m, shared)
+        return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
 
     def _norm(self, weights: DecoderWeights, hidden: Tensor, gain: Tensor) -> Tensor:
         out, width = torch.empty_like(hidden), hidden.shape[-1]
@@ -222,9 +157,13 @@ class TritonOps:
         """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
         batch, count, _ = rows.shape
         flat = rows.reshape(batch * count, -1).contiguous()
-        if matrix.kind != "dense" and self.fused_gemm:
+        tile = self._tile(flat, matrix) if matrix.kind == "int4" and self.fused_gemm else None
+        if tile is not None or (matrix.kind == "int8" and self.fused_gemm):
             out = add if add is not None else rows.new_empty(batch, count, matrix.outputs)
-            self._fused(flat, matrix, out, add is not None)
+            if tile is not None:
+                self._fused_int4(flat, matrix, out, tile, add is not None)
+            else:
+                self._fused_int8(flat, matrix, out, add is not None)
             return out
         weight = matrix.data if matrix.kind == "dense" else self._dequantize(matrix, rows.dtype)
         if add is None:
@@ -233,35 +172,65 @@ class TritonOps:
         torch.addmm(target, flat, weight.t(), out=target)  # the residual is added by the product itself
         return add
 
-    def _fused(self, flat: Tensor, matrix: Matrix, out: Tensor, add: bool) -> None:
+    def _tile(self, flat: Tensor, matrix: Matrix) -> Tile | None:
+        if flat.dtype == torch.float32:  # for checks only: twice the shared memory, and no matrix units
+            return Tile(outputs=32, rows=32, tail=0)
+        if self.tile is not None:
+            return self.tile
+        return choose_tile(flat.shape[0], matrix.outputs, matrix.inputs, _processors(flat.device))
+
+    def _fused_int8(self, flat: Tensor, matrix: Matrix, out: Tensor, add: bool) -> None:
         # float32, for checks only, needs twice the shared memory per element and has no matrix units.
         most = 32 if flat.dtype == torch.float32 else 128 if _shared_memory(flat.device) > 150_000 else 64
-        block_n, block_m = _divisor(matrix.outputs, most), 16 if flat.shape[0] <= 16 else most
-        quantized.gemm_kernel[(triton.cdiv(flat.shape[0], block_m), matrix.outputs // block_n)](
-            flat, *_data(matrix), out, flat.shape[0], matrix.outputs, K=matrix.inputs, GROUP=matrix.group or 1,
-            KIND=matrix.kind, ADD=add, ASM=_use_asm(flat), BLOCK_M=block_m, BLOCK_N=block_n,
-            BLOCK_K=_divisor(matrix.inputs, 64), PRECISION=_precision(flat), num_warps=8,
-            num_stages=2 if matrix.kind == "int4" else 3,
+        block_n = divisor(matrix.outputs, most)
+        int8.gemm_kernel[(triton.cdiv(flat.shape[0], most), matrix.outputs // block_n)](
+            flat, *_data(matrix), out, flat.shape[0], matrix.outputs, K=matrix.inputs, ADD=add, BLOCK_M=most,
+            BLOCK_N=block_n, BLOCK_K=divisor(matrix.inputs, 64), PRECISION=_precision(flat),
+            num_warps=8, num_stages=3,
+        )  # fmt: skip
+
+    def _fused_int4(self, flat: Tensor, matrix: Matrix, out: Tensor, tile: Tile, add: bool) -> None:
+        count, block_n = flat.shape[0], divisor(matrix.outputs, tile.outputs)
+        limit = {} if tile.registers is None else {"maxnreg": tile.registers}
+        int4.gemm_int4_kernel[(triton.cdiv(count, tile.rows + tile.tail), matrix.outputs // block_n)](
+            flat, *_data(matrix), out, count, matrix.outputs, K=matrix.inputs, ADD=add, ASM=_use_asm(flat),
+            UNITS=block_n // UNIT, BLOCK_M=tile.rows, TAIL=tile.tail, PRECISION=_precision(flat),
+            num_warps=tile.warps, num_stages=tile.stages, **limit,
         )  # fmt: skip
 
     def _dequantize(self, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         out = torch.empty(matrix.outputs, matrix.inputs, dtype=dtype, device=matrix.data.device)
-        step = 2 * matrix.group or _divisor(matrix.inputs, 256)
-        block = _divisor(matrix.outputs, 16)
-        quantized.dequantize_kernel[(matrix.outputs // block, matrix.inputs // step)](
-            *_data(matrix), out, K=matrix.inputs, GROUP=matrix.group or 1, KIND=matrix.kind, ASM=_use_asm(out),
-            BLOCK_N=block, BLOCK_K=step,
-        )  # fmt: skip
+        if matrix.kind == "int4":
+            units = divisor(matrix.outputs // UNIT, 4)
+            int4.dequantize_int4_kernel[(matrix.outputs // UNIT // units, groups(matrix.inputs))](
+                *_data(matrix), out, K=matrix.inputs, ASM=_use_asm(out), UNITS=units
+            )
+            return out
+        step, block = divisor(matrix.inputs, 256), divisor(matrix.outputs, 16)
+        int8.dequantize_kernel[(matrix.outputs // block, matrix.inputs // step)](
+            *_data(matrix), out, K=matrix.inputs, BLOCK_N=block, BLOCK_K=step
+        )
         return out
 
 
-def _data(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor, int]:
-    scale = matrix.data if matrix.scale is None else matrix.scale
-    return matrix.data, scale, scale if matrix.zero is None else matrix.zero, matrix.outputs
+def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
+    return matrix.data, matrix.data if matrix.scale is None else matrix.scale
 
 
-def _block_m(rows: Tensor) -> int:
-    return max(16, int(triton.next_power_of_2(rows.shape[0] * rows.shape[1])))
+def _block_m(matrix: Matrix, rows: Tensor) -> int:
+    """Rows of a program, padded to what a matrix instruction takes: for int4 its narrow side, else its wide one."""
+    padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
+    return min(INT4_ROWS, max(8, padded)) if matrix.kind == "int4" else max(16, padded)
+
+
+def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
+    # Programs of one weight and different rows run together: it is read from memory once.
+    return triton.cdiv(rows.shape[0] * rows.shape[1], _block_m(matrix, rows)), programs
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @cache
@@ -277,10 +246,10 @@ def _shared_memory(device: torch.device) -> int:
 def _constants(matrix: Matrix, launch: Launch, rows: Tensor) -> dict[str, object]:
     return {
         "K": matrix.inputs,
-        "GROUP": matrix.group or 1,
         "KIND": matrix.kind,
+        "MORE": rows.shape[0] * rows.shape[1] > _block_m(matrix, rows),
         "ASM": _use_asm(rows),
-        "BLOCK_M": _block_m(rows),
+        "BLOCK_M": _block_m(matrix, rows),
         "BLOCK_N": launch.outputs,
         "BLOCK_K": launch.inputs,
         "PRECISION": _precision(rows),
@@ -295,8 +264,3 @@ def _use_asm(rows: Tensor) -> bool:
 
 def _precision(rows: Tensor) -> str:
     return "ieee" if rows.dtype == torch.float32 else "tf32"  # tf32 is Triton's default, unused for bfloat16
-
-
-def _divisor(number: int, most: int) -> int:
-    """Largest power of two that divides ``number`` and is at most ``most``."""
-    return min(most, number & -number)

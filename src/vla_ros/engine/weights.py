@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_ros.engine import int4
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.errors import ConfigError
-
-GROUP = 128
-"""Weights that share a scale and a zero point in 4 bits, where the width allows it."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -25,35 +23,29 @@ class Matrix:
     """A weight [outputs, inputs] of one kind.
 
     ``dense``: ``data`` [N, K] in the model's type. ``int8``: ``data`` int8 [N, K], ``scale`` float32 [N], one per
-    output. ``int4``: ``data`` uint8 [N, K / 2], ``scale`` bfloat16 and ``zero`` uint8 [K / group, N]; a weight is
-    ``(nibble - zero) * scale``. Within each stretch of 2 * group weights, byte j holds weight j in its low and
-    weight group + j in its high nibble, so that unpacking gives two contiguous tiles.
+    output. ``int4``: words and grid of :mod:`vla_ros.engine.int4`, the order that its kernels load.
 
     Attributes:
         data: The numbers.
         kind: ``dense``, ``int8`` or ``int4``.
         inputs: K.
-        scale: None for dense.
-        zero: None but for int4.
-        group: Weights per scale; 0 but for int4.
+        scale: None for dense; with the zero points for int4.
     """
 
     data: Tensor
     kind: str
     inputs: int
     scale: Tensor | None = None
-    zero: Tensor | None = None
-    group: int = 0
 
     @property
     def outputs(self) -> int:
         """N."""
-        return int(self.data.shape[0])
+        return int(self.data.shape[0]) * (int4.UNIT if self.kind == "int4" else 1)
 
     @property
     def nbytes(self) -> int:
         """Bytes that one pass reads."""
-        parts = [part for part in (self.data, self.scale, self.zero) if part is not None]
+        parts = [part for part in (self.data, self.scale) if part is not None]
         return sum(part.numel() * part.element_size() for part in parts)
 
 
@@ -74,43 +66,15 @@ def _stretches(tensor: Tensor) -> list[Tensor]:
     return [tensor[start : start + _ROWS_AT_ONCE] for start in range(0, tensor.shape[0], _ROWS_AT_ONCE)]
 
 
-def group_size(inputs: int) -> int:
-    """Largest group of at most :data:`GROUP` of which an even number makes up ``inputs``.
+def quantize_int4(weight: Tensor) -> Matrix:
+    """Asymmetric in groups, see :func:`vla_ros.engine.int4.quantize`.
 
     Raises:
-        ConfigError: None of 16 or more does.
+        ConfigError: The number of outputs does not suit.
     """
-    group = GROUP
-    while group >= 16:
-        if inputs % (2 * group) == 0:
-            return group
-        group //= 2
-    raise ConfigError(f"policy.quantization: int4 needs widths that are multiples of 32, found {inputs}")
-
-
-def quantize_int4(weight: Tensor) -> Matrix:
-    """Asymmetric in groups: the range of each group, with zero in it, is cut into 15 steps."""
-    inputs = int(weight.shape[1])
-    group = group_size(inputs)
     # In stretches of rows: the float32 copies of a whole matrix would be the largest thing in memory.
-    parts = [_nibbles(rows, group) for rows in _stretches(weight)]
-    data, scale, zero = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Matrix(data, "int4", inputs, scale.t().contiguous(), zero.t().contiguous(), group)
-
-
-def _nibbles(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed [N, K / 2], scale and zero [N, K / group] of some rows."""
-    outputs, inputs = weight.shape
-    grouped = weight.float().view(outputs, inputs // group, group)
-    low = grouped.amin(dim=2).clamp_max(0.0)  # [N, K / group]
-    high = grouped.amax(dim=2).clamp_min(0.0)
-    scale = ((high - low) / 15.0).clamp_min(1e-12).to(torch.bfloat16)
-    wide = scale.float()
-    zero = (-low / wide).round().clamp_(0, 15)
-    nibbles = (grouped / wide[:, :, None] + zero[:, :, None]).round_().clamp_(0, 15).to(torch.uint8)
-    pairs = nibbles.view(outputs, inputs // (2 * group), 2, group)
-    data = (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(outputs, inputs // 2)
-    return data, scale, zero.to(torch.uint8)
+    words, grid = (torch.cat(part) for part in zip(*map(int4.quantize, _stretches(weight)), strict=True))
+    return Matrix(words, "int4", int(weight.shape[1]), grid)
 
 
 QUANTIZE: dict[str, Callable[[Tensor], Matrix]] = {
@@ -127,11 +91,7 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     assert matrix.scale is not None
     if matrix.kind == "int8":
         return (matrix.data.float() * matrix.scale[:, None]).to(dtype)
-    assert matrix.zero is not None
-    packed = matrix.data.view(matrix.outputs, -1, 1, matrix.group)
-    nibbles = torch.cat([packed & 15, packed >> 4], dim=2).view(matrix.outputs, -1, matrix.group)
-    scale, zero = matrix.scale.t().float(), matrix.zero.t().float()  # [N, K / group]
-    return ((nibbles.float() - zero[:, :, None]) * scale[:, :, None]).view(matrix.outputs, -1).to(dtype)
+    return int4.dequantize(matrix.data, matrix.scale, matrix.inputs).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -234,7 +194,15 @@ def collect(decoder: Any, shape: DecoderShape, kind: str = "none", *, keep: bool
 
 
 def assemble(decoder: Any, shape: DecoderShape, layers: tuple[Layer, ...]) -> DecoderWeights:
-    """What is around layers that were fused one by one while a checkpoint was read."""
+    """What is around layers that were fused one by one while a checkpoint was read.
+
+    Raises:
+        ConfigError: The heads do not suit a kind of weight: both halves of one must be whole units of 4 bits.
+    """
+    if layers[0].qkv.kind == "int4" and shape.head_dim % (2 * int4.UNIT):
+        raise ConfigError(
+            f"policy.quantization: 4 bits need heads in multiples of {2 * int4.UNIT}, found {shape.head_dim}"
+        )
     embedding = decoder.model.embed_tokens.weight.data
     cosine, sine = rotary_tables(shape)
     return DecoderWeights(

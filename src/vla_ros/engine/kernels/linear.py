@@ -1,9 +1,10 @@
 """Products of a few rows with a large weight: the whole cost of decoding, and bound by reading the weight once.
 
-Every kernel here takes rows ``x`` [M, K] and a weight [N, K] stored as the checkpoint has it. One program makes
-``BLOCK_N`` outputs for all rows and walks along K. Rows are padded to a multiple of 16 and multiplied on the matrix
-units, in the same order whatever M is: the result of one row does not depend on how many rows there are. Verifying
-six tokens therefore gives the bits that decoding them one by one gives.
+Every kernel here takes rows ``x`` [M, K] and a weight [N, K], stored as the checkpoint has it or in the order of
+:mod:`vla_ros.engine.int4`. One program makes ``BLOCK_N`` outputs for ``BLOCK_M`` rows and walks along K.
+Rows are padded to a multiple of 16 (int4: of 8) and multiplied on the matrix units, in the same order whatever M
+is: the result of one row does not depend on how many rows there are. Verifying six tokens therefore gives the bits
+that decoding them one by one gives.
 
 What surrounds the product is folded in: dequantisation of the weight, and what follows (rotary embedding and cache,
 gated activation, residual). The norm before it is a kernel of its own: folded in, every program computed it anew
@@ -18,75 +19,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def unpack_int4(packed, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Low and high nibbles of uint8 ``packed`` as 128 + nibble. ASM is for bfloat16: 9 instructions for 8 weights.
-
-    A bfloat16 of exponent 7 counts in ones, so that a nibble written into the mantissa of 128 is 128 + nibble. The
-    constant is taken off later, together with the zero point.
-    """
-    if ASM:
-        low, high = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 even, odd, shifted;
-            prmt.b32 even, $4, 0, 0x4140;
-            prmt.b32 odd, $4, 0, 0x4342;
-            lop3.b32 $0, even, 0x000F000F, 0x43004300, 0xEA;
-            lop3.b32 $1, odd, 0x000F000F, 0x43004300, 0xEA;
-            shr.u32 shifted, even, 4;
-            lop3.b32 $2, shifted, 0x000F000F, 0x43004300, 0xEA;
-            shr.u32 shifted, odd, 4;
-            lop3.b32 $3, shifted, 0x000F000F, 0x43004300, 0xEA;
-            }
-            """,
-            "=r,=r,=r,=r,r",
-            [packed],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        low = ((packed & 15).to(tl.float32) + 128.0).to(DTYPE)
-        high = ((packed >> 4).to(tl.float32) + 128.0).to(DTYPE)
-    return low, high
-
-
-@triton.jit
-def load_group(scale, zero, group, width, outputs, DTYPE: tl.constexpr):
-    """Scale [outputs] float32, and what to take off a weight of :func:`unpack_int4`: 128 and the zero point.
-
-    ``scale`` and ``zero`` are [K / GROUP, width], so that one load is one stretch of memory.
-    """
-    factor = tl.load(scale + group * width + outputs).to(tl.float32)
-    return factor, (tl.load(zero + group * width + outputs).to(tl.float32) + 128.0).to(DTYPE)
+from vla_ros.engine.kernels.int4 import GROUP, UNIT, multiply_int4
 
 
 @triton.jit
 def multiply(
-    x, weight, scale, zero, width, rows, outputs, M,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr,
+    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``."""
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    inside = (rows < M)[:, None]
+    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the partners of a pair side by side.
+
+    ``outputs`` comes from :func:`numbers` or :func:`pairs`.
+    """
     if KIND == "int4":
-        # Byte j of a block of 2 * GROUP weights holds weight j (low) and weight GROUP + j (high).
-        for block in range(0, K // (2 * GROUP)):
-            lane = tl.arange(0, GROUP)
-            packed = tl.load(weight + outputs[:, None] * (K // 2) + block * GROUP + lane[None, :])
-            at = x + rows[:, None] * K + block * 2 * GROUP + lane[None, :]
-            x_low = tl.load(at, mask=inside, other=0.0)
-            x_high = tl.load(at + GROUP, mask=inside, other=0.0)
-            low, high = unpack_int4(packed, x.dtype.element_ty, ASM)
-            scale_low, zero_low = load_group(scale, zero, 2 * block, width, outputs, x.dtype.element_ty)
-            scale_high, zero_high = load_group(scale, zero, 2 * block + 1, width, outputs, x.dtype.element_ty)
-            low, high = low - zero_low[:, None], high - zero_high[:, None]  # whole numbers below 16: exact
-            total += tl.dot(x_low, tl.trans(low), input_precision=PRECISION) * scale_low[None, :]
-            total += tl.dot(x_high, tl.trans(high), input_precision=PRECISION) * scale_high[None, :]
+        units: tl.constexpr = BLOCK_N // UNIT
+        both = multiply_int4(
+            x, weight, scale, rows, outputs // UNIT, M, K, ASM, units, BLOCK_K // GROUP, BLOCK_M, PRECISION,
+        )  # fmt: skip
+        if PAIRS:
+            both = both.reshape(units // 2, 2, UNIT, BLOCK_M).permute(0, 2, 1, 3).reshape(BLOCK_N, BLOCK_M)
+        total = tl.trans(both)
     else:
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        inside = (rows < M)[:, None]
         for start in range(0, K, BLOCK_K):
             columns = start + tl.arange(0, BLOCK_K)
             part = tl.load(weight + outputs[:, None] * K + columns[None, :])
@@ -98,18 +53,45 @@ def multiply(
 
 
 @triton.jit
+def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
+    """The rows of a program; without MORE there is one block, and the compiler knows where it begins."""
+    rows = tl.arange(0, BLOCK_M)
+    if MORE:
+        rows += tl.program_id(0) * BLOCK_M
+    return rows
+
+
+@triton.jit
+def numbers(first, COUNT: tl.constexpr, KIND: tl.constexpr):
+    """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each unit of int4."""
+    if KIND == "int4":
+        return first + tl.arange(0, COUNT // UNIT) * UNIT
+    else:
+        return first + tl.arange(0, COUNT)
+
+
+@triton.jit
+def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
+    """Numbers of COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, for int4 by units."""
+    if KIND == "int4":
+        unit = tl.arange(0, 2 * COUNT // UNIT)
+        return first + unit // 2 * UNIT, unit % 2
+    else:
+        pair = tl.arange(0, 2 * COUNT)
+        return first + pair // 2, pair % 2
+
+
+@triton.jit
 def linear_kernel(
-    x, weight, scale, zero, width, out, M, N,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr,
-    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, MORE: tl.constexpr,
+    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out = [out +] x @ weight.T``; ``out`` [M, N] of its own type."""
-    rows = tl.arange(0, BLOCK_M)
-    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = block_of_rows(BLOCK_M, MORE)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
-        x, weight, scale, zero, width, rows, outputs, M,
-        K, GROUP, KIND, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
+        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
@@ -120,20 +102,18 @@ def linear_kernel(
 
 @triton.jit
 def gate_up_kernel(
-    x, weight, scale, zero, width, out, M, N,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
+    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr, ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
-    rows = tl.arange(0, BLOCK_M)
-    pair = tl.arange(0, 2 * BLOCK_N)  # gate and up of the same feature side by side
-    outputs = tl.program_id(0) * BLOCK_N + pair // 2 + (pair % 2) * N
+    rows = block_of_rows(BLOCK_M, MORE)
+    number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
-        x, weight, scale, zero, width, rows, outputs, M,
-        K, GROUP, KIND, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, number + partner * N, M,
+        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     value = gate / (1.0 + tl.exp(-gate)) * up
     at = out + rows[:, None] * N + features[None, :]
     tl.store(at, value.to(out.dtype.element_ty), mask=(rows < M)[:, None])
@@ -141,10 +121,10 @@ def gate_up_kernel(
 
 @triton.jit
 def qkv_kernel(
-    x, weight, scale, zero, width, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, scale, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
+    K: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
+    MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values of the normed rows, rotated; keys and values go straight into the cache.
 
@@ -152,16 +132,14 @@ def qkv_kernel(
     ``cosine`` and ``sine`` [positions, HEAD / 2].
     """
     half: tl.constexpr = HEAD // 2
-    rows = tl.arange(0, BLOCK_M)
-    pair = tl.arange(0, 2 * BLOCK_N)  # the two features that rotate together side by side
-    number = tl.program_id(0) * BLOCK_N + pair // 2
-    outputs = (number // half) * HEAD + number % half + (pair % 2) * half
+    rows = block_of_rows(BLOCK_M, MORE)
+    number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
-        x, weight, scale, zero, width, rows, outputs, M,
-        K, GROUP, KIND, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
+        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-    mine = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half
     inside = (rows < M)[:, None]
     position = tl.load(positions + rows, mask=rows < M, other=0)

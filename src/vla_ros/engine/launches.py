@@ -1,0 +1,166 @@
+"""How kernels are cut and pipelined, and the cuts that are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vla_ros.engine.int4 import GROUP
+
+SKINNY = 64
+"""Up to this many rows a product is bound by its weight, and the kernels of ``linear`` are used."""
+
+INT4_ROWS = 32
+"""Rows that one program multiplies with weights of 4 bits; of more rows, each 32 have programs of their own."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel of ``linear`` is cut and pipelined.
+
+    Attributes:
+        outputs: Outputs per program (pairs for ``qkv`` and ``gate_up``).
+        inputs: Inputs per step. For int4 each 128 of them are summed apart, spread over the warps, until the end.
+        warps: Warps per program.
+        stages: Steps whose loads are in flight, and the one that is multiplied.
+    """
+
+    outputs: int = 16
+    inputs: int = 256
+    warps: int = 4
+    stages: int = 4
+
+    def fit(self, outputs: int, inputs: int, step_bytes: Callable[[Launch], int], shared: int) -> Launch:
+        """The nearest launch that divides a weight [outputs, inputs] and whose loads in flight find room.
+
+        Fewer steps in flight, then shorter ones; neither changes the order in which products are added up.
+
+        Args:
+            outputs: Of the weight, pairs for ``qkv`` and ``gate_up``.
+            inputs: Of the weight.
+            step_bytes: What one step loads.
+            shared: Bytes of shared memory that a program may have.
+        """
+        fitting = replace(self, outputs=divisor(outputs, self.outputs), inputs=divisor(inputs, self.inputs))
+        fitting = fitting._shallower(step_bytes, shared)
+        while step_bytes(fitting) > shared and fitting.inputs > 32:
+            fitting = replace(fitting, inputs=fitting.inputs // 2)
+        return fitting
+
+    def fit_int4(self, outputs: int, step_bytes: Callable[[Launch, int], int], rows: int, shared: int) -> Launch:
+        """As :meth:`fit`, for weights of 4 bits.
+
+        What a step takes decides the order in which products are added up: it must not depend on the rows, or
+        verifying several would not give the bits of decoding one. So the most rows of a program decide it.
+
+        Args:
+            outputs: Of the weight, pairs for ``qkv`` and ``gate_up``.
+            step_bytes: What one step loads for so many rows.
+            rows: Rows of a program.
+            shared: Bytes of shared memory that a program may have.
+        """
+        fitting = replace(self, outputs=divisor(outputs, self.outputs))
+        while step_bytes(fitting, INT4_ROWS) > shared and fitting.inputs > GROUP:
+            fitting = replace(fitting, inputs=fitting.inputs // 2, warps=max(1, fitting.warps // 2))
+        if rows > 16:
+            # Sums of many rows fill the registers of a warp: half as many outputs, but whole matrix instructions.
+            fitting = replace(fitting, outputs=max(fitting.outputs // 2, min(fitting.outputs, 8)))
+        return fitting._shallower(lambda launch: step_bytes(launch, rows), shared)
+
+    def _shallower(self, step_bytes: Callable[[Launch], int], shared: int) -> Launch:
+        fitting = self
+        while (fitting.stages - 1) * step_bytes(fitting) > shared and fitting.stages > 2:
+            fitting = replace(fitting, stages=fitting.stages - 1)
+        return fitting
+
+
+LAUNCHES: dict[tuple[str, str], Launch] = {
+    ("qkv", "dense"): Launch(8, 256, 1, 3),
+    ("add", "dense"): Launch(32, 256, 2, 6),
+    ("gate_up", "dense"): Launch(32, 128, 2, 4),
+    ("head", "dense"): Launch(16, 256, 1, 4),
+    ("qkv", "int8"): Launch(16, 512, 4, 3),
+    ("add", "int8"): Launch(32, 256, 4, 4),
+    ("gate_up", "int8"): Launch(32, 256, 4, 4),
+    ("qkv", "int4"): Launch(16, 512, 4, 4),
+    ("add", "int4"): Launch(16, 2048, 8, 3),
+    ("gate_up", "int4"): Launch(16, 512, 4, 4),
+}
+"""By role and kind of weight. ``benchmarks/gpu_session.py`` found those of dense and int8 on an H200; those of int4
+are reckoned, from bytes in flight and programs per processor."""
+
+
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """How the attention of a few rows is cut.
+
+    Attributes:
+        columns: Positions per step.
+        warps: Warps per program.
+        stages: Steps whose loads are in flight.
+    """
+
+    columns: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+ATTENTION = AttentionLaunch()
+"""As the benchmark found it on an H200."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product of many rows with a weight of 4 bits is cut.
+
+    Attributes:
+        outputs: Outputs per program.
+        rows: Rows per program, a power of two.
+        tail: Rows beyond these, 0 or a power of two from 16 on.
+        warps: Warps per program.
+        stages: Groups of 128 inputs whose loads are in flight.
+        registers: Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps run
+            on one processor.
+    """
+
+    outputs: int = 128
+    rows: int = 128
+    tail: int = 16
+    warps: int = 8
+    stages: int = 2
+    registers: int | None = None
+
+
+TILED: dict[tuple[int, int, int], Tile | None] = {}
+"""Rows, outputs and inputs to the tile that a benchmark found best; None dequantises the weight first."""
+
+TILES = (
+    Tile(rows=64, tail=32, stages=3, registers=128),
+    Tile(rows=64, tail=16, stages=3, registers=128),
+    Tile(rows=128, tail=16),
+    Tile(rows=128, tail=32),
+    Tile(rows=128, tail=64),
+    Tile(rows=128, tail=0),
+)
+"""What :func:`choose_tile` chooses from; reckoned, not measured."""
+
+
+def choose_tile(rows: int, outputs: int, inputs: int, processors: int) -> Tile | None:
+    """The tile for a product; None where dequantising the weight first is known to be better.
+
+    What was not measured (:data:`TILED`) is chosen by a model: waves of programs over the processors, times rows of
+    a program. Unpacking and filling the pipeline count like 24 rows.
+    """
+    if (rows, outputs, inputs) in TILED:
+        return TILED[rows, outputs, inputs]
+
+    def cost(tile: Tile) -> int:
+        programs = -(-rows // (tile.rows + tile.tail)) * -(-outputs // tile.outputs)
+        return -(-programs // processors) * (tile.rows + tile.tail + 24)
+
+    return min(TILES, key=cost)
+
+
+def divisor(number: int, most: int) -> int:
+    """Largest power of two that divides ``number`` and is at most ``most``."""
+    return min(most, number & -number)
