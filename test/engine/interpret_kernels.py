@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from triton.runtime import interpreter
 
+from vla_ros.engine.agreement import check_products
 from vla_ros.engine.decoder import Cache, decode, verify
 from vla_ros.engine.launches import INT4_ROWS, SKINNY, Launch, Tile
 from vla_ros.engine.ops import TorchOps
@@ -150,6 +151,7 @@ def main(kind: str, name: str) -> None:
         if kind != "none":
             close("dequantised", ops._dequantize(layer.down, dtype), dequantize(layer.down, dtype), bound)
 
+    check_products(ours, weights)  # what the engine asks itself at the start
     if kind == "int4":
         many_groups(dtype, bound)
 

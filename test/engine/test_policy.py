@@ -10,6 +10,7 @@ import torch
 
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.engine.health import EngineMismatchError
+from vla_ros.engine.ops import TorchOps
 from vla_ros.policies.openvla import OpenVLAPolicy
 from vla_ros.policies.openvla.choices import choose_engine
 from vla_ros.policies.openvla.fast import make_engine
@@ -75,6 +76,32 @@ def test_the_engine_quantises_by_itself(checkpoint, quantization):
         chunk = engine.infer(observation)
         assert chunk.actions.shape == (1, 7)
         assert np.isfinite(chunk.actions).all()
+
+
+@pytest.fixture
+def wrong_kernel(monkeypatch):
+    """Operations whose last product forgets the residual."""
+
+    class Forgetful(TorchOps):
+        def add_linear(self, hidden, rows, matrix):
+            return super().add_linear(torch.zeros_like(hidden), rows, matrix)
+
+    monkeypatch.setattr("vla_ros.policies.openvla.policy.make_ops", lambda device: Forgetful())
+
+
+def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):
+    with pytest.raises(EngineMismatchError, match=r"kernel for output \(int4 weights, 1 rows\)"):
+        policy(checkpoint, engine="graph", quantization="nf4")
+
+
+def test_auto_goes_on_without_such_kernels_and_says_so(checkpoint, wrong_kernel, monkeypatch, caplog):
+    (observation,) = observations(1)
+    monkeypatch.setattr("vla_ros.policies.openvla.policy.choose_engine", lambda *_: "graph")
+    loaded = policy(checkpoint, quantization="nf4", drafts="none")
+    assert "torch multiplies instead of the engine's kernels" in caplog.text
+    monkeypatch.undo()
+    expected = policy(checkpoint, engine="graph", quantization="nf4", drafts="none").infer(observation)
+    assert np.array_equal(loaded.infer(observation).tokens, expected.tokens)
 
 
 def test_auto_is_the_reference_path_on_a_cpu(checkpoint):

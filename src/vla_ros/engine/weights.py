@@ -89,9 +89,11 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     if matrix.kind == "dense":
         return matrix.data.to(dtype)
     assert matrix.scale is not None
+    # In stretches, as they were quantised: float32 copies would be several times what comes out.
+    parts = zip(_stretches(matrix.data), _stretches(matrix.scale), strict=True)
     if matrix.kind == "int8":
-        return (matrix.data.float() * matrix.scale[:, None]).to(dtype)
-    return int4.dequantize(matrix.data, matrix.scale, matrix.inputs).to(dtype)
+        return torch.cat([(data.float() * scale[:, None]).to(dtype) for data, scale in parts])
+    return torch.cat([int4.dequantize(words, grid, matrix.inputs).to(dtype) for words, grid in parts])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine.executor import Engine, EngineOptions
+from vla_ros.engine.ops import Ops
 from vla_ros.engine.weights import DecoderWeights, assemble, collect, fuse_layer
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla.loading import StoredTensor, place, read_tensors
@@ -27,6 +28,7 @@ def make_engine(
     *,
     keep: bool = True,
     weights: DecoderWeights | None = None,
+    ops: Ops | None = None,
 ) -> Engine:
     """An engine over the weights of ``model``.
 
@@ -38,6 +40,7 @@ def make_engine(
         keep: True leaves ``model`` usable: dense weights are shared, quantised ones exist beside them. False frees
             the decoder's dense weights layer by layer.
         weights: From :func:`fill_quantized`; None takes those of ``model``.
+        ops: How it computes; None takes what suits the device.
     """
     size = model.architecture.image_size
     if weights is None:
@@ -47,6 +50,7 @@ def make_engine(
         weights,
         model.architecture.patches,
         EngineOptions(answer=answer, image_size=(size, size), drafts=drafts),
+        ops,
     )
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from vla_ros.config import Config
-from vla_ros.engine.executor import Engine
+from vla_ros.engine.agreement import checked
+from vla_ros.engine.executor import Engine, make_ops
 from vla_ros.engine.preprocess import is_exact
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
@@ -293,7 +294,10 @@ class OpenVLAPolicy:
         """A warm engine that passed its test; None where ``policy.engine`` is ``auto`` and there cannot be one."""
         count, engine = loaded.statistics.dimension, None
         try:
-            engine = make_engine(loaded.model, count, drafts=self._options.drafts, weights=weights)
+            ops = None
+            if self._options.self_test and weights is not None:
+                ops = checked(make_ops(weights.device), weights, strict=self._options.engine != "auto")
+            engine = make_engine(loaded.model, count, drafts=self._options.drafts, weights=weights, ops=ops)
             engine.warm_up([len(prompt), LONG_PROMPT])
             camera = self._camera
             self_test.check_resizing(

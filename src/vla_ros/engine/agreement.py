@@ -1,0 +1,91 @@
+"""Do the kernels of this device multiply as torch does? Asked at the start, where no reference path can be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from vla_ros.engine.health import EngineMismatchError
+from vla_ros.engine.ops import Ops, TorchOps
+from vla_ros.engine.weights import DecoderWeights
+from vla_ros.errors import DeviceLostError, OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Largest relative error of a product by type: several times what rounding in another order makes of it."""
+
+ROWS = (1, 6, 80)
+"""What decoding, verifying a draft and a prompt multiply with."""
+
+
+@torch.inference_mode()
+def check_products(ops: Ops, weights: DecoderWeights) -> None:
+    """Compare every product of the first layer with torch's over the same weights, dequantised.
+
+    Args:
+        ops: The kernels in question.
+        weights: What they are to run with.
+
+    Raises:
+        EngineMismatchError: One differs by more than rounding.
+    """
+    for rows in ROWS:
+        pairs = zip(_products(ops, weights, rows), _products(TorchOps(), weights, rows), strict=True)
+        for (name, ours), (_, theirs) in pairs:
+            error = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
+            if not error <= BOUNDS[weights.dtype]:  # NaN is wrong, too
+                kind = weights.layers[0].qkv.kind
+                raise EngineMismatchError(
+                    f"the engine's kernel for {name} ({kind} weights, {rows} rows) differs from torch by "
+                    f"{error:.2g}, at most {BOUNDS[weights.dtype]:.0e} expected"
+                )
+
+
+def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[str, Tensor]]:
+    shape, layer = weights.shape, weights.layers[0]
+    generator = torch.Generator().manual_seed(rows)
+
+    def noise(width: int) -> Tensor:
+        return torch.randn(1, rows, width, generator=generator).to(weights.device, weights.dtype)
+
+    positions = torch.arange(rows, dtype=torch.int32, device=weights.device)[None]
+    keys, values = noise(2 * shape.kv_heads * shape.head_dim).view(2, 1, shape.kv_heads, rows, shape.head_dim)
+    yield "queries", ops.qkv(weights, layer, noise(shape.hidden_size), positions, keys, values)
+    yield "keys", keys
+    yield "values", values
+    yield "gate and up", ops.gate_up(weights, layer, noise(shape.hidden_size))
+    residual = noise(shape.hidden_size)
+    yield "output", ops.add_linear(residual.clone(), noise(layer.output.inputs), layer.output)
+    yield "down", ops.add_linear(residual.clone(), noise(layer.down.inputs), layer.down)
+
+
+def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
+    """``ops`` if its products are right, else torch's with a warning: slow, but the same answers.
+
+    Args:
+        ops: The kernels in question.
+        weights: What they are to run with.
+        strict: True refuses instead.
+
+    Raises:
+        EngineMismatchError: With ``strict``, a product differs.
+    """
+    try:
+        check_products(ops, weights)
+    except (DeviceLostError, OutOfMemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of a compiler, say: whatever keeps the kernels from running
+        if strict:
+            raise
+        logger.warning(
+            "policy.engine: torch multiplies instead of the engine's kernels, many times slower: %s", error
+        )
+        return TorchOps()
+    finally:
+        if weights.device.type == "cuda":
+            torch.cuda.empty_cache()  # dense copies of a layer, not needed again
+    return ops
