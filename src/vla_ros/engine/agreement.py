@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Largest relative error of a product by type: several times what rounding in another order makes of it."""
 
-ROWS = (1, 6, 80)
-"""What decoding, verifying a draft and a prompt multiply with."""
+ROWS = (1, 6, 288)
+"""What decoding, verifying a draft and a usual prompt with its picture multiply with."""
 
 
 @torch.inference_mode()
