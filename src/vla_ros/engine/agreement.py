@@ -33,7 +33,7 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
     Raises:
         EngineMismatchError: One differs by more than rounding.
     """
-    for rows in ROWS:
+    for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
         pairs = zip(_products(ops, weights, rows), _products(TorchOps(), weights, rows), strict=True)
         for (name, ours), (_, theirs) in pairs:
             error = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
