@@ -57,16 +57,18 @@ def test_lanczos_and_crop(source):
     for image in pictures(*source):
         resized = resize_lanczos3(image)
         assert_close(run(plain, image), resized)
-        # The crop's own difference: on the same resized picture, as a level before it may be another after it.
+        # The crop's own answer: on the same resized picture, as a level before it may be another after it.
         again = run(make_pipeline("libero", (224, 224), (224, 224), CPU, 0.9), resized)
-        assert_close(again, crop_center(resized, 0.9))
+        assert np.array_equal(again, crop_center(resized, 0.9))
         assert np.abs(run(cropped, image).astype(int) - again).max() <= 2
 
 
-def test_crop_of_the_openvla_pipeline():
-    image = pictures(240, 320)[0]
-    pipeline = make_pipeline("openvla", (240, 320), (224, 224), CPU, 0.9)
-    assert_close(run(pipeline, image), crop_center(image, 0.9))
+@pytest.mark.parametrize("source", [*SIZES, (1, 1), (2, 300)])
+@pytest.mark.parametrize("area", [0.9, 0.5, 0.05])
+def test_crop_of_the_openvla_pipeline(source, area):
+    for image in pictures(*source):
+        pipeline = make_pipeline("openvla", source, (224, 200), CPU, area)
+        assert np.array_equal(run(pipeline, image), crop_center(image, area, (224, 200)))
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)

@@ -1,11 +1,12 @@
 """The pipelines against TensorFlow's and the published processor's answers.
 
-Bounds: JPEG no difference; Lanczos-3 and crop at most one level on at most 0.1 % of the pixels (float32 sums in
-another order meet ties in rounding); Pillow's bicubic none.
+Bounds: JPEG, crop and Pillow's bicubic no difference; Lanczos-3 at most one level on at most 0.1 % of the pixels
+(float32 sums in another order meet ties in rounding).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -20,10 +21,12 @@ from vla_ros.vision.pipelines import (
     resize_bicubic,
     resize_lanczos3,
 )
-from vla_ros.vision.resample import crop_matrix, lanczos3_matrix
+from vla_ros.vision.resample import crop_taps, lanczos3_matrix
 
 MEAN = np.array([0.485, 0.456, 0.406, 0.5, 0.5, 0.5])[:, None, None]
 STD = np.array([0.229, 0.224, 0.225, 0.5, 0.5, 0.5])[:, None, None]
+TENSORFLOWS_CROP = "19c627d84f9c46e73e8ac684a7c7cfb60dd983ac391e91c09178f7d563d8f998"
+"""SHA-256 of what TensorFlow made of libero_3_resized.png (see test/data/vision/README.md)."""
 
 
 def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -52,6 +55,11 @@ def test_lanczos3_matches_tensorflow(golden_picture):
     assert_close(resize_lanczos3(golden_picture("libero_3_jpeg")), golden_picture("libero_3_resized"))
 
 
+def test_crop_equals_tensorflow(golden_picture):
+    cropped = crop_center(golden_picture("libero_3_resized"), 0.9)
+    assert hashlib.sha256(cropped.tobytes()).hexdigest() == TENSORFLOWS_CROP
+
+
 def test_libero_pipeline_matches_tensorflow(golden_picture):
     pipeline = make_pipeline("libero", crop_area=0.9)
     assert_close(pipeline(upright(golden_picture("libero_0_image"))), golden_picture("libero_0_cropped"))
@@ -75,7 +83,7 @@ def test_whole_golden_libero(golden_folder):
             )
             assert np.array_equal(jpeg_round_trip(upright(image)), jpeg)
             assert_close(resize_lanczos3(jpeg), resized)
-            assert_close(crop_center(resized, 0.9), cropped)
+            assert np.array_equal(crop_center(resized, 0.9), cropped)
             assert_close(pipeline(upright(image)), cropped)
 
 
@@ -98,9 +106,9 @@ def test_bicubic_is_pillows(shape):
 
 @pytest.mark.parametrize(("source", "target"), [(480, 224), (224, 224), (128, 224), (7, 5), (1, 4), (1080, 224)])
 def test_matrices_keep_constants(source, target):
-    for matrix in (lanczos3_matrix(source, target), crop_matrix(source, target, 0.9)):
-        assert matrix.shape == (target, source)
-        np.testing.assert_allclose(matrix.sum(axis=1), 1.0, atol=1e-5)
+    matrix = lanczos3_matrix(source, target)
+    assert matrix.shape == (target, source)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0, atol=1e-5)
 
 
 def test_crop_against_the_formula():
@@ -108,7 +116,19 @@ def test_crop_against_the_formula():
     ramp = np.linspace(0, 1, 101)
     side = np.sqrt(0.25)
     expected = np.linspace(0.5 - side / 2, 0.5 + side / 2, 11)
-    np.testing.assert_allclose(crop_matrix(101, 11, 0.25) @ ramp, expected, atol=1e-6)
+    taps = crop_taps(101, 11, 0.25)
+    found = ramp[taps.below] + (ramp[taps.above] - ramp[taps.below]) * taps.share
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", [1, 2, 7, 224, 1080])
+def test_a_crop_looks_inside_the_picture(source):
+    for area in (0.05, 0.25, 0.9, 0.999):
+        taps = crop_taps(source, 224, area)
+        assert taps.below.min() >= 0
+        assert taps.above.max() <= source - 1
+        assert taps.share.min() >= 0
+        assert taps.share.max() < 1
 
 
 @pytest.mark.parametrize("name", ["openvla", "libero"])

@@ -1,8 +1,9 @@
 """The pipelines of :mod:`vla_ros.vision` in torch, so that a frame is resized where the network runs.
 
-The bicubic resize is done in Pillow's own integers: it equals the host's to the bit on every device, and so do
-turns. Lanczos-3 and the crop are float32 sums on either side: at most one level differs, on at most one pixel in a
-thousand, where another order rounds a tie the other way.
+Turns, the bicubic resize and the crop equal the host's to the bit on every device: the resize is done in Pillow's
+own integers, the crop in single float32 operations whose order is written down. Lanczos-3 is a float32 sum on
+either side: at most one level differs, on at most one pixel in a thousand, where another order rounds a tie the
+other way.
 The JPEG round trip of ``libero`` stays on the host: what comes here has been through it.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_ros.errors import ConfigError
-from vla_ros.vision.resample import crop_matrix, lanczos3_matrix
+from vla_ros.vision.resample import crop_taps, lanczos3_matrix
 
 Matrix = NDArray[np.float32]
 Pipeline = Callable[[Tensor], Tensor]
@@ -28,9 +30,9 @@ _CUBIC = -0.5  # Pillow's parameter a of the cubic
 _AT_ONCE = 2**24  # products that are held at a time: 64 MiB; a frame of 1280x720 is one go
 
 
-def is_exact(pipeline: str, crop_area: float) -> bool:
-    """True where :func:`make_pipeline` gives the bits of the host's pipeline, as ``camera`` names it."""
-    return pipeline == "openvla" and crop_area == 1.0
+def is_exact(pipeline: str) -> bool:
+    """True where :func:`make_pipeline` gives the bits of the host's pipeline of that name."""
+    return pipeline == "openvla"
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,10 @@ def make_pipeline(
     elif name in ("openvla", "libero"):
         current = upright
         if name == "libero" and upright != size:
-            steps.append(_separable(lanczos3_matrix, upright, size, device, torch.round, 1.0))
+            steps.append(_lanczos3(upright, size, device))
             current = size
         if crop_area != 1.0:
-            steps.append(
-                _separable(
-                    lambda s, t: crop_matrix(s, t, crop_area), current, size, device, torch.floor, 255.5 / 255
-                )
-            )
+            steps.append(_crop(current, size, crop_area, device))
     else:
         raise ConfigError(f"camera.pipeline: found {name!r}, expected one of openvla, libero")
 
@@ -159,18 +157,33 @@ def make_pipeline(
     return pipeline
 
 
-def _separable(
-    matrix: Callable[[int, int], Matrix],
-    source: tuple[int, int],
-    size: tuple[int, int],
-    device: torch.device,
-    rounding: Callable[[Tensor], Tensor],
-    gain: float,
-) -> Pipeline:
-    rows, columns = _to(matrix(source[0], size[0]), device), _to(matrix(source[1], size[1]), device)
-    return lambda images: (
-        rounding(_along_columns(_along_rows(images, rows), columns) * gain).clamp_(0, 255).to(torch.uint8)
+def _crop(source: tuple[int, int], size: tuple[int, int], area: float, device: torch.device) -> Pipeline:
+    """``vision.pipelines.crop_center``: the same operations one by one, so that nothing rounds otherwise."""
+    rows, columns = (crop_taps(source[axis], size[axis], area) for axis in (0, 1))
+    above, below = _to(rows.below, device), _to(rows.above, device)
+    left, right = _to(columns.below, device), _to(columns.above, device)
+    across, down = _to(columns.share, device)[:, None], _to(rows.share, device)[:, None, None]
+
+    def between(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
+        return one + (other - one) * share
+
+    def along_columns(images: Tensor) -> Tensor:
+        one, other = (images.index_select(2, at).float() * (1 / 255) for at in (left, right))
+        return between(one, other, across)
+
+    def crop(images: Tensor) -> Tensor:
+        top, bottom = (along_columns(images.index_select(1, at)) for at in (above, below))
+        return (between(top, bottom, down).clamp_(0, 1) * 255.5).byte()
+
+    return crop
+
+
+def _lanczos3(source: tuple[int, int], size: tuple[int, int], device: torch.device) -> Pipeline:
+    rows, columns = (
+        _to(lanczos3_matrix(source[0], size[0]), device),
+        _to(lanczos3_matrix(source[1], size[1]), device),
     )
+    return lambda images: _along_columns(_along_rows(images, rows), columns).round().clamp_(0, 255).byte()
 
 
 def _along_rows(images: Tensor, matrix: Tensor) -> Tensor:
@@ -200,5 +213,5 @@ def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(d < 1.0, near, np.where(d < 2.0, far, 0.0))
 
 
-def _to(matrix: Matrix, device: torch.device) -> Tensor:
-    return torch.from_numpy(matrix).to(device)
+def _to(array: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

@@ -51,6 +51,6 @@ def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
     """
     if not 0.0 < area <= 1.0:
         raise ConfigError(f"camera.crop_area: found {area}, expected more than 0 and at most 1")
-    side = np.float32(np.sqrt(area))
+    side = np.sqrt(np.float32(area))  # of the rounded area, as TensorFlow does
     low = (np.float32(1) - side) / np.float32(2)
     return low, low + side

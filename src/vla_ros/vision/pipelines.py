@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import simplejpeg
+from numpy.typing import NDArray
 from PIL import Image
 
 from vla_ros.errors import ConfigError, ImageError
@@ -20,6 +21,7 @@ from vla_ros.vision import resample
 from vla_ros.vision.geometry import center_crop_box
 
 Pipeline = Callable[[UInt8Array], UInt8Array]
+Levels = NDArray[np.float32]
 
 _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
 
@@ -74,17 +76,44 @@ def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UI
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
     """Centre crop that keeps ``area`` of the picture, resized bilinearly, as the OpenVLA evaluation does it.
 
-    TensorFlow's ``crop_and_resize`` on [0, 1], then its conversion to uint8, which is ``floor(255.5 x)``.
+    TensorFlow's ``crop_and_resize`` on [0, 1], then its conversion to uint8, which is ``floor(255.5 x)``; in its
+    order of float32 operations, which gives its bits.
 
     Args:
         image: Uint8 [height, width, 3].
         area: Share of the area that is kept, in (0, 1].
         size: (height, width) of the result.
     """
-    height, width, _ = image.shape
-    result = resample.center_crop((height, width), size, area)(image)
-    result *= np.float32(255.5 / 255)
-    return np.clip(result, 0, 255, out=result).astype(np.uint8)  # the cast truncates, which is floor from 0 up
+    rows = resample.crop_taps(image.shape[0], size[0], area)
+    columns = resample.crop_taps(image.shape[1], size[1], area)
+    flat = image.reshape(len(image), -1)
+    left, right = (3 * at[:, None] + np.arange(3) for at in (columns.below, columns.above))  # one for each level
+    across = np.repeat(columns.share, 3)
+
+    def along_columns(at: NDArray[np.intp]) -> Levels:
+        """Rows ``at`` of the picture in [0, 1], resized along the columns: [height, width * 3]."""
+        some = flat[at]
+        return _between(_in_one(some.take(left.ravel(), axis=1)), _in_one(some.take(right.ravel(), axis=1)), across)
+
+    result = _between(along_columns(rows.below), along_columns(rows.above), rows.share[:, None])
+    np.clip(result, 0, 1, out=result)
+    result *= np.float32(255.5)
+    return result.astype(np.uint8).reshape(*size, 3)  # the cast truncates, which is floor from 0 up
+
+
+def _in_one(image: UInt8Array) -> Levels:
+    """Levels in [0, 1], as ``tf.image.convert_image_dtype`` makes them."""
+    levels = image.astype(np.float32)
+    levels *= np.float32(1 / 255)
+    return levels
+
+
+def _between(one: Levels, other: Levels, share: Levels) -> Levels:
+    """``one + (other - one) * share``, in place of ``other``."""
+    other -= one
+    other *= share
+    other += one
+    return other
 
 
 def make_pipeline(name: str, size: tuple[int, int] = (224, 224), crop_area: float = 1.0) -> Pipeline:

@@ -1,4 +1,4 @@
-"""Separable resampling as matrix products: TensorFlow's Lanczos-3 and ``crop_and_resize`` without TensorFlow.
+"""Resampling without TensorFlow: its Lanczos-3 as matrix products, and where its ``crop_and_resize`` looks.
 
 A resize along one axis is a banded matrix. Multiplying by the whole band as it is would mostly multiply zeros, so
 the matrix is cut into blocks of output samples, each with just the input samples that it needs. Columns are handled
@@ -8,6 +8,7 @@ in place with the matrix's Kronecker product with the 3 x 3 identity, which leav
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -47,12 +48,24 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
     return matrix
 
 
-def crop_matrix(source: int, target: int, area: float) -> Matrix:
-    """Weights of ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialias) for a centre crop.
+@dataclass(frozen=True, eq=False)
+class CropTaps:
+    """Along one axis of a crop: each sample lies between two of the source.
 
-    Returns:
-        Float32 [target, source].
+    Attributes:
+        below: Intp [target], position of the one.
+        above: Intp [target], of the other.
+        share: Float32 [target], how much of the other.
     """
+
+    below: NDArray[np.intp]
+    above: NDArray[np.intp]
+    share: NDArray[np.float32]
+
+
+@lru_cache(maxsize=32)
+def crop_taps(source: int, target: int, area: float) -> CropTaps:
+    """Where ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialias) looks for a centre crop."""
     low, high = center_crop_box(area)
     last = np.float32(source - 1)
     if target > 1:
@@ -60,13 +73,7 @@ def crop_matrix(source: int, target: int, area: float) -> Matrix:
     else:
         position = np.array([np.float32(0.5) * (low + high) * last], np.float32)
     below = np.minimum(np.floor(position).astype(np.intp), source - 1)
-    above = np.minimum(below + 1, source - 1)
-    weight = position - below.astype(np.float32)
-    matrix = np.zeros((target, source), np.float32)
-    rows = np.arange(target)
-    np.add.at(matrix, (rows, below), np.float32(1) - weight)
-    np.add.at(matrix, (rows, above), weight)
-    return matrix
+    return CropTaps(below, np.minimum(below + 1, source - 1), position - below.astype(np.float32))
 
 
 class Separable:
@@ -120,9 +127,3 @@ def _column_blocks(matrix: Matrix) -> list[Block]:
 def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Separable:
     """Lanczos-3 with antialias from ``source`` to ``target`` (height, width); cached, as cameras do not change."""
     return Separable(lanczos3_matrix(source[0], target[0]), lanczos3_matrix(source[1], target[1]))
-
-
-@lru_cache(maxsize=16)
-def center_crop(source: tuple[int, int], target: tuple[int, int], area: float) -> Separable:
-    """Centre crop of ``area`` resized bilinearly from ``source`` to ``target`` (height, width); cached."""
-    return Separable(crop_matrix(source[0], target[0], area), crop_matrix(source[1], target[1], area))

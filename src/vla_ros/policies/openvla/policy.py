@@ -254,7 +254,7 @@ class OpenVLAPolicy:
     def _images(self, loaded: Loaded, observation: Observation) -> UInt8Array | list[CameraFrame]:
         """The frame where the engine makes the same picture of it, else the picture [1, H, W, 3]."""
         frame = observation.frames.get(self._image_key)
-        if loaded.engine is not None and frame is not None and is_exact(frame.pipeline, frame.crop_area):
+        if loaded.engine is not None and frame is not None and is_exact(frame.pipeline):
             return [frame]
         return self._image(observation)[None]
 
