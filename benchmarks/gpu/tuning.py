@@ -14,6 +14,12 @@ from typing import Any
 
 from gpu.common import BOUND_S, Session, make_layer, relative, shape_of
 
+ATTENTION_CUTS = (
+    (64, 4, 3), (16, 8, 3, 8), (32, 4, 3, 4), (16, 4, 4, 4), (32, 8, 2, 8), (16, 8, 2, 8),
+    (128, 4, 2), (128, 8, 2), (64, 8, 3), (32, 4, 4), (64, 2, 3),
+)  # fmt: skip
+"""Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
+
 
 def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Role, kind of weight and launch of everything that ``tune`` tries."""
@@ -207,10 +213,17 @@ def stage_in_place(session: Session) -> dict[str, Any]:
                 if ms < best:
                     best, launches = ms, other
             entry[role] = [best, *astuple(launches[key])]
-        if kind == "none":
-            for cut in ((64, 4, 3), (128, 4, 2), (128, 8, 2), (64, 8, 3), (32, 4, 4), (64, 2, 3)):
+        if kind == session.kinds[0]:
+            expected = verify(weights, triton_ops.TritonOps(launches), cache, tokens, start)
+            for cut in ATTENTION_CUTS:
                 variant = cuts.AttentionLaunch(*cut)
-                ms = measure(triton_ops.TritonOps(launches, attention=variant))
+                ops = triton_ops.TritonOps(launches, attention=variant)
+                with contextlib.suppress(Exception):  # does not fit
+                    if not relative(verify(weights, ops, cache, tokens, start), expected) <= 1e-2:
+                        print("wrong numbers:", variant)
+                        continue
+                ms = measure(ops)
+                entry[f"attention {cut}"] = ms
                 if ms < best:
                     best, attention = ms, variant
             entry["attention"] = [best, *astuple(attention)]

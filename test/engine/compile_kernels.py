@@ -118,6 +118,14 @@ def main() -> None:
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
     blocks = {"BLOCK_R": 16, "BLOCK_C": 64, "PRECISION": "tf32"}
     compile_kernel("attend", attention.attend_kernel, cache, {**sizes, **blocks}, 4, 3)
+    compile_kernel(
+        "attend in parts",
+        attention.attend_parts_kernel,
+        cache,
+        {**sizes, **blocks, "BLOCK_C": 16, "PARTS": 8},
+        8,
+        3,
+    )
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 4096}, 8, 3)
     types = {"x": B, "gain": B, "out": B, "eps": "fp32"}

@@ -95,14 +95,16 @@ class AttentionLaunch:
     """How the attention of a few rows is cut.
 
     Attributes:
-        columns: Positions per step.
+        columns: Positions per step, of each part.
         warps: Warps per program.
         stages: Steps whose loads are in flight.
+        parts: 1: all warps work on one step together. As many as warps: each has positions of its own.
     """
 
     columns: int = 64
     warps: int = 4
     stages: int = 3
+    parts: int = 1
 
 
 ATTENTION = AttentionLaunch()

@@ -73,10 +73,13 @@ class TritonOps:
             return attend(query, keys, values, None)
         batch, rows, heads, head = query.shape
         out, launch = query.new_empty(batch, rows, heads * head), self.attention
-        attention.attend_kernel[(batch * heads,)](
+        kernel, parts = attention.attend_kernel, {}
+        if launch.parts > 1:
+            kernel, parts = attention.attend_parts_kernel, {"PARTS": launch.parts}
+        kernel[(batch * heads,)](
             query, keys, values, positions, out, rows, keys.shape[2], head**-0.5,
             HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=max(16, triton.next_power_of_2(rows)),
-            BLOCK_C=launch.columns, PRECISION=_precision(query), num_warps=launch.warps,
+            BLOCK_C=launch.columns, PRECISION=_precision(query), **parts, num_warps=launch.warps,
             num_stages=launch.stages,
         )  # fmt: skip
         return out
@@ -142,6 +145,8 @@ class TritonOps:
 
         launch = self.launches[role, matrix.kind]
         if matrix.kind == "int4":
+            if rows.dtype == torch.float32:  # for checks only: without matrix units, operands fill shared memory
+                launch = Launch(outputs=16 // pairs, inputs=256, warps=4, stages=2)
             return launch.fit_int4(matrix.outputs // pairs, step_bytes, block_m, shared)
         return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
 
