@@ -1,4 +1,4 @@
-"""The pipelines on a device against those of ``vla_ros.vision``, on random and on smooth pictures."""
+"""The pipelines on a device against those of ``vla_ros.vision``, on random and smooth pictures: no difference."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ def pictures(height, width):
     return noise, smooth
 
 
-def assert_close(ours, theirs):
-    difference = np.abs(ours.astype(int) - theirs.astype(int)).max(axis=-1)
-    assert difference.max() <= 1
-    assert (difference > 0).mean() <= 1e-3
-
-
 def run(pipeline, image):
     return pipeline(torch.from_numpy(image)[None])[0].numpy()
 
@@ -50,17 +44,15 @@ def test_bicubic_along_one_axis_from_and_to_any_length():
         assert np.array_equal(run(pipeline, image), resize_bicubic(image, (3, target))), (source, target)
 
 
-@pytest.mark.parametrize("source", SIZES)
+@pytest.mark.parametrize("source", [*SIZES, (1, 7)])
 def test_lanczos_and_crop(source):
+    """What comes after the JPEG."""
     plain = make_pipeline("libero", source, (224, 224), CPU)
     cropped = make_pipeline("libero", source, (224, 224), CPU, 0.9)
     for image in pictures(*source):
         resized = resize_lanczos3(image)
-        assert_close(run(plain, image), resized)
-        # The crop's own answer: on the same resized picture, as a level before it may be another after it.
-        again = run(make_pipeline("libero", (224, 224), (224, 224), CPU, 0.9), resized)
-        assert np.array_equal(again, crop_center(resized, 0.9))
-        assert np.abs(run(cropped, image).astype(int) - again).max() <= 2
+        assert np.array_equal(run(plain, image), resized)
+        assert np.array_equal(run(cropped, image), crop_center(resized, 0.9))
 
 
 @pytest.mark.parametrize("source", [*SIZES, (1, 1), (2, 300)])
@@ -76,9 +68,8 @@ def test_turns(orientation):
     image = pictures(60, 90)[0]
     assert np.array_equal(run(make_turn(orientation), image), make_orientation(orientation)(image))
     pipeline = make_pipeline("openvla", (60, 90), (28, 28), CPU, orientation=orientation)
-    assert_close(
-        run(pipeline, image), resize_bicubic(np.ascontiguousarray(make_orientation(orientation)(image)), (28, 28))
-    )
+    upright = np.ascontiguousarray(make_orientation(orientation)(image))
+    assert np.array_equal(run(pipeline, image), resize_bicubic(upright, (28, 28)))
 
 
 def test_batches():
@@ -86,7 +77,7 @@ def test_batches():
     pipeline = make_pipeline("libero", (100, 120), (28, 28), CPU, 0.9)
     together = pipeline(torch.from_numpy(images)).numpy()
     for image, result in zip(images, together, strict=True):
-        assert_close(result, run(pipeline, image))
+        assert np.array_equal(result, run(pipeline, image))
 
 
 def test_unknown_names():

@@ -1,15 +1,13 @@
 """The pipelines of :mod:`vla_ros.vision` in torch, so that a frame is resized where the network runs.
 
-Turns, the bicubic resize and the crop equal the host's to the bit on every device: the resize is done in Pillow's
-own integers, the crop in single float32 operations whose order is written down. Lanczos-3 is a float32 sum on
-either side: at most one level differs, on at most one pixel in a thousand, where another order rounds a tie the
-other way.
+Everything equals the host's to the bit on every device: the bicubic resize is done in Pillow's own integers,
+Lanczos-3 and the crop in single float32 operations, one after the other as TensorFlow does them.
 The JPEG round trip of ``libero`` stays on the host: what comes here has been through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_ros.errors import ConfigError
-from vla_ros.vision.resample import crop_taps, lanczos3_matrix
+from vla_ros.vision.resample import crop_taps, lanczos3_matrix, taps_of
 
-Matrix = NDArray[np.float32]
 Pipeline = Callable[[Tensor], Tensor]
 """Uint8 [B, H, W, 3] to uint8 [B, height, width, 3], both RGB."""
 
@@ -31,7 +28,7 @@ _AT_ONCE = 2**24  # products that are held at a time: 64 MiB; a frame of 1280x72
 
 
 def is_exact(pipeline: str) -> bool:
-    """True where :func:`make_pipeline` gives the bits of the host's pipeline of that name."""
+    """True where :func:`make_pipeline` does all that the host's pipeline of that name does, with its bits."""
     return pipeline == "openvla"
 
 
@@ -179,23 +176,24 @@ def _crop(source: tuple[int, int], size: tuple[int, int], area: float, device: t
 
 
 def _lanczos3(source: tuple[int, int], size: tuple[int, int], device: torch.device) -> Pipeline:
-    rows, columns = (
-        _to(lanczos3_matrix(source[0], size[0]), device),
-        _to(lanczos3_matrix(source[1], size[1]), device),
-    )
-    return lambda images: _along_columns(_along_rows(images, rows), columns).round().clamp_(0, 255).byte()
+    """``vision.resample.Lanczos3``: tap after tap, rows first."""
+    rows, columns = (taps_of(lanczos3_matrix(source[axis], size[axis])) for axis in (0, 1))
+    down = [(_to(at, device), _to(weights, device)[:, None, None]) for at, weights in _by_tap(rows)]
+    across = [(_to(at, device), _to(weights, device)[:, None]) for at, weights in _by_tap(columns)]
+
+    def resize(images: Tensor) -> Tensor:
+        for axis, taps in ((1, down), (2, across)):
+            terms = (images.index_select(axis, at).float() * weights for at, weights in taps)
+            images = sum(terms, start=images.new_zeros((), dtype=torch.float32))
+        return images.round().clamp_(0, 255).byte()
+
+    return resize
 
 
-def _along_rows(images: Tensor, matrix: Tensor) -> Tensor:
-    """[B, H, W, 3] to [B, height, W, 3] in the type of the matrix."""
-    batch, height, width, channels = images.shape
-    flat = images.reshape(batch, height, width * channels).to(matrix.dtype)
-    return torch.matmul(matrix, flat).view(batch, -1, width, channels)
-
-
-def _along_columns(images: Tensor, matrix: Tensor) -> Tensor:
-    """[B, H, W, 3] to [B, H, width, 3] in the type of the matrix."""
-    return torch.matmul(matrix, images.to(matrix.dtype))
+def _by_tap(taps: tuple[NDArray[np.intp], NDArray[np.float32]]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Position and weight [target] of each tap."""
+    positions, weights = taps
+    return ((positions[:, tap].copy(), weights[:, tap].copy()) for tap in range(positions.shape[1]))
 
 
 def _bicubic_columns(taps: Taps) -> Pipeline:

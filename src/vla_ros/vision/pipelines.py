@@ -68,9 +68,7 @@ def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UI
     height, width, _ = image.shape
     if (height, width) == size:  # TensorFlow does nothing then, too
         return image
-    result = resample.lanczos3((height, width), size)(image)
-    np.rint(result, out=result)
-    return np.clip(result, 0, 255, out=result).astype(np.uint8)
+    return resample.lanczos3((height, width), size)(image)
 
 
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
