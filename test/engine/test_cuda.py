@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from vla_ros.bench.models import open_subject
+from vla_ros.engine.agreement import check_products
+from vla_ros.engine.executor import make_ops
 from vla_ros.engine.runner import CudaRunner
+from vla_ros.engine.weights import collect
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.fast import make_engine
 from vla_ros.policies.openvla.self_test import check_resizing
@@ -64,6 +67,20 @@ def test_drafted_and_plain_decoding_have_the_same_bits(subject):
         two = exact.answer(image, [prompt], [one.tokens])[0]
         assert np.array_equal(one.margins, two.margins)
         assert two.passes == 1
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_kernels_of_quantised_weights_multiply_as_torch_does(kind):
+    model = open_subject("tiny", torch.device("cuda:0"), torch.bfloat16).model
+    weights = collect(model.language_model, model.architecture.llm, kind)
+    ops = make_ops(weights.device)
+    check_products(ops, weights)
+    # A row among others and the same row alone: the same bits.
+    rows = torch.randn(1, 6, weights.shape.hidden_size, device="cuda").to(weights.dtype)
+    layer = weights.layers[0]
+    together = ops.gate_up(weights, layer, rows)
+    alone = [ops.gate_up(weights, layer, rows[:, i : i + 1].contiguous()) for i in range(6)]
+    assert torch.equal(together, torch.cat(alone, dim=1))
 
 
 def test_no_growth_over_many_steps(subject):
