@@ -167,8 +167,26 @@ def stage_tune(session: Session) -> dict[str, Any]:
     return table
 
 
+def _attends(session: Session, ops: Any, shape: Any, cache: Any) -> bool:
+    """Whether six rows of attention are torch's, and the last of them alone has the same bits."""
+    from vla_ros.engine.ops import TorchOps
+
+    torch, keys, values = session.torch, cache.keys[0], cache.values[0]
+    query = torch.randn(1, 6, shape.heads, shape.head_dim, device=keys.device).to(keys.dtype)
+    at = torch.arange(283, 289, dtype=torch.int32, device=keys.device)[None]
+    try:
+        together = ops.attend(query, keys, values, at)
+        alone = ops.attend(query[:, 5:].contiguous(), keys, values, at[:, 5:].contiguous())
+    except Exception:  # does not fit
+        return False
+    near = relative(together, TorchOps().attend(query, keys, values, at)) <= 1e-2
+    return near and bool(torch.equal(together[:, 5:], alone))
+
+
 def stage_in_place(session: Session) -> dict[str, Any]:
     """The best launches of ``tune`` inside a whole pass of the 7B, one role after the other."""
+    if session.dry:
+        return {"skipped": "needs CUDA"}
     from vla_ros.engine import launches as cuts
     from vla_ros.engine import triton_ops
     from vla_ros.engine.decoder import Cache, verify
@@ -214,14 +232,12 @@ def stage_in_place(session: Session) -> dict[str, Any]:
                     best, launches = ms, other
             entry[role] = [best, *astuple(launches[key])]
         if kind == session.kinds[0]:
-            expected = verify(weights, triton_ops.TritonOps(launches), cache, tokens, start)
             for cut in ATTENTION_CUTS:
                 variant = cuts.AttentionLaunch(*cut)
                 ops = triton_ops.TritonOps(launches, attention=variant)
-                with contextlib.suppress(Exception):  # does not fit
-                    if not relative(verify(weights, ops, cache, tokens, start), expected) <= 1e-2:
-                        print("wrong numbers:", variant)
-                        continue
+                if not _attends(session, ops, weights.shape, cache):
+                    entry[f"attention {cut}"] = "wrong, or does not fit"
+                    continue
                 ms = measure(ops)
                 entry[f"attention {cut}"] = ms
                 if ms < best:
