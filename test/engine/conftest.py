@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -86,3 +86,12 @@ def tiny(tmp_path_factory):
 def own_tiny(tmp_path):
     """One that the test may damage."""
     return Tiny(load(tmp_path / "tiny", seed=3))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Folder of one whose pictures are 28 pixels wide."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    base = tiny_architecture(vocabulary=768, empty_token=500)
+    write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))
+    return folder

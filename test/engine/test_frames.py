@@ -19,7 +19,6 @@ from vla_ros.errors import ConfigError, ImageError
 from vla_ros.pictures import Pictures
 from vla_ros.policies.openvla import OpenVLAPolicy
 from vla_ros.policies.openvla.self_test import check_resizing
-from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.stepper import Stepper
 from vla_ros.types import CameraFrame, JointState
 from vla_ros.vision.messages import encode_image
@@ -110,14 +109,6 @@ def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, m
 
 
 # Through the trip: the same messages to an engine and to the reference path, which resizes on the host.
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    base = tiny_architecture(vocabulary=768, empty_token=500)
-    write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))
-    return folder
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")

@@ -14,16 +14,7 @@ from vla_ros.engine.ops import TorchOps
 from vla_ros.policies.openvla import OpenVLAPolicy
 from vla_ros.policies.openvla.choices import choose_engine
 from vla_ros.policies.openvla.fast import make_engine
-from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    base = tiny_architecture(vocabulary=768, empty_token=500)
-    write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))
-    return folder
 
 
 def policy(checkpoint, **options):

@@ -269,3 +269,25 @@ def test_wrong_message_type_is_refused(graph):
     publisher = node.create_publisher(graph.message(STRING), "/text", graph.qos("default"))
     with pytest.raises((TypeError, VlaRosError)):
         publisher.publish(graph.message(JOINTS)())
+
+
+# --- and where they go ----------------------------------------------------------------------------------------
+
+
+def test_remaps_of_topic_node_and_namespace(open_here, start_peer, spin_until):
+    graph = open_here(
+        "--ros-args", "-r", "/camera/image_raw:=/wrist/image", "-r", "__node:=other", "-r", "__ns:=/right",
+        "-r", "~/instruction:=/instruction",
+    )  # fmt: skip
+    node = graph.create_node("vla_policy")
+    assert node.get_fully_qualified_name() == "/right/other"
+    assert node.resolve_topic_name("/camera/image_raw") == "/wrist/image"
+    got = []
+    subscription = node.create_subscription(
+        graph.message(STRING), "~/instruction", got.append, graph.qos("instruction")
+    )
+    assert subscription.topic_name == "/instruction"
+    peer = start_peer()
+    peer.ask("publisher", topic="/instruction", type_name=STRING, qos="instruction")
+    peer.ask("publish", topic="/instruction", cdr=encoded(text_cdr("push")))
+    spin_until(graph, lambda: got)

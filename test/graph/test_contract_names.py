@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-
 import pytest
 
 from vla_ros.errors import ConfigError
@@ -12,15 +9,6 @@ from vla_ros.errors import ConfigError
 IMAGE = "sensor_msgs/msg/Image"
 JOINTS = "sensor_msgs/msg/JointState"
 STRING = "std_msgs/msg/String"
-
-
-def encoded(cdr: bytes) -> str:
-    return base64.b64encode(cdr).decode()
-
-
-def text_cdr(text: str) -> bytes:
-    data = text.encode() + b"\0"
-    return b"\0\1\0\0" + struct.pack("<I", len(data)) + data
 
 
 # --- the graph seen from outside -----------------------------------------------------------------------------
@@ -98,25 +86,6 @@ def test_names_are_expanded(graph):
     assert node.resolve_topic_name("~/action") == "/left/vla_policy/action"
     assert node.resolve_topic_name("camera/image_raw") == "/left/camera/image_raw"
     assert node.resolve_topic_name("/diagnostics") == "/diagnostics"
-
-
-def test_remaps_of_topic_node_and_namespace(open_here, start_peer, spin_until):
-    graph = open_here(
-        "--ros-args", "-r", "/camera/image_raw:=/wrist/image", "-r", "__node:=other", "-r", "__ns:=/right",
-        "-r", "~/instruction:=/instruction",
-    )  # fmt: skip
-    node = graph.create_node("vla_policy")
-    assert node.get_fully_qualified_name() == "/right/other"
-    assert node.resolve_topic_name("/camera/image_raw") == "/wrist/image"
-    got = []
-    subscription = node.create_subscription(
-        graph.message(STRING), "~/instruction", got.append, graph.qos("instruction")
-    )
-    assert subscription.topic_name == "/instruction"
-    peer = start_peer()
-    peer.ask("publisher", topic="/instruction", type_name=STRING, qos="instruction")
-    peer.ask("publish", topic="/instruction", cdr=encoded(text_cdr("push")))
-    spin_until(graph, lambda: got)
 
 
 @pytest.mark.parametrize(("name", "namespace"), [("1st", None), ("a/b", None), ("", None), ("ok", "/bad//ns")])

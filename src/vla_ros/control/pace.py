@@ -45,8 +45,9 @@ class Pace:
 
     def reset(self) -> None:
         """Forget the steps made: the next one may begin at once."""
-        self._begun = self._full = -math.inf
-        self._lead = 0.0
+        self._begun = -math.inf  # when the last step began
+        self._earned = -math.inf  # when the rate alone would let the next one begin; it may be a period early
+        self._lead = 0.0  # from a frame's step to its command
 
     @property
     def period(self) -> float:
@@ -56,7 +57,7 @@ class Pace:
     @property
     def frame_due(self) -> float:
         """The time from which a frame may be answered."""
-        return max(self._begun + _SHORTEST * self._period, self._full - self._period)
+        return max(self._begun + _SHORTEST * self._period, self._earned - self._period)
 
     def patience(self, now: float, arrived: float, following: float) -> float:
         """Seconds to wait for a newer frame than the one that waits, or 0.
@@ -67,7 +68,7 @@ class Pace:
             following: When the next one should come.
         """
         due = self.frame_due
-        if arrived >= due or not due > -math.inf:
+        if due == -math.inf or arrived >= due:  # no step yet, or the frame is no older than it must be
             return 0.0
         latest = max(due, self._begun + self._period) + _LATE * self._period
         return max(0.0, latest - now) if following <= latest else 0.0
@@ -94,9 +95,9 @@ class Pace:
         self._step(begun)
 
     def executed(self, sent: float) -> None:
-        """A planned step was sent; what it lies behind its chunk's beginning is no delay of its own."""
+        """A planned step was sent; it counts as begun as long before that as the chunk was."""
         self._step(sent - self._lead)
 
     def _step(self, begun: float) -> None:
         self._begun = begun
-        self._full = max(self._full, begun) + self._period / _FASTER
+        self._earned = max(self._earned, begun) + self._period / _FASTER
