@@ -82,12 +82,11 @@ LAUNCHES: dict[tuple[str, str], Launch] = {
     ("qkv", "int8"): Launch(16, 512, 4, 3),
     ("add", "int8"): Launch(32, 256, 4, 4),
     ("gate_up", "int8"): Launch(32, 256, 4, 4),
-    ("qkv", "int4"): Launch(16, 512, 4, 4),
-    ("add", "int4"): Launch(16, 2048, 8, 3),
-    ("gate_up", "int4"): Launch(16, 512, 4, 4),
+    ("qkv", "int4"): Launch(16, 512, 4, 3),
+    ("add", "int4"): Launch(32, 1024, 4, 3),
+    ("gate_up", "int4"): Launch(32, 512, 4, 3),
 }
-"""By role and kind of weight. ``benchmarks/gpu_session.py`` found those of dense and int8 on an H200; those of int4
-are reckoned, from bytes in flight and programs per processor."""
+"""By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +94,42 @@ class AttentionLaunch:
     """How the attention of a few rows is cut.
 
     Attributes:
-        columns: Positions per step, of each part.
+        columns: Positions per step.
         warps: Warps per program.
         stages: Steps whose loads are in flight.
-        parts: 1: all warps work on one step together. As many as warps: each has positions of its own.
     """
 
     columns: int = 64
     warps: int = 4
     stages: int = 3
-    parts: int = 1
 
 
 ATTENTION = AttentionLaunch()
 """As the benchmark found it on an H200."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How much of the weight that comes next is brought into the L2 cache meanwhile.
+
+    Attributes:
+        norm: Bytes that a norm asks for, of the weight of its product.
+        attend: Bytes that attention asks for: it uses few processors and little memory itself.
+        products: Bytes that a product asks for.
+        early: True: a product asks when it begins; False: when each of its programs ends.
+    """
+
+    norm: int = 0
+    attend: int = 0
+    products: int = 0
+    early: bool = False
+
+
+AHEAD: dict[str, Ahead] = {}
+"""By kind of weight; what is not here asks for nothing."""
+
+ASKING = 64
+"""Programs of a norm and of attention that do nothing but ask."""
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vla_ros.engine.kernels.ahead import ask_for
+
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, positions, out, ROWS, CAPACITY, scale,
+    query, keys, values, positions, out, ROWS, CAPACITY, scale, PROGRAMS, ahead, ahead_bytes,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """One program for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of the same shape.
 
     Row r sees the cache up to ``positions[r]``. The walk ends at the last position needed, whatever the capacity.
     Blocks that a row does not see leave it untouched to the bit, so rows do not depend on each other.
+    Programs beyond the first PROGRAMS ask for the weight that is read next.
     """
+    if tl.program_id(0) >= PROGRAMS:
+        ask_for(ahead, ahead_bytes, tl.program_id(0) - PROGRAMS, tl.num_programs(0) - PROGRAMS, LANES)
+        return
     batch, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.arange(0, BLOCK_R)
     feature = tl.arange(0, HEAD)
@@ -46,48 +52,6 @@ def attend_kernel(
         mixed = mixed * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
         top = new_top
     tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
-
-
-@triton.jit
-def attend_parts_kernel(
-    query, keys, values, positions, out, ROWS, CAPACITY, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """As :func:`attend_kernel`, but each warp walks over columns of its own; what they found is put together last.
-
-    No warp waits for another to know the largest score. A part that has seen nothing yet weighs nothing.
-    """
-    batch, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    part, row, feature = tl.arange(0, PARTS), tl.arange(0, BLOCK_R), tl.arange(0, HEAD)
-    inside = row < ROWS
-    position = tl.load(positions + batch * ROWS + row, mask=inside, other=0)
-    at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]
-    one = tl.load(query + at, mask=inside[:, None], other=0.0)
-    q = tl.broadcast_to(one[None, :, :], (PARTS, BLOCK_R, HEAD))
-    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
-    top = tl.full((PARTS, BLOCK_R), float("-inf"), tl.float32)
-    norm = tl.zeros((PARTS, BLOCK_R), tl.float32)
-    mixed = tl.zeros((PARTS, BLOCK_R, HEAD), tl.float32)
-    end = tl.max(position, axis=0) + 1
-    for start in range(0, end, PARTS * BLOCK_C):
-        column = start + part[:, None] * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
-        there = column < end
-        k_at = keys + base + column[:, None, :] * HEAD + feature[None, :, None]
-        v_at = values + base + column[:, :, None] * HEAD + feature[None, None, :]
-        k = tl.load(k_at, mask=there[:, None, :], other=0.0)
-        v = tl.load(v_at, mask=there[:, :, None], other=0.0)
-        score = tl.dot(q, k, input_precision=PRECISION) * scale
-        score = tl.where(column[:, None, :] <= position[None, :, None], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, axis=2))
-        origin = tl.where(new_top == float("-inf"), 0.0, new_top)
-        share = tl.exp(score - origin[:, :, None])
-        keep = tl.exp(top - origin)
-        norm = norm * keep + tl.sum(share, axis=2)
-        mixed = mixed * keep[:, :, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
-    weight = tl.exp(top - tl.max(top, axis=0)[None, :])
-    total = tl.sum(mixed * weight[:, :, None], axis=0) / tl.sum(norm * weight, axis=0)[:, None]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
