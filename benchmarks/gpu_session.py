@@ -31,7 +31,6 @@ STAGES = {
     "gemm": prefill.stage_gemm,
     "tune": tuning.stage_tune,
     "in_place": tuning.stage_in_place,
-    "ahead": tuning.stage_ahead,
     "profile": tuning.stage_profile,
     "guard": kernels.stage_guard,
     "tokens": whole.stage_tokens,

@@ -13,7 +13,6 @@ from typing import Any
 BOUND_S = {
     "kernels": 150, "tune": 120, "in_place": 150, "profile": 90, "tokens": 150, "bf16": 180, "int8": 120,
     "int4": 120, "guard": 90, "batch": 120, "steady": 150, "receiver": 60, "gemm": 120,
-    "ahead": 150,
 }  # fmt: skip
 """Stage to the most seconds that it may take."""
 
@@ -55,8 +54,6 @@ class Session:
 
         for key, values in found.items():
             match key.split():
-                case ["ahead", kind]:
-                    launches.AHEAD[kind] = launches.Ahead(*values)
                 case ["attention"]:
                     launches.ATTENTION = launches.AttentionLaunch(*values)
                 case ["tile", rows, outputs, inputs]:

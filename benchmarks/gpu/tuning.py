@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any
 
 from gpu.common import BOUND_S, Session, make_layer, relative, shape_of
@@ -249,64 +249,6 @@ def stage_in_place(session: Session) -> dict[str, Any]:
         chosen = session.found()
         entry["pass_ms"], entry["gb_per_s"] = best, weights.nbytes / best / 1e6
         print(f"{stored}: {best:.3f} ms a pass, {entry['six_rows']:.3f} with six rows")
-    return result
-
-
-MEGABYTES = {"attend": (8, 16, 32), "norm": (2, 4, 8, 16), "products": (2, 4, 8, 16, 32, 64)}
-"""Of the next weight, that each kind of kernel may ask for."""
-
-
-def stage_ahead(session: Session) -> dict[str, Any]:
-    """How much of the next weight to ask for, kernel by kernel, in a whole pass of the 7B."""
-    if session.dry:
-        return {"skipped": "needs CUDA"}
-    from vla_ros.engine.decoder import Cache, verify
-    from vla_ros.engine.launches import Ahead
-    from vla_ros.engine.triton_ops import TritonOps
-
-    torch, subject, result = session.torch, session.subject(), {}
-    tokens = torch.zeros(1, 1, dtype=torch.int64, device=session.device)
-    start = torch.full((1,), 283, dtype=torch.int32, device=session.device)
-    deadline = time.monotonic() + BOUND_S["ahead"] - 30
-    for kind in session.kinds:
-        weights = session.engine(subject, {"int4": "nf4"}.get(kind, kind), drafts="none").weights
-        stored = {"none": "dense"}.get(kind, kind)
-        cache = Cache.allocate(weights, 1, 304)
-        for part in (*cache.keys, *cache.values):
-            part.normal_()
-        plain = verify(weights, TritonOps(ahead={stored: Ahead()}), cache, tokens, start)
-
-        def measure(ahead: Ahead, weights: Any = weights, cache: Any = cache, stored: str = stored) -> float:
-            ops = TritonOps(ahead={stored: ahead})
-            return session.time_ms(lambda: ops.choose(verify(weights, ops, cache, tokens, start)), 15)
-
-        best, tried = Ahead(), []
-        least = measure(best)
-        tried.append((round(least, 4), astuple(best)))
-        for name, sizes in MEGABYTES.items():
-            before = best
-            for early in (False, True) if name == "products" else (False,):
-                for size in sizes:
-                    if time.monotonic() > deadline:
-                        break
-                    one = replace(before, **{name: size << 20}, early=early)
-                    ms = measure(one)
-                    tried.append((round(ms, 4), astuple(one)))
-                    if ms < least:
-                        least, best = ms, one
-        again = verify(weights, TritonOps(ahead={stored: best}), cache, tokens, start)
-        result[stored] = {
-            "ms": least,
-            "best": astuple(best),
-            "same": bool(torch.equal(plain, again)),
-            "tried": tried,
-        }
-        print(f"{stored}: {least:.3f} ms a pass with {best}; without {tried[0][0]:.3f}")
-        for entry in tried:
-            print("  ", *entry)
-        session.keep({f"ahead {stored}": list(astuple(best))})
-        del weights, cache, plain, again, measure
-        torch.cuda.empty_cache()
     return result
 
 

@@ -72,7 +72,7 @@ def moves(ttgir: str) -> int:
 
 def compile_few_rows(kind: str) -> None:
     weight, scale = WEIGHTS[kind]
-    types = {"x": B, "weight": weight, "scale": scale, "out": B, "ahead": weight}
+    types = {"x": B, "weight": weight, "scale": scale, "out": B}
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
 
@@ -82,7 +82,6 @@ def compile_few_rows(kind: str) -> None:
             launch = launch.fit_int4(4096, lambda one, count: one.inputs * (one.outputs + 2 * count), rows, 220_000)
         blocks = {"BLOCK_M": rows, "BLOCK_N": launch.outputs, "BLOCK_K": launch.inputs, "K": inputs}
         common = {"KIND": kind, "MORE": rows == INT4_ROWS, "ASM": True, "PRECISION": "tf32"}
-        common |= {"EARLY": 32 * launch.warps, "LATE": 32 * launch.warps}
         name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
         compile_kernel(name, kernel, types, every, launch.warps, launch.stages)
 
@@ -115,14 +114,14 @@ def main() -> None:
     for kind in WEIGHTS:
         compile_few_rows(kind)
     compile_many_rows()
-    cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32", "ahead": B}
+    cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
-    blocks = {"BLOCK_R": 16, "BLOCK_C": 64, "PRECISION": "tf32", "LANES": 128}
+    blocks = {"BLOCK_R": 16, "BLOCK_C": 64, "PRECISION": "tf32"}
     compile_kernel("attend", attention.attend_kernel, cache, {**sizes, **blocks}, 4, 3)
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 4096}, 8, 3)
-    types = {"x": B, "gain": B, "out": B, "eps": "fp32", "ahead": B}
-    compile_kernel("norm", pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN, "LANES": 256}, 8, 3)
+    types = {"x": B, "gain": B, "out": B, "eps": "fp32"}
+    compile_kernel("norm", pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
     compile_kernel("silu", pointwise.silu_multiply_kernel, {"both": B, "out": B}, {"BLOCK": 2048}, 4, 3)

@@ -74,7 +74,7 @@ def wrong_kernel(monkeypatch):
     """Operations whose last product forgets the residual."""
 
     class Forgetful(TorchOps):
-        def add_linear(self, hidden, rows, matrix, then=None):
+        def add_linear(self, hidden, rows, matrix):
             return super().add_linear(torch.zeros_like(hidden), rows, matrix)
 
     monkeypatch.setattr("vla_ros.policies.openvla.policy.make_ops", lambda device: Forgetful())

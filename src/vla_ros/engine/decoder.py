@@ -133,9 +133,8 @@ def _finish(
     """Layers from ``first`` on and the head, for few rows [B, R, hidden]; ``hidden`` is changed."""
     for index in range(first, len(weights.layers)):
         layer, keys, values = weights.layers[index], cache.keys[index], cache.values[index]
-        after = weights.layers[index + 1].qkv if index + 1 < len(weights.layers) else weights.head
         query = ops.qkv(weights, layer, hidden, positions, keys, values)
-        mixed = ops.attend(query, keys, values, positions, layer.output)
-        hidden = ops.add_linear(hidden, mixed, layer.output, layer.gate_up)
-        hidden = ops.add_linear(hidden, ops.gate_up(weights, layer, hidden), layer.down, after)
+        mixed = ops.attend(query, keys, values, positions)
+        hidden = ops.add_linear(hidden, mixed, layer.output)
+        hidden = ops.add_linear(hidden, ops.gate_up(weights, layer, hidden), layer.down)
     return ops.head(weights, hidden)

@@ -109,30 +109,6 @@ ATTENTION = AttentionLaunch()
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """How much of the weight that comes next is brought into the L2 cache meanwhile.
-
-    Attributes:
-        norm: Bytes that a norm asks for, of the weight of its product.
-        attend: Bytes that attention asks for: it uses few processors and little memory itself.
-        products: Bytes that a product asks for.
-        early: True: a product asks when it begins; False: when each of its programs ends.
-    """
-
-    norm: int = 0
-    attend: int = 0
-    products: int = 0
-    early: bool = False
-
-
-AHEAD: dict[str, Ahead] = {}
-"""By kind of weight; what is not here asks for nothing."""
-
-ASKING = 64
-"""Programs of a norm and of attention that do nothing but ask."""
-
-
-@dataclass(frozen=True)
 class Tile:
     """How a product of many rows with a weight of 4 bits is cut.
 

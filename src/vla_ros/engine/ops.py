@@ -34,25 +34,17 @@ class Ops(Protocol):
             Queries [B, R, heads, head_dim].
         """
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
-        then: Matrix | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
         """Attention of ``query`` [B, R, heads, head_dim] to the cache up to ``positions`` [B, R].
 
-        None means rows 0 to R - 1 of a prompt, each seeing those before it. ``then`` is the weight that is read
-        next: a hint.
+        None means rows 0 to R - 1 of a prompt, each seeing those before it.
 
         Returns:
             [B, R, heads * head_dim].
         """
 
-    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix, then: Matrix | None = None) -> Tensor:
-        """``hidden + rows @ matrix.T`` [B, R, N]; may change ``hidden``. ``then`` as for :meth:`attend`."""
+    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix) -> Tensor:
+        """``hidden + rows @ matrix.T`` [B, R, N]; may change ``hidden``."""
 
     def gate_up(self, weights: DecoderWeights, layer: Layer, hidden: Tensor) -> Tensor:
         """Norm, both projections and the gated activation: [B, R, intermediate]."""
@@ -84,18 +76,11 @@ class TorchOps:
         values.scatter_(2, at, heads[:, :, shape.heads + shape.kv_heads :].transpose(1, 2))
         return turning[:, :, : shape.heads]
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
-        then: Matrix | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
         """See :class:`Ops`."""
         return attend(query, keys, values, positions)
 
-    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix, then: Matrix | None = None) -> Tensor:
+    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix) -> Tensor:
         """See :class:`Ops`."""
         return hidden + _linear(rows, matrix)
 

@@ -12,17 +12,7 @@ from torch.nn import functional
 from vla_ros.engine import launches as cuts
 from vla_ros.engine.int4 import UNIT, groups
 from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
-from vla_ros.engine.launches import (
-    ASKING,
-    INT4_ROWS,
-    SKINNY,
-    Ahead,
-    AttentionLaunch,
-    Launch,
-    Tile,
-    choose_tile,
-    divisor,
-)
+from vla_ros.engine.launches import INT4_ROWS, SKINNY, AttentionLaunch, Launch, Tile, choose_tile, divisor
 from vla_ros.engine.ops import attend
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 
@@ -36,7 +26,6 @@ class TritonOps:
             False dequantises each weight first.
         attention: How the attention of a few rows is cut.
         tile: How a fused product of int4 is cut; None chooses by :func:`~vla_ros.engine.launches.choose_tile`.
-        ahead: Takes the place of entries of :data:`~vla_ros.engine.launches.AHEAD`.
     """
 
     def __init__(
@@ -45,13 +34,11 @@ class TritonOps:
         fused_gemm: bool = True,
         attention: AttentionLaunch | None = None,
         tile: Tile | None = None,
-        ahead: dict[str, Ahead] | None = None,
     ) -> None:
         self.launches = {**cuts.LAUNCHES, **(launches or {})}
         self.fused_gemm = fused_gemm
         self.attention = attention or cuts.ATTENTION
         self.tile = tile
-        self.ahead = {**cuts.AHEAD, **(ahead or {})}
 
     def qkv(
         self, weights: DecoderWeights, layer: Layer, hidden: Tensor, positions: Tensor, keys: Tensor, values: Tensor
@@ -65,10 +52,10 @@ class TritonOps:
             query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
             matrix = layer.qkv
             launch = self._launch("qkv", matrix, hidden, 2)
-            normed = self._norm(weights, hidden, layer.attention_norm, matrix)
+            normed = self._norm(weights, hidden, layer.attention_norm)
             linear.qkv_kernel[_grid(matrix, hidden, matrix.outputs // 2 // launch.outputs)](
                 normed, *_data(matrix), *cache, query, keys, values, count, rows, keys.shape[2], **sizes,
-                **_constants(matrix, launch, hidden), **self._product_asks(layer.output, launch),
+                **_constants(matrix, launch, hidden),
             )  # fmt: skip
             return query
         mixed = self._product(self._norm(weights, hidden, layer.attention_norm), layer.qkv)
@@ -80,34 +67,25 @@ class TritonOps:
         )  # fmt: skip
         return query.transpose(1, 2)
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
-        then: Matrix | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         if positions is None:
             return attend(query, keys, values, None)
         batch, rows, heads, head = query.shape
         out, launch = query.new_empty(batch, rows, heads * head), self.attention
-        programs, asks = batch * heads, self._asks(then, "attend", launch.warps)
-        attention.attend_kernel[(programs + (ASKING if asks["LANES"] else 0),)](
-            query, keys, values, positions, out, rows, keys.shape[2], head**-0.5, programs,
+        attention.attend_kernel[(batch * heads,)](
+            query, keys, values, positions, out, rows, keys.shape[2], head**-0.5,
             HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=max(16, triton.next_power_of_2(rows)),
-            BLOCK_C=launch.columns, PRECISION=_precision(query), **asks, num_warps=launch.warps,
-            num_stages=launch.stages,
+            BLOCK_C=launch.columns, PRECISION=_precision(query), num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         return out
 
-    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix, then: Matrix | None = None) -> Tensor:
+    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`; changes ``hidden``."""
         count = rows.shape[0] * rows.shape[1]
         if count > SKINNY:
             return self._product(rows, matrix, hidden)
-        self._skinny("add", matrix, rows, hidden, then)
+        self._skinny("add", matrix, rows, hidden)
         return hidden
 
     def gate_up(self, weights: DecoderWeights, layer: Layer, hidden: Tensor) -> Tensor:
@@ -118,8 +96,8 @@ class TritonOps:
         if batch * rows <= SKINNY:
             launch = self._launch("gate_up", matrix, hidden, 2)
             linear.gate_up_kernel[_grid(matrix, hidden, width // launch.outputs)](
-                self._norm(weights, hidden, layer.mlp_norm, matrix), *_data(matrix), out, batch * rows, width,
-                **_constants(matrix, launch, hidden), **self._product_asks(layer.down, launch),
+                self._norm(weights, hidden, layer.mlp_norm), *_data(matrix), out, batch * rows, width,
+                **_constants(matrix, launch, hidden),
             )  # fmt: skip
             return out
         both = self._product(self._norm(weights, hidden, layer.mlp_norm), matrix)
@@ -134,7 +112,7 @@ class TritonOps:
         if batch * rows > SKINNY:
             return self._product(normed, weights.head).float()
         logits = hidden.new_empty(batch, rows, weights.head.outputs, dtype=torch.float32)
-        self._skinny("head", weights.head, normed, logits, None)
+        self._skinny("head", weights.head, normed, logits)
         return logits
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,27 +124,12 @@ class TritonOps:
         attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=8)
         return tokens, margins
 
-    def _skinny(self, role: str, matrix: Matrix, rows: Tensor, out: Tensor, then: Matrix | None) -> None:
+    def _skinny(self, role: str, matrix: Matrix, rows: Tensor, out: Tensor) -> None:
         launch, rows = self._launch(role, matrix, rows, 1), rows.contiguous()
         linear.linear_kernel[_grid(matrix, rows, matrix.outputs // launch.outputs)](
             rows, *_data(matrix), out, rows.shape[0] * rows.shape[1], matrix.outputs, ADD=role == "add",
-            **_constants(matrix, launch, rows), **self._product_asks(then, launch),
+            **_constants(matrix, launch, rows),
         )  # fmt: skip
-
-    def _asks(self, then: Matrix | None, who: str, warps: int) -> dict[str, object]:
-        """What a norm or attention asks for, as arguments of its kernel."""
-        ahead = None if then is None or not _can_ask(then.data.device) else self.ahead.get(then.kind)
-        most = 0 if ahead is None else getattr(ahead, who)
-        if then is None or not most:
-            return {"ahead": None, "ahead_bytes": 0, "LANES": 0}
-        count = min(most, then.data.numel() * then.data.element_size())
-        return {"ahead": then.data, "ahead_bytes": count, "LANES": 32 * warps}
-
-    def _product_asks(self, then: Matrix | None, launch: Launch) -> dict[str, object]:
-        asks = self._asks(then, "products", launch.warps)
-        lanes = asks.pop("LANES")
-        early = then is not None and self.ahead.get(then.kind, Ahead()).early
-        return {**asks, "EARLY": lanes if early else 0, "LATE": 0 if early else lanes}
 
     def _launch(self, role: str, matrix: Matrix, rows: Tensor, pairs: int) -> Launch:
         """The launch for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
@@ -183,12 +146,11 @@ class TritonOps:
             return launch.fit_int4(matrix.outputs // pairs, step_bytes, block_m, shared)
         return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
 
-    def _norm(self, weights: DecoderWeights, hidden: Tensor, gain: Tensor, then: Matrix | None = None) -> Tensor:
+    def _norm(self, weights: DecoderWeights, hidden: Tensor, gain: Tensor) -> Tensor:
         out, width = torch.empty_like(hidden), hidden.shape[-1]
-        rows, asks = hidden.numel() // width, self._asks(then, "norm", 8)
-        pointwise.rms_norm_kernel[(rows + (ASKING if asks["LANES"] else 0),)](
-            hidden, gain, out, weights.shape.rms_norm_eps, rows, N=width, BLOCK=triton.next_power_of_2(width),
-            **asks, num_warps=8,
+        pointwise.rms_norm_kernel[(hidden.numel() // width,)](
+            hidden, gain, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
+            num_warps=8,
         )  # fmt: skip
         return out
 
@@ -265,12 +227,6 @@ def _block_m(matrix: Matrix, rows: Tensor) -> int:
 def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
     # Programs of one weight and different rows run together: it is read from memory once.
     return triton.cdiv(rows.shape[0] * rows.shape[1], _block_m(matrix, rows)), programs
-
-
-@cache
-def _can_ask(device: torch.device) -> bool:
-    """Whether the processor knows the instruction of :mod:`vla_ros.engine.kernels.ahead`."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

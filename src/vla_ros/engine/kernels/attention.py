@@ -8,24 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.ahead import ask_for
-
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, positions, out, ROWS, CAPACITY, scale, PROGRAMS, ahead, ahead_bytes,
+    query, keys, values, positions, out, ROWS, CAPACITY, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of the same shape.
 
     Row r sees the cache up to ``positions[r]``. The walk ends at the last position needed, whatever the capacity.
     Blocks that a row does not see leave it untouched to the bit, so rows do not depend on each other.
-    Programs beyond the first PROGRAMS ask for the weight that is read next.
     """
-    if tl.program_id(0) >= PROGRAMS:
-        ask_for(ahead, ahead_bytes, tl.program_id(0) - PROGRAMS, tl.num_programs(0) - PROGRAMS, LANES)
-        return
     batch, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.arange(0, BLOCK_R)
     feature = tl.arange(0, HEAD)

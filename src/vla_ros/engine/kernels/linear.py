@@ -19,7 +19,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.ahead import ask_for
 from vla_ros.engine.kernels.int4 import GROUP, UNIT, multiply_int4
 
 
@@ -84,19 +83,16 @@ def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def linear_kernel(
-    x, weight, scale, out, M, N, ahead, ahead_bytes, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr,
-    MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr, LATE: tl.constexpr,
+    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, MORE: tl.constexpr,
+    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out = [out +] x @ weight.T``; ``out`` [M, N] of its own type."""
-    ask_for(ahead, ahead_bytes, tl.program_id(1), tl.num_programs(1), EARLY)
     rows = block_of_rows(BLOCK_M, MORE)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
         x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
         K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    ask_for(ahead, ahead_bytes, tl.program_id(1), tl.num_programs(1), LATE)
     at = out + rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
     if ADD:
@@ -106,19 +102,16 @@ def linear_kernel(
 
 @triton.jit
 def gate_up_kernel(
-    x, weight, scale, out, M, N, ahead, ahead_bytes, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
-    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr, LATE: tl.constexpr,
+    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr, ASM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
-    ask_for(ahead, ahead_bytes, tl.program_id(1), tl.num_programs(1), EARLY)
     rows = block_of_rows(BLOCK_M, MORE)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
         x, weight, scale, rows, number + partner * N, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    ask_for(ahead, ahead_bytes, tl.program_id(1), tl.num_programs(1), LATE)
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     value = gate / (1.0 + tl.exp(-gate)) * up
@@ -128,10 +121,10 @@ def gate_up_kernel(
 
 @triton.jit
 def qkv_kernel(
-    x, weight, scale, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY, ahead, ahead_bytes,
+    x, weight, scale, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
     K: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values of the normed rows, rotated; keys and values go straight into the cache.
 
@@ -139,14 +132,12 @@ def qkv_kernel(
     ``cosine`` and ``sine`` [positions, HEAD / 2].
     """
     half: tl.constexpr = HEAD // 2
-    ask_for(ahead, ahead_bytes, tl.program_id(1), tl.num_programs(1), EARLY)
     rows = block_of_rows(BLOCK_M, MORE)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
         x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    ask_for(ahead, ahead_bytes, tl.program_id(1), tl.num_programs(1), LATE)
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half

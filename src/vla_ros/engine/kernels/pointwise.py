@@ -8,28 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.ahead import ask_for
-
 
 @triton.jit
-def rms_norm_kernel(
-    x, gain, out, eps, M, ahead, ahead_bytes, N: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr
-):  # fmt: skip
-    """One program per row: ``x`` [M, N] to ``out``; rounded before the weight is applied, as Llama has it.
-
-    Programs beyond the rows ask for the weight that is read next.
-    """
-    row = tl.program_id(0)
-    if row < M:
-        column = tl.arange(0, BLOCK)
-        inside = column < N
-        at = row.to(tl.int64) * N + column
-        weight = tl.load(gain + column, mask=inside, other=0.0)
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
-        tl.store(out + at, (value * scale).to(out.dtype.element_ty) * weight, mask=inside)
-    else:
-        ask_for(ahead, ahead_bytes, row - M, tl.num_programs(0) - M, LANES)
+def rms_norm_kernel(x, gain, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row: ``x`` [M, N] to ``out``; rounded before the weight is applied, as Llama has it."""
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    at = tl.program_id(0).to(tl.int64) * N + column
+    weight = tl.load(gain + column, mask=inside, other=0.0)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
+    tl.store(out + at, (value * scale).to(out.dtype.element_ty) * weight, mask=inside)
 
 
 @triton.jit
