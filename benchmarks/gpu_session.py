@@ -64,7 +64,8 @@ def summary(out: Path, names: list[str]) -> str:
         path = out / f"{name}.json"
         result = json.loads(path.read_text()) if path.exists() else {"failed": "ended without a result"}
         if "total_ms" in result:
-            keep = ("total_ms", "in_and_out_ms", "accepted_ms", "baseline_ms", "speedup", "floor_ms",
+            keep = ("total_ms", "in_and_out_ms", "between_ms", "accepted_ms", "accepted_steps", "accepted_share",
+                    "verified_ms", "baseline_ms", "baseline_steps", "speedup", "accepted_speedup", "floor_ms",
                     "tokens_equal", "token_match", "memory_gb")  # fmt: skip
             result = {key: result[key] for key in keep}
         lines.append(f"{name:<9}{json.dumps(result, default=str)[:600]}")
@@ -77,7 +78,11 @@ def main() -> int:
     parser.add_argument("--stages", default=",".join(STAGES), help=f"some of {', '.join(STAGES)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_session")))
     parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="weights for kernels, tune, in_place and gemm")
+    parser.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        help="weights for kernels, tune, in_place and gemm; steady takes the first",
+    )
     parser.add_argument("--dry", action="store_true", help="on a CPU, with a tiny model")
     parser.add_argument("--stage", choices=(*STAGES, "compile"), help=argparse.SUPPRESS)
     options = parser.parse_args()

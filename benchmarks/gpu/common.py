@@ -12,13 +12,16 @@ from typing import Any
 
 BOUND_S = {
     "kernels": 150, "tune": 120, "in_place": 150, "profile": 90, "tokens": 150, "bf16": 180, "int8": 120,
-    "int4": 120, "guard": 90, "batch": 120, "steady": 150, "receiver": 60, "gemm": 120,
+    "int4": 120, "guard": 90, "batch": 120, "steady": 480, "receiver": 60, "gemm": 120,
 }  # fmt: skip
 """Stage to the most seconds that it may take."""
 
 
 KINDS = ("none", "int4", "int8")
 """Of weights, as ``weights.QUANTIZE`` names them."""
+
+QUANTIZATIONS = {"none": "none", "int8": "int8", "int4": "nf4"}
+"""As ``policy.quantization`` names them."""
 
 
 class Session:
@@ -37,6 +40,7 @@ class Session:
         self.device = torch.device("cpu" if dry else "cuda:0")
         self.name = "tiny" if dry else "openvla-7b"
         self.dtype = torch.float32 if dry else torch.bfloat16
+        self._subjects: dict[Any, Any] = {}
         if not dry:
             self._use(self.found())
 
@@ -62,17 +66,25 @@ class Session:
                 case [role, kind]:
                     launches.LAUNCHES[role, kind] = launches.Launch(*values)
 
-    def subject(self, dtype: Any = None) -> Any:
-        """The 7B with random weights, or the tiny model."""
-        from vla_ros.bench.models import open_subject
+    def subject(self, kind: str = "none") -> Any:
+        """The 7B with random weights, or the tiny model, made once; quantised kinds without the dense decoder."""
+        from vla_ros.bench.models import open_quantized, open_subject
 
-        return open_subject(self.name, self.device, dtype or self.dtype)
+        if kind not in self._subjects:
+            self._subjects[kind] = (
+                open_subject(self.name, self.device, self.dtype)
+                if kind == "none"
+                else open_quantized(self.name, self.device, self.dtype, QUANTIZATIONS[kind])
+            )
+        return self._subjects[kind]
 
     def engine(self, subject: Any, kind: str = "none", drafts: str = "prefill", keep: bool = True) -> Any:
         """An engine over it."""
         from vla_ros.policies.openvla.fast import make_engine
 
-        return make_engine(subject.model, 7, kind, drafts, keep=keep)
+        return make_engine(
+            subject.model, 7, QUANTIZATIONS.get(kind, kind), drafts, keep=keep, weights=subject.weights
+        )
 
     def inputs(self, subject: Any, count: int, seed: int = 0, lengths: tuple[int, int] = (22, 22)) -> list[Any]:
         """Random pictures [1, H, W, 3] and prompts."""

@@ -89,38 +89,65 @@ def stage_batch(session: Session) -> dict[str, Any]:
 
 
 def stage_steady(session: Session) -> dict[str, Any]:
-    """Many steps, a new instruction every 50, drafts on: growth of memory, and the slowest step."""
+    """10,000 steps with frames of 1280x720, a new instruction every 50, drafts on: slowest steps, growth of memory.
+
+    With the first of ``--kinds``. "Plain" are steps without a draft, and those whose draft needed further passes:
+    what costs as much as decoding. A change of instruction must not take over twice their median.
+    """
     import numpy as np
 
-    torch, subject = session.torch, session.subject()
-    engine = session.engine(subject)
+    from vla_ros.types import CameraFrame
+
+    kind = session.kinds[0]
+    subject = session.subject(kind)
+    engine = session.engine(subject, kind)
     engine.warm_up([22, 80])
-    cases = session.inputs(subject, 40, lengths=(14, 70))
-    steps, deadline = (12 if session.dry else 10_000), time.monotonic() + BOUND_S["steady"] - 50
-    times, drafted, previous, start = [], [], None, None
-
-    def used() -> tuple[float, float]:
-        status = Path("/proc/self/status").read_text().splitlines()
-        host = next(float(line.split()[1]) / 1e6 for line in status if line.startswith("VmRSS"))
-        return (0.0 if session.dry else torch.cuda.memory_reserved() / 1e9), host
-
+    prompts = [prompt for _, prompt in session.inputs(subject, 40, lengths=(14, 70))]
+    noise = np.random.default_rng(0).integers(0, 256, (72, 128) if session.dry else (720, 1280), dtype=np.uint8)
+    frames = [CameraFrame(np.stack([np.roll(noise, 7 * i + j, 1) for j in range(3)], -1)) for i in range(8)]
+    steps, settled = (120, 60) if session.dry else (10_000, 2500)  # by then every prompt length was seen
+    deadline = time.monotonic() + BOUND_S["steady"] - 80
+    times, plain, new, beside = (np.zeros(steps, dtype) for dtype in (np.float64, bool, bool, bool))
+    previous, start = None, _used(session)
     for step in range(steps):
-        image, prompt = cases[step % 40][0], cases[step // 50 % 40][1]
-        draft = None if step % 50 == 0 else previous
+        new[step] = step % 50 == 0
+        prompt, draft = prompts[step // 50 % 40], None if new[step] else previous
         began = time.perf_counter()
-        answer = engine.answer(image, [prompt], [draft])[0]
-        (times if draft is None or answer.passes else drafted).append(1e3 * (time.perf_counter() - began))
+        answer = engine.answer([frames[step % 8]], [prompt], [draft])[0]
+        times[step] = 1e3 * (time.perf_counter() - began)
+        plain[step] = answer.accepted is None or answer.passes > 0
+        beside[step] = not engine._of(1).wait(0)  # a capture ran beside it
         previous = answer.tokens
-        if step == min(2500, steps // 2):  # every prompt length was seen once by then
-            start = used()
+        if step + 1 == settled:
+            start = _used(session)
+        if (step + 1) % (steps // 10) == 0:
+            print(f"steady: step {step + 1}, p50 {np.median(times[: step + 1]):.2f} ms", flush=True)
         if time.monotonic() > deadline:
             break
-    end = used()
-    assert start is not None
+    done, growth = step + 1, {name: 1e3 * (value - start[name]) for name, value in _used(session).items()}
+    times, plain, new, beside = (values[:done] for values in (times, plain, new, beside))
+    typical = float(np.median(times[plain]))
     return {
-        "steps": step + 1, "p50": float(np.median(times)), "p99": float(np.percentile(times, 99)),
-        "max": max(times), "lengths": engine._of(1).ready, "gpu_growth_gb": end[0] - start[0],
-        "host_growth_gb": end[1] - start[1],
+        "kind": kind, "steps": done, "plain_steps": int(plain.sum()), "plain_p50": typical,
+        "p50": float(np.median(times)), "p99": float(np.percentile(times, 99)), "max": float(times.max()),
+        "max_at": int(times.argmax()), "new_instructions": int(new.sum()), "new_max": float(times[new].max()),
+        "new_ratio": float(times[new].max()) / typical,
+        "over_twice": np.flatnonzero(times > 2 * typical).tolist()[:20],
+        "captures_beside": int(beside.sum()), "beside_max": float(times[beside].max(initial=0)),
+        "lengths": engine._of(1).ready, "growth_mb": growth, "growth_since": settled,
+        "ok": done == steps and float(times[new].max()) <= 2 * typical and max(growth.values()) < 64,
+    }  # fmt: skip
+
+
+def _used(session: Session) -> dict[str, float]:
+    """Gigabytes of the host's memory that this process has, and of the GPU's that torch has reserved and uses."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    host = next(float(line.split()[1]) / 1e6 for line in status if line.startswith("VmRSS"))
+    if session.dry:
+        return {"host": host}
+    cuda = session.torch.cuda
+    return {
+        "host": host, "gpu_reserved": cuda.memory_reserved() / 1e9, "gpu_allocated": cuda.memory_allocated() / 1e9,
     }  # fmt: skip
 
 

@@ -20,7 +20,20 @@ def bench(*words):
 @pytest.mark.slow
 def test_tiny_bench_measures_everything(tmp_path):
     file, trace = tmp_path / "bench.json", tmp_path / "trace.json"
-    answer = bench("--model", "tiny", "--device", "cpu", "--steps", "2", "--json", str(file), "--trace", str(trace))
+    answer = bench(
+        "--model",
+        "tiny",
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--baseline-steps",
+        "1",
+        "--json",
+        str(file),
+        "--trace",
+        str(trace),
+    )
     assert answer.returncode == 0, answer.stderr
     for word in (
         "prefill",
@@ -44,7 +57,12 @@ def test_tiny_bench_measures_everything(tmp_path):
         assert result[name] > 0
     assert result["tokens_equal"] is True
     assert result["token_match"] == 1.0
+    assert result["baseline_steps"] == 1
     assert result["drafted_tokens_equal"] is True
+    # Its answers are ahead by more than float32's guard, so every right draft is accepted.
+    assert (result["accepted_steps"], result["accepted_pictures"], result["accepted_share"]) == (2, 2, 1.0)
+    assert 0 < result["accepted_ms"]["p50"] < result["total_ms"]["p50"]
+    assert result["verified_ms"] is None
     assert 0 <= result["draft_acceptance"] <= 1
     assert result["random_weights"] is True
     events = json.loads(trace.read_text())["traceEvents"]
@@ -58,6 +76,7 @@ def test_tiny_bench_measures_everything(tmp_path):
         (("--frame", "big", "--device", "cpu"), "expected WIDTHxHEIGHT"),
         (("--model", "/no/such/folder", "--device", "cpu"), "no folder"),
         (("--steps", "-3", "--device", "cpu"), "expected at least one step"),
+        (("--baseline-steps", "-3", "--device", "cpu"), "expected at least one step"),
         (("--trace", "/no/such/folder/trace.json"), "cannot be written"),
     ],
 )

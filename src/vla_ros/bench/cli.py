@@ -11,15 +11,22 @@ import json
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.errors import VlaRosError
 
 if TYPE_CHECKING:
+    from vla_ros.bench.measure import Asked
     from vla_ros.bench.models import Subject
-    from vla_ros.types import IntArray
+    from vla_ros.engine.executor import Answer, Engine
+
+MOST_DRAFTED = 300
+"""Steps of each pass with drafts: plain decoding needs many for its p99, these need not make the run longer."""
+
+MOST_BASELINE = 200
+"""Steps of the plain path where none are asked for: on a GPU it takes five times as long as the engine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-baseline", action="store_true", help="skip the plain path, and keep no weights for it"
     )
+    parser.add_argument(
+        "--baseline-steps", type=int, default=0, metavar="N",
+        help=f"steps of the plain path, with which tokens are compared; 0: --steps, {MOST_BASELINE} at most",
+    )  # fmt: skip
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures; '-' prints them instead of a table"
     )
@@ -83,25 +94,24 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
         raise MissingDependencyError("bench needs torch: pip install 'vla_ros[openvla]'") from error
 
+    from vla_ros.bench.inputs import make_messages, make_prompt
     from vla_ros.bench.machine import floor_ms, measure_machine, memory_gb
-    from vla_ros.bench.measure import Trip, compare, run_baseline, run_engine
-    from vla_ros.bench.models import eager_baseline, open_quantized, open_subject
+    from vla_ros.bench.measure import Asked, Trip, run_right_drafts
+    from vla_ros.bench.models import open_quantized, open_subject
     from vla_ros.bench.report import summarize
     from vla_ros.engine.memory import plan
     from vla_ros.policies.openvla.choices import choose_device
     from vla_ros.policies.openvla.fast import make_engine
-    from vla_ros.types import CameraFrame
-    from vla_ros.vision.decode import decode_image
 
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"
     name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
     steps = arguments.steps or (200 if cuda else 3)
     warmup = 20 if cuda else 1
-    if steps < 1 or arguments.prompt_tokens < 2:
+    if steps < 1 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
         raise VlaRosError(
-            f"--steps {arguments.steps} --prompt-tokens {arguments.prompt_tokens}: expected at least one step (0: "
-            "the usual number) and two tokens"
+            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
+            f"{arguments.prompt_tokens}: expected at least one step (0: the usual number) and two tokens"
         )
     height, width = _frame_size(arguments.frame or ("1280x720" if cuda else "320x240"))
 
@@ -118,33 +128,25 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     print(plan(engine.weights, engine.buckets, subject.model), file=sys.stderr)
     loaded = time.perf_counter()
-    messages, prompt = _inputs(subject, steps, height, width, arguments.prompt_tokens)
+    prompt = make_prompt(subject.model.architecture, arguments.prompt_tokens)
+    asked = Asked(Trip(subject, engine), make_messages(steps, height, width), prompt)
     engine.warm_up([len(prompt)])
-    trip = Trip(subject, engine)
-    trip.step(messages[0], prompt, None)
+    asked.run([None], which=[0])
     first = time.perf_counter()
 
-    with _profile(arguments.trace, cuda):
-        if arguments.trace is not None:
-            run_engine(trip, messages[:3], prompt, [None], 0)
-    times, answers = run_engine(trip, messages, prompt, [None], warmup)
-    accepted, repeated = run_engine(trip, messages, prompt, [answer.tokens for answer in answers], warmup)
-    previous = [answers[index - 1].tokens for index in range(len(answers))]
-    temporal, tried = run_engine(trip, messages, prompt, previous, 0)
-    drafts_equal = all((a.tokens == b.tokens).all() and (a.tokens == c.tokens).all()
-                       for a, b, c in zip(answers, repeated, tried, strict=True))  # fmt: skip
+    if arguments.trace is not None:
+        with _profile(arguments.trace, cuda):
+            asked.run([None], which=range(min(3, steps)))
+    times, answers = asked.run([None], warmup)
+    right = run_right_drafts(asked, answers, engine.guard, min(steps, MOST_DRAFTED), warmup)
+    some = range(min(steps, MOST_DRAFTED))
+    temporal, tried = asked.run([answers[index - 1].tokens for index in range(steps)], which=some)
 
-    agreement: dict[str, Any] = {"tokens_equal": None, "token_match": None, "mismatch_margins": []}
-    baseline: list[float] | None = None
-    if baseline_wanted:
-        images = [engine.resized(CameraFrame(decode_image(message).image)) for message in messages]
-        baseline, tokens = run_baseline(
-            subject, eager_baseline(subject.model), images, prompt, count, min(warmup, 5)
-        )
-        agreement = compare(answers, tokens)
+    compared = min(arguments.baseline_steps or MOST_BASELINE, steps) if baseline_wanted else 0
+    baseline, agreement = _baseline(subject, engine, asked, answers, compared, min(warmup, 5))
     sequence = subject.model.architecture.patches + len(prompt)
     floors = tuple(floor_ms(machine, subject.model, engine.weights, sequence, passes) for passes in (count - 1, 0))
-    rates = [answer.accepted or 0 for answer in tried if answer.accepted is not None]
+    rates = [answer.accepted for answer in tried if answer.accepted is not None]
     details = {
         "dtype": name,
         "quantization": arguments.quantization,
@@ -153,32 +155,35 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         "load_s": loaded - began,
         "first_action_s": first - began,
         "draft_acceptance": sum(rates) / ((count - 1) * len(rates)) if rates and count > 1 else 0.0,
-        "drafted_ms": {"p50": temporal.percentile(50), "p99": temporal.percentile(99)},
-        "drafted_tokens_equal": drafts_equal,
+        "drafted_ms": temporal.percentiles(),
+        "drafted_tokens_equal": right.equal
+        and all((answers[index].tokens == tried[index].tokens).all() for index in some),
+        "guard": engine.guard,
         "prompt_tokens": len(prompt),
         "frame": [width, height],
         "capture_failures": {length: str(error) for length, error in engine.failures().items()},
     }
     engine.close()
-    return summarize(subject, machine, times, accepted, baseline, agreement, (floors[0], floors[1]), details)
+    return summarize(subject, machine, times, right, baseline, agreement, (floors[0], floors[1]), details)
 
 
-def _inputs(
-    subject: Subject, count: int, height: int, width: int, prompt_tokens: int
-) -> tuple[list[bytes], IntArray]:
-    """Messages with random frames, never zeros: zeros run faster than real data. A prompt of random words."""
-    import numpy as np
+def _baseline(
+    subject: Subject, engine: Engine, asked: Asked, answers: list[Answer], steps: int, warmup: int
+) -> tuple[list[float] | None, dict[str, Any]]:
+    """Milliseconds of the plain path over the first ``steps`` messages, and how far its tokens agree."""
+    if not steps:
+        return None, {"tokens_equal": None, "token_match": None, "mismatch_margins": [], "baseline_steps": 0}
+    from vla_ros.bench.inputs import OnDemand
+    from vla_ros.bench.measure import compare, run_baseline
+    from vla_ros.bench.models import eager_baseline
+    from vla_ros.types import CameraFrame
+    from vla_ros.vision.decode import decode_image
 
-    from vla_ros.vision.messages import encode_image
-
-    rng = np.random.default_rng(0)
-    base = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    frames = [np.roll(base, 7 * index, axis=1) for index in range(min(count, 32))]
-    messages = [encode_image(frame, index, "camera") for index, frame in enumerate(frames)]
-    architecture = subject.model.architecture
-    words = rng.integers(3, architecture.action_vocab_size // 2, max(1, prompt_tokens - 2))
-    prompt = np.array([architecture.llm.bos_token, *words, architecture.empty_token], dtype=np.int64)
-    return [messages[index % len(messages)] for index in range(count)], prompt
+    # The engine's picture: what is compared is the network, not the resizing.
+    images = OnDemand(steps, lambda index: engine.resized(CameraFrame(decode_image(asked.messages[index]).image)))
+    plain, count = eager_baseline(subject.model), subject.statistics.dimension
+    baseline, tokens = run_baseline(subject, plain, images, asked.prompt, count, warmup)
+    return baseline, {**compare(answers[:steps], tokens), "baseline_steps": steps}
 
 
 def _frame_size(text: str) -> tuple[int, int]:
@@ -198,10 +203,8 @@ def _progress() -> Any:
     return loading_bar()
 
 
-def _profile(path: Path | None, cuda: bool) -> AbstractContextManager[Any]:
-    """A profiler that writes a Chrome trace, which Perfetto reads; nothing where no path is given."""
-    if path is None:
-        return nullcontext()
+def _profile(path: Path, cuda: bool) -> AbstractContextManager[Any]:
+    """A profiler that writes a Chrome trace, which Perfetto reads."""
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vla_ros.bench.inputs import OnDemand
 from vla_ros.bench.models import Subject
 from vla_ros.engine.executor import Answer, Engine
 from vla_ros.types import CameraFrame, IntArray, UInt8Array
@@ -39,9 +41,25 @@ class Times:
         for name, value in stages.items():
             self.stages.setdefault(name, []).append(value)
 
+    def only(self, wanted: Sequence[bool]) -> Times:
+        """The steps that are wanted, given one value per step."""
+
+        def pick(values: list[float]) -> list[float]:
+            return [value for value, keep in zip(values, wanted, strict=True) if keep]
+
+        return Times(pick(self.total), {name: pick(values) for name, values in self.stages.items()})
+
     def percentile(self, share: float) -> float:
         """Of the totals, in milliseconds."""
         return float(np.percentile(self.total, share))
+
+    def percentiles(self) -> dict[str, float] | None:
+        """``p50`` and ``p99`` of the totals in milliseconds; None where there was no step."""
+        return {"p50": self.percentile(50), "p99": self.percentile(99)} if self.total else None
+
+    def between(self) -> float:
+        """Median of what a step takes beside its stages: the host's work around them, in milliseconds."""
+        return float(np.median(np.array(self.total) - np.sum(list(self.stages.values()), axis=0)))
 
     def together(self, *names: str) -> float:
         """Median of the sum of some stages, in milliseconds; those that were not there count nothing."""
@@ -78,23 +96,104 @@ class Trip:
         return answer, {"total": 1e3 * (ended - began), **stages}
 
 
-def run_engine(
-    trip: Trip, messages: Sequence[bytes], prompt: IntArray, drafts: Sequence[IntArray | None], warmup: int
-) -> tuple[Times, list[Answer]]:
-    """Every message once, after ``warmup`` steps that do not count."""
-    times, answers = Times(), []
-    for index in range(-warmup, len(messages)):
-        answer, stages = trip.step(messages[index % len(messages)], prompt, drafts[index % len(drafts)])
-        if index >= 0:
-            total = stages.pop("total")
-            times.add(total, stages)
-            answers.append(answer)
-    return times, answers
+@dataclass(frozen=True)
+class Asked:
+    """What every pass of a measurement asks the engine.
+
+    Attributes:
+        trip: The way to an action.
+        messages: ``sensor_msgs/Image``.
+        prompt: Int64 [L].
+    """
+
+    trip: Trip
+    messages: OnDemand[bytes]
+    prompt: IntArray
+
+    def run(
+        self, drafts: Sequence[IntArray | None], warmup: int = 0, which: Sequence[int] | None = None
+    ) -> tuple[Times, list[Answer]]:
+        """Ask and time; messages are made between the steps, outside of what is timed.
+
+        Args:
+            drafts: One per message, or a single one for all.
+            warmup: First steps that do not count.
+            which: Messages to ask with, in this order; all when left out.
+        """
+        times, answers = Times(), []
+        order = range(len(self.messages)) if which is None else which
+        for number, index in enumerate(chain(islice(cycle(order), warmup), order)):
+            answer, stages = self.trip.step(self.messages[index], self.prompt, drafts[index % len(drafts)])
+            if number >= warmup:
+                times.add(stages.pop("total"), stages)
+                answers.append(answer)
+        return times, answers
+
+
+@dataclass(frozen=True)
+class RightDrafts:
+    """The engine with drafts that are its own plain answers.
+
+    Attributes:
+        accepted: Steps whose draft the prefill accepted as a whole, so that no pass came after it.
+        verified: Steps that took further passes all the same, as the prefill was not sure of every token.
+        share: Of the drafts that were accepted as a whole, on pictures as they come.
+        pictures: Different pictures among ``accepted``.
+        equal: All tokens were those of plain decoding.
+    """
+
+    accepted: Times
+    verified: Times
+    share: float
+    pictures: int
+    equal: bool
+
+
+def run_right_drafts(asked: Asked, answers: Sequence[Answer], guard: float, steps: int, warmup: int) -> RightDrafts:
+    """What a right draft brings.
+
+    Whether the prefill accepts a draft depends on how sure it is of its tokens. A trained network mostly is;
+    random weights seldom are for a whole answer, and the time of an accepted draft would be that of a few steps.
+    So ``share`` and ``verified`` come from pictures as they come, ``accepted`` from those whose plain answer is
+    ahead by more than the guard everywhere, and which the prefill then did accept, repeated for ``steps`` steps.
+
+    Args:
+        asked: What is asked.
+        answers: Plain decoding's, one per message.
+        guard: Of the engine.
+        steps: How many of each kind.
+        warmup: Steps that do not count.
+    """
+    drafts = [answer.tokens for answer in answers]
+
+    def equal(which: Sequence[int], found: Sequence[Answer]) -> bool:
+        return all(np.array_equal(drafts[index], answer.tokens) for index, answer in zip(which, found, strict=True))
+
+    first = range(min(steps, len(answers)))
+    times, offered = asked.run(drafts, warmup, first)
+    whole = [_accepted(answer) for answer in offered]
+    least = [float(answer.margins[1:].min(initial=np.inf)) for answer in answers]
+    sure = sorted((index for index in range(len(answers)) if least[index] > guard), key=lambda i: -least[i])[:steps]
+    _, tried = asked.run(drafts, which=sure)
+    kept = [index for index, answer in zip(sure, tried, strict=True) if _accepted(answer)]
+    order = list(islice(cycle(kept), steps))
+    again, repeated = asked.run(drafts, warmup, order)
+    return RightDrafts(
+        accepted=again.only([_accepted(answer) for answer in repeated]),
+        verified=times.only([not one for one in whole]),
+        share=sum(whole) / len(whole),
+        pictures=len(kept),
+        equal=equal(first, offered) and equal(sure, tried) and equal(order, repeated),
+    )
+
+
+def _accepted(answer: Answer) -> bool:
+    return answer.accepted is not None and answer.passes == 0
 
 
 @torch.inference_mode()
 def run_baseline(
-    subject: Subject, plain: Any, images: Sequence[UInt8Array], prompt: IntArray, count: int, warmup: int
+    subject: Subject, plain: Any, images: OnDemand[UInt8Array], prompt: IntArray, count: int, warmup: int
 ) -> tuple[list[float], list[IntArray]]:
     """``generate`` of transformers, eager, over the same weights: milliseconds and tokens of each picture.
 
@@ -109,8 +208,9 @@ def run_baseline(
     model, times, tokens = subject.model, [], []
     ids = torch.from_numpy(prompt)[None].to(model.device)
     for index in range(-warmup, len(images)):
+        picture = torch.from_numpy(images[index % len(images)])[None]
         began = time.perf_counter()
-        image = torch.from_numpy(images[index % len(images)])[None].to(model.device)
+        image = picture.to(model.device)
         sequence = model.embed_sequence(model.embed_image(model.normalize(image)), ids)
         mask = torch.ones(sequence.shape[:2], dtype=torch.int64, device=model.device)
         made = plain.generate(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vla_ros.bench.machine import Machine
-from vla_ros.bench.measure import IN_AND_OUT, Times
+from vla_ros.bench.measure import IN_AND_OUT, RightDrafts, Times
 from vla_ros.bench.models import Subject
 
 
@@ -17,7 +17,7 @@ def summarize(
     subject: Subject,
     machine: Machine,
     times: Times,
-    accepted: Times,
+    right: RightDrafts,
     baseline: list[float] | None,
     agreement: dict[str, Any],
     floors: tuple[float, float],
@@ -29,13 +29,14 @@ def summarize(
         subject: What was measured.
         machine: On what.
         times: Plain decoding.
-        accepted: With drafts that are right.
+        right: With drafts that are right.
         baseline: Milliseconds of the plain path, or None.
         agreement: From :func:`~vla_ros.bench.measure.compare`.
         floors: Without and with accepted drafts.
         details: Further entries.
     """
     total, base = times.percentile(50), None if baseline is None else float(np.percentile(baseline, 50))
+    accepted = right.accepted.percentiles()
     result: dict[str, Any] = {
         "model": subject.name,
         "random_weights": subject.random,
@@ -44,11 +45,17 @@ def summarize(
         "total_ms": {"p50": total, "p99": times.percentile(99)},
         "stages_ms": times.medians(),
         "in_and_out_ms": times.together(*IN_AND_OUT),
-        "accepted_ms": {"p50": accepted.percentile(50), "p99": accepted.percentile(99)},
-        "accepted_stages_ms": accepted.medians(),
+        "between_ms": times.between(),
+        "accepted_ms": accepted,
+        "accepted_stages_ms": right.accepted.medians(),
+        "accepted_steps": len(right.accepted.total),
+        "accepted_pictures": right.pictures,
+        "accepted_share": right.share,
+        "verified_ms": right.verified.percentiles(),
+        "verified_steps": len(right.verified.total),
         "baseline_ms": base,
         "speedup": None if base is None else base / total,
-        "accepted_speedup": None if base is None else base / accepted.percentile(50),
+        "accepted_speedup": None if base is None or accepted is None else base / accepted["p50"],
         "floor_ms": floors[0],
         "accepted_floor_ms": floors[1],
         "share_of_floor": floors[0] / total,
@@ -64,27 +71,22 @@ def summarize(
 
 def render(result: dict[str, Any]) -> str:
     """The table that ``vla-ros bench`` prints."""
-    plain, drafted = result["stages_ms"], result["accepted_stages_ms"]
+    plain, drafted, accepted = result["stages_ms"], result["accepted_stages_ms"], result["accepted_ms"] or {}
     lines = [
         f"{result['model']} on {result['machine']}, {result['dtype']}, quantisation {result['quantization']}, "
         f"{result['steps']} steps, {result['graphs']}",
-        f"{'stage (p50, ms)':<18}{'plain':>10}{'draft accepted':>16}",
+        _row("stage (p50, ms)", "plain", "draft accepted"),
     ]
-    lines += [
-        f"{name:<18}{plain[name]:>10.3f}" + (f"{drafted[name]:>16.3f}" if name in drafted else f"{'-':>16}")
-        for name in plain
-    ]
-    for name in ("p50", "p99"):
-        lines.append(f"{'total ' + name:<18}{result['total_ms'][name]:>10.3f}{result['accepted_ms'][name]:>16.3f}")
+    lines += [_row(name, plain[name], drafted.get(name)) for name in plain]
+    lines.append(_row("between stages", result["between_ms"]))
+    lines += [_row(f"total {name}", result["total_ms"][name], accepted.get(name)) for name in ("p50", "p99")]
     width, height = result["frame"]
-    lines.append(
-        f"{'in and out':<18}{result['in_and_out_ms']:>10.3f}   ({width}x{height}: {', '.join(IN_AND_OUT)})"
-    )
-    lines.append(f"{'floor':<18}{result['floor_ms']:>10.3f}{result['accepted_floor_ms']:>16.3f}")
+    lines.append(_row("in and out", result["in_and_out_ms"]) + f"   ({width}x{height}: {', '.join(IN_AND_OUT)})")
+    lines.append(_row("floor", result["floor_ms"], result["accepted_floor_ms"]))
     if result["baseline_ms"] is not None:
         lines.append(
-            f"{'times baseline':<18}{result['speedup']:>10.2f}{result['accepted_speedup']:>16.2f}"
-            f"   (transformers generate, eager: {result['baseline_ms']:.2f} ms)"
+            _row("times baseline", result["speedup"], result["accepted_speedup"])
+            + f"   (transformers generate, eager: {result['baseline_ms']:.2f} ms, {result['baseline_steps']} steps)"
         )
         equal = "equal" if result["tokens_equal"] else f"not all equal, margins there {result['mismatch_margins']}"
         lines.append(f"tokens: {equal}; match {100 * result['token_match']:.2f} %")
@@ -93,15 +95,38 @@ def render(result: dict[str, Any]) -> str:
         f"memory {result['memory_gb']:.2f} GB; load {result['load_s']:.1f} s, "
         f"first action after {result['first_action_s']:.1f} s"
     )
-    lines.append(
-        f"drafts of the previous action: {100 * result['draft_acceptance']:.1f} % of tokens accepted on "
-        + (
-            "random weights and pictures, which says nothing of a robot"
-            if result["random_weights"]
-            else "random pictures"
+    return "\n".join(lines + _of_drafts(result))
+
+
+def _of_drafts(result: dict[str, Any]) -> list[str]:
+    """What the figures of drafts mean, and over what they were taken."""
+    sure = f"whose plain answer is ahead by more than the guard ({result['guard']:g} logits) at every drafted token"
+    if result["accepted_steps"]:
+        accepted = (
+            f"draft accepted: {result['accepted_steps']} steps with {result['accepted_pictures']} of "
+            f"{result['steps']} pictures, {sure}"
         )
+    else:
+        accepted = f"draft accepted: not measured, as none of {result['steps']} pictures has an answer that was "
+        accepted += f"accepted as a whole: one {sure}"
+    others = "" if not result["verified_steps"] else (
+        f"; the others take a pass: p50 {result['verified_ms']['p50']:.3f} ms"
+    )  # fmt: skip
+    of_what = (
+        "random weights and pictures, which says nothing of a robot"
+        if result["random_weights"]
+        else "random pictures"
     )
-    return "\n".join(lines)
+    return [
+        accepted,
+        f"right drafts, pictures as they come: {100 * result['accepted_share']:.1f} % accepted as a whole{others}",
+        f"drafts of the previous action: {100 * result['draft_acceptance']:.1f} % of tokens accepted on {of_what}",
+    ]
+
+
+def _row(name: str, *values: float | str | None) -> str:
+    cells = ["-" if one is None else one if isinstance(one, str) else f"{one:.3f}" for one in values]
+    return f"{name:<18}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, (10, 16), strict=False))
 
 
 def _rounded(value: Any) -> Any:

@@ -83,6 +83,10 @@ class Engine:
         options: How it runs.
         ops: How it computes; None takes Triton on CUDA and torch elsewhere.
         runner: Where it runs; None takes that of the weights' device.
+
+    Attributes:
+        guard: Least margin, in logits, at which a drafted row of the prefill is believed; infinity where drafts are
+            not checked there.
     """
 
     def __init__(
@@ -104,9 +108,9 @@ class Engine:
         self._ops = make_ops(weights.device) if ops is None else ops
         self._patches = patches
         name = str(weights.dtype).removeprefix("torch.")
-        self._guard = drafting.GUARDS[name] if options.guard is None else options.guard
+        self.guard = drafting.GUARDS[name] if options.guard is None else options.guard
         if options.drafts != "prefill":
-            self._guard = inf
+            self.guard = inf
         self._resizer = FrameResizer(options.image_size, weights.device, self.runner)
         self._programs: dict[int, Programs[Program]] = {}
         self._policies: dict[int, drafting.DraftPolicy] = {}
@@ -265,7 +269,7 @@ class Engine:
             if self.options.drafts == "verify":
                 # Only the first token is taken from the prefill; for the others the draft itself is the guess.
                 first = ([first[0][0], *draft[1:], draft[-1]], first[1])
-            waiting.append(drafting.settling(draft, first, self._guard))
+            waiting.append(drafting.settling(draft, first, self.guard))
 
         def verify(wants: Sequence[drafting.Fed | None]) -> list[drafting.Predictions]:
             fed, start = np.zeros((len(wants), width), np.int64), last + 1

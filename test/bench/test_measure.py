@@ -1,0 +1,109 @@
+"""What a measurement asks, and what its figures are taken over."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
+import torch
+
+from vla_ros.bench.inputs import make_messages, make_prompt
+from vla_ros.bench.measure import Asked, Times, Trip, run_right_drafts
+from vla_ros.bench.models import open_subject
+from vla_ros.bench.report import render
+from vla_ros.policies.openvla.fast import make_engine
+from vla_ros.vision.decode import decode_image
+
+
+@pytest.fixture(scope="module")
+def subject():
+    torch.set_num_threads(1)
+    return open_subject("tiny", torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def plain(subject):
+    """Eight pictures, and what plain decoding answers."""
+    asked = make_asked(subject, None)
+    times, answers = asked.run([None])
+    assert len(times.total) == len(answers) == 8
+    return answers
+
+
+def make_asked(subject, guard):
+    engine = make_engine(subject.model, 7)
+    if guard is not None:
+        engine.guard = guard
+    return Asked(Trip(subject, engine), make_messages(8, 48, 64), make_prompt(subject.model.architecture, 9))
+
+
+def test_messages_all_differ_and_need_the_memory_of_one():
+    messages = make_messages(500, 61, 49)  # a width that is a multiple of the shift
+    frames = {decode_image(message).image.tobytes() for message in messages}
+    assert len(frames) == 61 * 49 // 7  # 427; then they begin again
+    tracemalloc.start()
+    for index in range(200):
+        assert messages[index] == messages[index]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 * 61 * 49 * 3
+
+
+def test_only_pictures_whose_draft_was_accepted_count_as_accepted(subject, plain):
+    least = sorted(float(answer.margins[1:].min()) for answer in plain)
+    guard = (least[-3] + least[-2]) / 2  # two pictures are sure
+    found = run_right_drafts(make_asked(subject, guard), plain, guard, 5, 1)
+    assert found.equal
+    assert (found.pictures, len(found.accepted.total)) == (2, 5)
+    sure = [float(answer.margins[1:].min()) > guard for answer in plain]
+    assert found.share == sum(sure[:5]) / 5  # of pictures as they come
+    assert len(found.verified.total) == 5 - sum(sure[:5])
+
+
+def test_without_a_sure_picture_there_is_no_figure(subject, plain):
+    found = run_right_drafts(make_asked(subject, 1e9), plain, 1e9, 4, 0)
+    assert found.equal
+    assert (found.pictures, found.accepted.percentiles(), found.share) == (0, None, 0.0)
+    assert len(found.verified.total) == 4
+
+
+def test_tokens_that_differ_from_plain_decoding_are_told(subject, plain):
+    wrong = [*plain[:-1], plain[0]]  # the last picture's answer is another's
+    assert not run_right_drafts(make_asked(subject, 0.0), wrong, 0.0, 8, 0).equal
+
+
+def test_what_lies_between_the_stages():
+    times = Times()
+    times.add(10.0, {"upload": 1.0, "vision": 7.0})
+    times.add(11.0, {"upload": 1.0, "vision": 9.0})
+    times.add(9.0, {"upload": 2.0, "vision": 6.0})
+    assert times.between() == 1.0
+    assert times.only([True, False, True]).total == [10.0, 9.0]
+    assert times.only([False] * 3).percentiles() is None
+
+
+def test_the_table_says_why_there_is_no_accepted_time():
+    result = {
+        "model": "m", "machine": "d", "dtype": "bfloat16", "quantization": "none", "steps": 9, "graphs": "graphs",
+        "stages_ms": {"vision": 2.0}, "accepted_stages_ms": {}, "between_ms": 0.1, "accepted_ms": None,
+        "total_ms": {"p50": 3.0, "p99": 4.0}, "frame": [64, 48], "in_and_out_ms": 1.0, "floor_ms": 2.0,
+        "accepted_floor_ms": 1.0, "baseline_ms": None, "bandwidth_gb_per_s": 1.0, "tflops": 1.0, "memory_gb": 1.0,
+        "load_s": 1.0, "first_action_s": 1.0, "guard": 0.25, "accepted_steps": 0, "accepted_pictures": 0,
+        "verified_steps": 3, "verified_ms": {"p50": 17.5, "p99": 18.0}, "accepted_share": 0.0,
+        "draft_acceptance": 0.1, "random_weights": True,
+    }  # fmt: skip
+    text = render(result)
+    assert "draft accepted: not measured, as none of 9 pictures" in text
+    assert "guard (0.25 logits)" in text
+    assert "p50 17.500 ms" in text
+
+
+def test_prompts_have_the_length_that_was_asked_for(subject):
+    architecture = subject.model.architecture
+    prompt = make_prompt(architecture, 22)
+    assert (len(prompt), prompt[0], prompt[-1]) == (22, architecture.llm.bos_token, architecture.empty_token)
+    assert np.array_equal(prompt, make_prompt(architecture, 22))
