@@ -14,7 +14,10 @@ from typing import Any
 
 from gpu.common import BOUND_S, Session, make_layer, relative, shape_of
 
-ATTENTION_CUTS = ((64, 4, 3), (128, 4, 2), (128, 8, 2), (64, 8, 3), (32, 4, 4), (64, 2, 3))
+ATTENTION_CUTS = (
+    (64, 4, 3, 1), (64, 4, 2, 5), (64, 4, 2, 3), (64, 2, 2, 5), (32, 4, 2, 5), (32, 2, 2, 9), (32, 4, 2, 9),
+    (128, 4, 2, 3), (16, 2, 2, 9), (64, 8, 2, 5),
+)  # fmt: skip
 """Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
 
 
@@ -66,24 +69,27 @@ class Bed:
 
     def work(self, role: str, ops: Any) -> None:
         """One product of every layer."""
+        stream = ops.residual(self.hidden, self.sets[0].norm)
         for one in self.sets:
-            self._product(role, ops, one, self.hidden)
+            self._product(role, ops, one, stream)
 
     def error(self, role: str, ops: Any) -> float:
         """How far a product lies from torch's, relatively; products of more rows than one must hold its bits."""
         from vla_ros.engine.ops import TorchOps
 
         one = self.sets[0]
-        ours, theirs = (self._product(role, how, one, self.hidden.clone()) for how in (ops, TorchOps()))
+        ours, theirs = (
+            self._product(role, how, one, how.residual(self.hidden.clone(), one.norm)) for how in (ops, TorchOps())
+        )
         return relative(ours, theirs)
 
-    def _product(self, role: str, ops: Any, one: Any, hidden: Any) -> Any:
+    def _product(self, role: str, ops: Any, one: Any, stream: Any) -> Any:
         layer = one.layers[0]
         if role == "qkv":
-            return ops.qkv(one, layer, hidden, self.at, self.cache[0], self.cache[1])
+            return ops.qkv(one, layer, stream, self.at, self.cache[0], self.cache[1])
         if role == "add":
-            return ops.add_linear(hidden, self.mixed, layer.down)
-        return ops.gate_up(one, layer, hidden) if role == "gate_up" else ops.head(one, hidden)
+            return ops.add_linear(stream, self.mixed, layer.down, layer.mlp_norm).hidden
+        return ops.gate_up(one, layer, stream) if role == "gate_up" else ops.head(one, stream)
 
     def nbytes(self, role: str) -> int:
         """Weights that one product reads."""
@@ -172,8 +178,8 @@ def _attends(session: Session, ops: Any, shape: Any, cache: Any) -> bool:
     query = torch.randn(1, 6, shape.heads, shape.head_dim, device=keys.device).to(keys.dtype)
     at = torch.arange(283, 289, dtype=torch.int32, device=keys.device)[None]
     try:
-        together = ops.attend(query, keys, values, at)
-        alone = ops.attend(query[:, 5:].contiguous(), keys, values, at[:, 5:].contiguous())
+        together = ops.attend(query, keys, values, at, cache.arrived)
+        alone = ops.attend(query[:, 5:].contiguous(), keys, values, at[:, 5:].contiguous(), cache.arrived)
     except Exception:  # does not fit
         return False
     near = relative(together, TorchOps().attend(query, keys, values, at)) <= 1e-2
@@ -181,7 +187,7 @@ def _attends(session: Session, ops: Any, shape: Any, cache: Any) -> bool:
 
 
 def stage_in_place(session: Session) -> dict[str, Any]:
-    """The best launches of ``tune`` inside a whole pass of the 7B, one role after the other."""
+    """The best launches of ``tune`` (if it ran) inside a whole pass of the 7B, role by role; cuts of attention."""
     if session.dry:
         return {"skipped": "needs CUDA"}
     from vla_ros.engine import launches as cuts
@@ -189,7 +195,8 @@ def stage_in_place(session: Session) -> dict[str, Any]:
     from vla_ros.engine.decoder import Cache, verify
 
     torch, subject = session.torch, session.subject()
-    found = json.loads((session.out / "tune.json").read_text())
+    tuned = session.out / "tune.json"
+    found = json.loads(tuned.read_text()) if tuned.exists() else {}
     chosen = session.found()
     result: dict[str, Any] = {}
     tokens = torch.zeros(1, 1, dtype=torch.int64, device=session.device)

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
-from vla_ros.engine.launches import INT4_ROWS, LAUNCHES, TILES
+from vla_ros.engine.launches import ATTENTION, INT4_ROWS, LAUNCHES, TILES
 
 B = "*bf16"
 HIDDEN, HEADS, HEAD = 4096, 32, 128
@@ -72,7 +72,8 @@ def moves(ttgir: str) -> int:
 
 def compile_few_rows(kind: str) -> None:
     weight, scale = WEIGHTS[kind]
-    types = {"x": B, "weight": weight, "scale": scale, "out": B}
+    sums = {"squares": "*fp64", "spent": "*fp64", "gain": B, "scaled": B, "eps": "fp32"}
+    types = {"x": B, "weight": weight, "scale": scale, "out": B, **sums}
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
 
@@ -86,9 +87,9 @@ def compile_few_rows(kind: str) -> None:
         compile_kernel(name, kernel, types, every, launch.warps, launch.stages)
 
     for inputs in (HIDDEN, 11008):
-        skinny("add", linear.linear_kernel, inputs, types, ADD=True)
+        skinny("add", linear.add_kernel, inputs, types)
     if kind == "dense":
-        skinny("head", linear.linear_kernel, HIDDEN, {**types, "out": "*fp32"}, ADD=False)
+        skinny("head", linear.head_kernel, HIDDEN, {**types, "out": "*fp32"})
     for rows in (8, 16, 32) if kind == "int4" else (16,):
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, types, rows)
         skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
@@ -116,12 +117,16 @@ def main() -> None:
     compile_many_rows()
     cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
-    blocks = {"BLOCK_R": 16, "BLOCK_C": 64, "PRECISION": "tf32"}
-    compile_kernel("attend", attention.attend_kernel, cache, {**sizes, **blocks}, 4, 3)
+    cache |= {"found": "*fp32", "arrived": "*i32"}
+    blocks = {"BLOCK_R": 16, "BLOCK_C": ATTENTION.columns, "PRECISION": "tf32", "SPLITS": ATTENTION.splits}
+    every = {**sizes, **blocks}
+    compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION.warps, ATTENTION.stages)
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 4096}, 8, 3)
     types = {"x": B, "gain": B, "out": B, "eps": "fp32"}
     compile_kernel("norm", pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
+    types |= {"scaled": B, "squares": "*fp64", "spent": "*fp64"}
+    compile_kernel("residual", pointwise.residual_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
     compile_kernel("silu", pointwise.silu_multiply_kernel, {"both": B, "out": B}, {"BLOCK": 2048}, 4, 3)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from triton.runtime import interpreter
 
 from vla_ros.engine.agreement import check_products
 from vla_ros.engine.decoder import Cache, decode, verify
-from vla_ros.engine.launches import INT4_ROWS, SKINNY, Launch, Tile
-from vla_ros.engine.ops import TorchOps
+from vla_ros.engine.launches import INT4_ROWS, SKINNY, AttentionLaunch, Launch, Tile
+from vla_ros.engine.ops import Residual, TorchOps
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import QUANTIZE, DecoderWeights, Layer, dense, dequantize, rotary_tables
 
@@ -91,10 +91,12 @@ def many_groups(dtype: torch.dtype, bound: float) -> None:
     for rows in (1, 9, INT4_ROWS + 3, SKINNY + 6):
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
-        expected = TorchOps().add_linear(hidden, x, matrix)
+        gain = torch.ones(matrix.outputs, dtype=dtype)
+        expected = TorchOps().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
         for launch in (Launch(16, 512, 4, 4), Launch(32, 256, 2, 3), Launch(16, 1024, 4, 3)):
             ops = TritonOps({("add", "int4"): launch}, tile=Tile(rows=64, tail=16))
-            close(f"{rows} rows, {launch}", ops.add_linear(hidden.clone(), x, matrix), expected, bound)
+            stream = ops.residual(hidden.clone(), gain)
+            close(f"{rows} rows, {launch}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
     close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
 
 
@@ -127,6 +129,10 @@ def main(kind: str, name: str) -> None:
     for row in range(3):
         single = verify(weights, ours, again, tokens[:, row : row + 1], start + row)
         assert torch.equal(single[:, 0], logits[:, row]), f"row {row} depends on its neighbours"
+    shared = TritonOps(attention=AttentionLaunch(columns=2, warps=4, stages=2, splits=3))
+    logits_of = {count: verify(weights, shared, poisoned(weights), tokens[:, :count], start) for count in (3, 1)}
+    close("shared heads", logits_of[3], logits, bound)  # some programs see nothing, and some rows
+    assert torch.equal(logits_of[1][:, 0], logits_of[3][:, 0])
     chosen, margins = decode(weights, ours, cache, tokens[:, 3], start + 3, 1)
     assert chosen.shape == (2, 1)
     assert margins.isfinite().all()
@@ -134,20 +140,22 @@ def main(kind: str, name: str) -> None:
     # Many rows: norm, product, rotation and activation of a prefill, with a fused and a separate dequantisation.
     rows, layer = SKINNY // 2 + 3, weights.layers[0]
     hidden = torch.randn(2, rows, weights.shape.hidden_size, generator=generator).to(dtype)
+    stream = Residual(hidden, layer.attention_norm)
     positions = torch.arange(rows, dtype=torch.int32).expand(2, rows).contiguous()
     for ops in (ours, TritonOps(fused_gemm=False)) if kind != "none" else (ours,):
         caches = [poisoned(weights), poisoned(weights)]
         queries = [
-            one.qkv(weights, layer, hidden, positions, cache.keys[0], cache.values[0])
+            one.qkv(weights, layer, stream, positions, cache.keys[0], cache.values[0])
             for one, cache in zip((ops, theirs), caches, strict=True)
         ]
         close("prefill queries", queries[0], queries[1], bound)
         close("prefill keys", caches[0].keys[0], caches[1].keys[0], bound)
         close("prefill values", caches[0].values[0], caches[1].values[0], bound)
-        close("gate", ops.gate_up(weights, layer, hidden), theirs.gate_up(weights, layer, hidden), bound)
+        close("gate", ops.gate_up(weights, layer, stream), theirs.gate_up(weights, layer, stream), bound)
         mixed = queries[1].reshape(2, rows, -1)
-        added = ops.add_linear(hidden.clone(), mixed, layer.output)
-        close("residual", added, theirs.add_linear(hidden, mixed, layer.output), bound)
+        added = ops.add_linear(replace(stream, hidden=hidden.clone()), mixed, layer.output, layer.mlp_norm)
+        expected = theirs.add_linear(stream, mixed, layer.output, layer.mlp_norm)
+        close("residual", added.hidden, expected.hidden, bound)
         if kind != "none":
             close("dequantised", ops._dequantize(layer.down, dtype), dequantize(layer.down, dtype), bound)
 

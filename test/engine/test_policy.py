@@ -74,8 +74,9 @@ def wrong_kernel(monkeypatch):
     """Operations whose last product forgets the residual."""
 
     class Forgetful(TorchOps):
-        def add_linear(self, hidden, rows, matrix):
-            return super().add_linear(torch.zeros_like(hidden), rows, matrix)
+        def add_linear(self, stream, rows, matrix, gain):
+            forgotten = replace(stream, hidden=torch.zeros_like(stream.hidden))
+            return super().add_linear(forgotten, rows, matrix, gain)
 
     monkeypatch.setattr("vla_ros.policies.openvla.policy.make_ops", lambda device: Forgetful())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine.health import EngineMismatchError
-from vla_ros.engine.ops import Ops, TorchOps
+from vla_ros.engine.ops import Ops, Residual, TorchOps
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
@@ -52,15 +52,22 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
     def noise(width: int) -> Tensor:
         return torch.randn(1, rows, width, generator=generator).to(weights.device, weights.dtype)
 
+    def stream() -> Residual:
+        return ops.residual(noise(shape.hidden_size), layer.attention_norm)
+
     positions = torch.arange(rows, dtype=torch.int32, device=weights.device)[None]
     keys, values = noise(2 * shape.kv_heads * shape.head_dim).view(2, 1, shape.kv_heads, rows, shape.head_dim)
-    yield "queries", ops.qkv(weights, layer, noise(shape.hidden_size), positions, keys, values)
+    yield "queries", ops.qkv(weights, layer, stream(), positions, keys, values)
     yield "keys", keys
     yield "values", values
-    yield "gate and up", ops.gate_up(weights, layer, noise(shape.hidden_size))
-    residual = noise(shape.hidden_size)
-    yield "output", ops.add_linear(residual.clone(), noise(layer.output.inputs), layer.output)
-    yield "down", ops.add_linear(residual.clone(), noise(layer.down.inputs), layer.down)
+    yield "gate and up", ops.gate_up(weights, layer, stream())
+    # What follows a sum is taken of it with its norm.
+    added = ops.add_linear(stream(), noise(layer.output.inputs), layer.output, layer.mlp_norm)
+    yield "output", added.hidden.clone()
+    yield "gate and up of a sum", ops.gate_up(weights, layer, added)
+    added = ops.add_linear(added, noise(layer.down.inputs), layer.down, weights.norm)
+    yield "down", added.hidden
+    yield "head", ops.head(weights, added)
 
 
 def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:

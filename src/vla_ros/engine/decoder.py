@@ -24,10 +24,12 @@ class Cache:
     Attributes:
         keys: Per layer [B, kv_heads, C, head_dim].
         values: The same.
+        arrived: Int32 zeros [B * heads], see :meth:`~vla_ros.engine.ops.Ops.attend`.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    arrived: Tensor
 
     @classmethod
     def allocate(cls, weights: DecoderWeights, batch: int, capacity: int) -> Cache:
@@ -35,7 +37,8 @@ class Cache:
         shape = weights.shape
         sizes = (shape.layers, batch, shape.kv_heads, capacity, shape.head_dim)
         both = torch.zeros((2, *sizes), dtype=weights.dtype, device=weights.device)
-        return cls(both[0].unbind(0), both[1].unbind(0))
+        arrived = torch.zeros(batch * shape.heads, dtype=torch.int32, device=weights.device)
+        return cls(both[0].unbind(0), both[1].unbind(0), arrived)
 
 
 def cache_bytes(weights: DecoderWeights, batch: int, capacity: int) -> int:
@@ -65,17 +68,18 @@ def prefill(
     hidden = torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)  # [B, S, hidden]
     batch, length, _ = hidden.shape
     positions = torch.arange(length, dtype=torch.int32, device=hidden.device).expand(batch, length).contiguous()
+    stream = ops.residual(hidden, weights.layers[0].attention_norm)
     for index, layer in enumerate(weights.layers[:-1]):
-        query = ops.qkv(weights, layer, hidden, positions, cache.keys[index], cache.values[index])
+        query = ops.qkv(weights, layer, stream, positions, cache.keys[index], cache.values[index])
         mixed = ops.attend(query, cache.keys[index], cache.values[index], None)
-        hidden = ops.add_linear(hidden, mixed, layer.output)
-        hidden = ops.add_linear(hidden, ops.gate_up(weights, layer, hidden), layer.down)
+        stream = ops.add_linear(stream, mixed, layer.output, layer.mlp_norm)
+        stream = ops.add_linear(stream, ops.gate_up(weights, layer, stream), layer.down, _next_norm(weights, index))
     # The last layer owes the others its keys and values only; the few rows whose logits count run like decoding.
     index = len(weights.layers) - 1
-    ops.qkv(weights, weights.layers[index], hidden, positions, cache.keys[index], cache.values[index])
+    ops.qkv(weights, weights.layers[index], stream, positions, cache.keys[index], cache.values[index])
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted.long()[:, :, None].expand(-1, -1, hidden.shape[2])
-    return _finish(weights, ops, cache, hidden.gather(1, at), wanted, first=index)
+    return _finish(weights, ops, cache, stream.hidden.gather(1, at), wanted, first=index)
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, start: Tensor) -> Tensor:
@@ -131,10 +135,16 @@ def _finish(
     weights: DecoderWeights, ops: Ops, cache: Cache, hidden: Tensor, positions: Tensor, first: int
 ) -> Tensor:
     """Layers from ``first`` on and the head, for few rows [B, R, hidden]; ``hidden`` is changed."""
+    stream = ops.residual(hidden, weights.layers[first].attention_norm)
     for index in range(first, len(weights.layers)):
         layer, keys, values = weights.layers[index], cache.keys[index], cache.values[index]
-        query = ops.qkv(weights, layer, hidden, positions, keys, values)
-        mixed = ops.attend(query, keys, values, positions)
-        hidden = ops.add_linear(hidden, mixed, layer.output)
-        hidden = ops.add_linear(hidden, ops.gate_up(weights, layer, hidden), layer.down)
-    return ops.head(weights, hidden)
+        query = ops.qkv(weights, layer, stream, positions, keys, values)
+        mixed = ops.attend(query, keys, values, positions, cache.arrived)
+        stream = ops.add_linear(stream, mixed, layer.output, layer.mlp_norm)
+        stream = ops.add_linear(stream, ops.gate_up(weights, layer, stream), layer.down, _next_norm(weights, index))
+    return ops.head(weights, stream)
+
+
+def _next_norm(weights: DecoderWeights, index: int) -> Tensor:
+    """Weight of the norm behind layer ``index``."""
+    return weights.layers[index + 1].attention_norm if index + 1 < len(weights.layers) else weights.norm

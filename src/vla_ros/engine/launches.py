@@ -97,11 +97,14 @@ class AttentionLaunch:
         columns: Positions per step.
         warps: Warps per program.
         stages: Steps whose loads are in flight.
+        splits: Programs that share a head, each with every so many-th step. It decides the order of sums: it must
+            not depend on the rows.
     """
 
     columns: int = 64
     warps: int = 4
-    stages: int = 3
+    stages: int = 2
+    splits: int = 5
 
 
 ATTENTION = AttentionLaunch()

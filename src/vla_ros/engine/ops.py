@@ -1,10 +1,11 @@
-"""The six operations of a decoder pass, and their plain version in torch, which runs anywhere.
+"""The operations of a decoder pass, and their plain version in torch, which runs anywhere.
 
 :class:`~vla_ros.engine.triton_ops.TritonOps` is the version for a GPU. The decoder is written once over either.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,18 +15,46 @@ from torch.nn import functional
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, dequantize
 
 
+@dataclass(frozen=True)
+class Residual:
+    """The residual stream of some rows, in front of a norm.
+
+    Attributes:
+        hidden: [B, R, hidden].
+        gain: [hidden], the weight of that norm.
+        scaled: ``hidden * gain``, where a product applies the rest of the norm to its sums; else None.
+        squares: Float64, one per row: the sum of the squares of ``hidden``, beside ``scaled``.
+        spent: Room for those of the next norm, zeros.
+    """
+
+    hidden: Tensor
+    gain: Tensor
+    scaled: Tensor | None = None
+    squares: Tensor | None = None
+    spent: Tensor | None = None
+
+
 class Ops(Protocol):
     """What a pass is made of. B observations, R rows each; ``keys`` and ``values`` [B, kv_heads, C, head_dim]."""
 
+    def residual(self, hidden: Tensor, gain: Tensor) -> Residual:
+        """Begin a residual stream with ``hidden`` [B, R, hidden], in front of a norm with weight ``gain``."""
+
     def qkv(
-        self, weights: DecoderWeights, layer: Layer, hidden: Tensor, positions: Tensor, keys: Tensor, values: Tensor
+        self,
+        weights: DecoderWeights,
+        layer: Layer,
+        stream: Residual,
+        positions: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
         """Norm, projection and rotary embedding; fills the cache at ``positions``.
 
         Args:
             weights: For sizes and tables.
-            layer: Norm and projection.
-            hidden: [B, R, hidden].
+            layer: Projection.
+            stream: In front of the layer's first norm.
             positions: Int32 [B, R].
             keys: The layer's keys.
             values: The layer's values.
@@ -34,22 +63,30 @@ class Ops(Protocol):
             Queries [B, R, heads, head_dim].
         """
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor | None,
+        arrived: Tensor | None = None,
+    ) -> Tensor:
         """Attention of ``query`` [B, R, heads, head_dim] to the cache up to ``positions`` [B, R].
 
-        None means rows 0 to R - 1 of a prompt, each seeing those before it.
+        None means rows 0 to R - 1 of a prompt, each seeing those before it. ``arrived``, int32 zeros [B * heads],
+        is for programs that share a head to count in; they leave zeros.
 
         Returns:
             [B, R, heads * head_dim].
         """
 
-    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix) -> Tensor:
-        """``hidden + rows @ matrix.T`` [B, R, N]; may change ``hidden``."""
+    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, gain: Tensor) -> Residual:
+        """``stream + rows @ matrix.T`` in front of a norm with weight ``gain``; ``stream`` may be used up."""
 
-    def gate_up(self, weights: DecoderWeights, layer: Layer, hidden: Tensor) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, layer: Layer, stream: Residual) -> Tensor:
         """Norm, both projections and the gated activation: [B, R, intermediate]."""
 
-    def head(self, weights: DecoderWeights, hidden: Tensor) -> Tensor:
+    def head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """Last norm and head: float32 logits [B, R, vocab]."""
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,13 +99,23 @@ class Ops(Protocol):
 class TorchOps:
     """The operations in torch alone, with the rounding steps of the reference decoder."""
 
+    def residual(self, hidden: Tensor, gain: Tensor) -> Residual:
+        """See :class:`Ops`."""
+        return Residual(hidden, gain)
+
     def qkv(
-        self, weights: DecoderWeights, layer: Layer, hidden: Tensor, positions: Tensor, keys: Tensor, values: Tensor
+        self,
+        weights: DecoderWeights,
+        layer: Layer,
+        stream: Residual,
+        positions: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
         """See :class:`Ops`."""
         shape = weights.shape
-        batch, rows, _ = hidden.shape
-        mixed = _linear(rms_norm(hidden, layer.attention_norm, shape.rms_norm_eps), layer.qkv)
+        batch, rows, _ = stream.hidden.shape
+        mixed = _linear(_normed(weights, stream), layer.qkv)
         heads = mixed.view(batch, rows, -1, shape.head_dim)  # [B, R, heads + 2 kv_heads, head_dim]
         turning = rotate(heads[:, :, : shape.heads + shape.kv_heads], weights.cosine, weights.sine, positions)
         at = positions.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
@@ -76,23 +123,29 @@ class TorchOps:
         values.scatter_(2, at, heads[:, :, shape.heads + shape.kv_heads :].transpose(1, 2))
         return turning[:, :, : shape.heads]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor | None,
+        arrived: Tensor | None = None,
+    ) -> Tensor:
         """See :class:`Ops`."""
         return attend(query, keys, values, positions)
 
-    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix) -> Tensor:
+    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, gain: Tensor) -> Residual:
         """See :class:`Ops`."""
-        return hidden + _linear(rows, matrix)
+        return Residual(stream.hidden + _linear(rows, matrix), gain)
 
-    def gate_up(self, weights: DecoderWeights, layer: Layer, hidden: Tensor) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, layer: Layer, stream: Residual) -> Tensor:
         """See :class:`Ops`."""
-        both = _linear(rms_norm(hidden, layer.mlp_norm, weights.shape.rms_norm_eps), layer.gate_up)
-        gate, up = both.chunk(2, dim=-1)
+        gate, up = _linear(_normed(weights, stream), layer.gate_up).chunk(2, dim=-1)
         return functional.silu(gate) * up
 
-    def head(self, weights: DecoderWeights, hidden: Tensor) -> Tensor:
+    def head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """See :class:`Ops`."""
-        return _linear(rms_norm(hidden, weights.norm, weights.shape.rms_norm_eps), weights.head).float()
+        return _linear(_normed(weights, stream), weights.head).float()
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Ops`."""
@@ -100,6 +153,10 @@ class TorchOps:
         wrong = logits.isnan().any(dim=-1)
         margins = (best[..., 0] - best[..., 1]).masked_fill(wrong, float("nan"))
         return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equals
+
+
+def _normed(weights: DecoderWeights, stream: Residual) -> Tensor:
+    return rms_norm(stream.hidden, stream.gain, weights.shape.rms_norm_eps)
 
 
 def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:

@@ -13,7 +13,7 @@ from vla_ros.engine import launches as cuts
 from vla_ros.engine.int4 import UNIT, groups
 from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
 from vla_ros.engine.launches import INT4_ROWS, SKINNY, AttentionLaunch, Launch, Tile, choose_tile, divisor
-from vla_ros.engine.ops import attend
+from vla_ros.engine.ops import Residual, attend
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 
 
@@ -40,25 +40,42 @@ class TritonOps:
         self.attention = attention or cuts.ATTENTION
         self.tile = tile
 
+    def residual(self, hidden: Tensor, gain: Tensor) -> Residual:
+        """See :class:`~vla_ros.engine.ops.Ops`."""
+        batch, rows, width = hidden.shape
+        if batch * rows > SKINNY:
+            return Residual(hidden, gain)
+        scaled, sums = torch.empty_like(hidden), hidden.new_empty(2, SKINNY, dtype=torch.float64)
+        pointwise.residual_kernel[(batch * rows,)](
+            hidden, gain, scaled, sums[0], sums[1], N=width, BLOCK=triton.next_power_of_2(width), num_warps=8
+        )
+        return Residual(hidden, gain, scaled, sums[0], sums[1])
+
     def qkv(
-        self, weights: DecoderWeights, layer: Layer, hidden: Tensor, positions: Tensor, keys: Tensor, values: Tensor
+        self,
+        weights: DecoderWeights,
+        layer: Layer,
+        stream: Residual,
+        positions: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
+        hidden = stream.hidden
         shape, (batch, rows, _) = weights.shape, hidden.shape
         count, total_heads = batch * rows, shape.heads + 2 * shape.kv_heads
         sizes = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "HEAD": shape.head_dim}
         cache = (positions, weights.cosine, weights.sine)
-        if count <= SKINNY:
+        if stream.scaled is not None:
             query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
             matrix = layer.qkv
             launch = self._launch("qkv", matrix, hidden, 2)
-            normed = self._norm(weights, hidden, layer.attention_norm)
             linear.qkv_kernel[_grid(matrix, hidden, matrix.outputs // 2 // launch.outputs)](
-                normed, *_data(matrix), *cache, query, keys, values, count, rows, keys.shape[2], **sizes,
-                **_constants(matrix, launch, hidden),
+                *_unnormed(weights, stream), *_data(matrix), *cache, query, keys, values, count, rows,
+                keys.shape[2], **sizes, **_constants(matrix, launch, hidden),
             )  # fmt: skip
             return query
-        mixed = self._product(self._norm(weights, hidden, layer.attention_norm), layer.qkv)
+        mixed = self._product(self._norm(weights, stream), layer.qkv)
         # Laid out as attention wants it, [B, heads, R, head_dim]; returned with rows first.
         query = hidden.new_empty(batch, shape.heads, rows, shape.head_dim)
         pointwise.rotate_kernel[(count,)](
@@ -67,52 +84,70 @@ class TritonOps:
         )  # fmt: skip
         return query.transpose(1, 2)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor | None,
+        arrived: Tensor | None = None,
+    ) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         if positions is None:
             return attend(query, keys, values, None)
         batch, rows, heads, head = query.shape
         out, launch = query.new_empty(batch, rows, heads * head), self.attention
-        attention.attend_kernel[(batch * heads,)](
-            query, keys, values, positions, out, rows, keys.shape[2], head**-0.5,
+        splits = 1 if arrived is None else launch.splits
+        found = query.new_empty(splits * batch * rows * heads * (head + 2), dtype=torch.float32)
+        attention.attend_kernel[(batch * heads * splits,)](
+            query, keys, values, positions, out, found, arrived, rows, keys.shape[2], head**-0.5, SPLITS=splits,
             HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=max(16, triton.next_power_of_2(rows)),
             BLOCK_C=launch.columns, PRECISION=_precision(query), num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         return out
 
-    def add_linear(self, hidden: Tensor, rows: Tensor, matrix: Matrix) -> Tensor:
-        """See :class:`~vla_ros.engine.ops.Ops`; changes ``hidden``."""
-        count = rows.shape[0] * rows.shape[1]
-        if count > SKINNY:
-            return self._product(rows, matrix, hidden)
-        self._skinny("add", matrix, rows, hidden)
-        return hidden
+    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, gain: Tensor) -> Residual:
+        """See :class:`~vla_ros.engine.ops.Ops`; changes the tensors of ``stream``."""
+        if stream.scaled is None:
+            return Residual(self._product(rows, matrix, stream.hidden), gain)
+        launch, rows = self._launch("add", matrix, rows, 1), rows.contiguous()
+        linear.add_kernel[_grid(matrix, rows, matrix.outputs // launch.outputs)](
+            rows, *_data(matrix), stream.hidden, gain, stream.scaled, stream.spent, stream.squares,
+            rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, launch, rows),
+        )  # fmt: skip
+        # The sums change places: what was spent is ready for the norm after the next.
+        return Residual(stream.hidden, gain, stream.scaled, stream.spent, stream.squares)
 
-    def gate_up(self, weights: DecoderWeights, layer: Layer, hidden: Tensor) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, layer: Layer, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
+        hidden = stream.hidden
         batch, rows, _ = hidden.shape
         matrix, width = layer.gate_up, weights.shape.intermediate_size
         out = hidden.new_empty(batch, rows, width)
-        if batch * rows <= SKINNY:
+        if stream.scaled is not None:
             launch = self._launch("gate_up", matrix, hidden, 2)
             linear.gate_up_kernel[_grid(matrix, hidden, width // launch.outputs)](
-                self._norm(weights, hidden, layer.mlp_norm), *_data(matrix), out, batch * rows, width,
+                *_unnormed(weights, stream), *_data(matrix), out, batch * rows, width,
                 **_constants(matrix, launch, hidden),
             )  # fmt: skip
             return out
-        both = self._product(self._norm(weights, hidden, layer.mlp_norm), matrix)
+        both = self._product(self._norm(weights, stream), matrix)
         block = min(2048, triton.next_power_of_2(width))
         pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](both, out, width, BLOCK=block)
         return out
 
-    def head(self, weights: DecoderWeights, hidden: Tensor) -> Tensor:
+    def head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
+        hidden, matrix = stream.hidden, weights.head
         batch, rows, _ = hidden.shape
-        normed = self._norm(weights, hidden, weights.norm)
-        if batch * rows > SKINNY:
-            return self._product(normed, weights.head).float()
-        logits = hidden.new_empty(batch, rows, weights.head.outputs, dtype=torch.float32)
-        self._skinny("head", weights.head, normed, logits)
+        if stream.scaled is None:
+            return self._product(self._norm(weights, stream), matrix).float()
+        logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
+        launch = self._launch("head", matrix, hidden, 1)
+        linear.head_kernel[_grid(matrix, hidden, matrix.outputs // launch.outputs)](
+            *_unnormed(weights, stream), *_data(matrix), logits, batch * rows, matrix.outputs,
+            **_constants(matrix, launch, hidden),
+        )  # fmt: skip
         return logits
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,13 +158,6 @@ class TritonOps:
         block = min(4096, triton.next_power_of_2(vocabulary))
         attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=8)
         return tokens, margins
-
-    def _skinny(self, role: str, matrix: Matrix, rows: Tensor, out: Tensor) -> None:
-        launch, rows = self._launch(role, matrix, rows, 1), rows.contiguous()
-        linear.linear_kernel[_grid(matrix, rows, matrix.outputs // launch.outputs)](
-            rows, *_data(matrix), out, rows.shape[0] * rows.shape[1], matrix.outputs, ADD=role == "add",
-            **_constants(matrix, launch, rows),
-        )  # fmt: skip
 
     def _launch(self, role: str, matrix: Matrix, rows: Tensor, pairs: int) -> Launch:
         """The launch for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
@@ -146,10 +174,11 @@ class TritonOps:
             return launch.fit_int4(matrix.outputs // pairs, step_bytes, block_m, shared)
         return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
 
-    def _norm(self, weights: DecoderWeights, hidden: Tensor, gain: Tensor) -> Tensor:
+    def _norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+        hidden = stream.hidden
         out, width = torch.empty_like(hidden), hidden.shape[-1]
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, gain, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
+            hidden, stream.gain, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
             num_warps=8,
         )  # fmt: skip
         return out
@@ -216,6 +245,11 @@ class TritonOps:
 
 def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
     return matrix.data, matrix.data if matrix.scale is None else matrix.scale
+
+
+def _unnormed(weights: DecoderWeights, stream: Residual) -> tuple[Tensor | None, Tensor | None, float]:
+    """What a kernel of few rows takes instead of normed rows."""
+    return stream.scaled, stream.squares, weights.shape.rms_norm_eps
 
 
 def _block_m(matrix: Matrix, rows: Tensor) -> int:

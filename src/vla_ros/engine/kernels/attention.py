@@ -10,17 +10,29 @@ import triton.language as tl
 
 
 @triton.jit
+def put_together(top, norm, mixed, other_top, other_norm, other_mixed):
+    """Two parts of an attention: largest score [R], sum of shares [R] and mixed values [R, HEAD] of each."""
+    new_top = tl.maximum(top, other_top)
+    origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: weighs nothing
+    keep, take = tl.exp(top - origin), tl.exp(other_top - origin)
+    return new_top, norm * keep + other_norm * take, mixed * keep[:, None] + other_mixed * take[:, None]
+
+
+@triton.jit
 def attend_kernel(
-    query, keys, values, positions, out, ROWS, CAPACITY, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
+    query, keys, values, positions, out, found, arrived, ROWS, CAPACITY, scale,
+    SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of the same shape.
+    """SPLITS programs for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of that shape.
 
     Row r sees the cache up to ``positions[r]``. The walk ends at the last position needed, whatever the capacity.
+    Program s takes blocks s, s + SPLITS, ... and writes what it found to ``found``; the last to arrive puts the
+    parts together, in their order. ``arrived`` [B * HEADS] counts, from 0 to 0 again.
     Blocks that a row does not see leave it untouched to the bit, so rows do not depend on each other.
     """
-    batch, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    split, which = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
+    batch, head = which // HEADS, which % HEADS
     row = tl.arange(0, BLOCK_R)
     feature = tl.arange(0, HEAD)
     inside = row < ROWS
@@ -32,20 +44,40 @@ def attend_kernel(
     norm = tl.zeros((BLOCK_R,), tl.float32)
     mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
     end = tl.max(position, axis=0) + 1
-    for start in range(0, end, BLOCK_C):
+    for start in range(split * BLOCK_C, end, SPLITS * BLOCK_C):
         column = start + tl.arange(0, BLOCK_C)
         there = (column < end)[:, None]
         k = tl.load(keys + base + column[:, None] * HEAD + feature[None, :], mask=there, other=0.0)
         v = tl.load(values + base + column[:, None] * HEAD + feature[None, :], mask=there, other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         score = tl.where(column[None, :] <= position[:, None], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, axis=1))
-        share = tl.exp(score - new_top[:, None])
-        keep = tl.exp(top - new_top)
-        norm = norm * keep + tl.sum(share, axis=1)
-        mixed = mixed * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
-    tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+        highest = tl.max(score, axis=1)
+        share = tl.exp(score - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
+        part = tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+        top, norm, mixed = put_together(top, norm, mixed, highest, tl.sum(share, axis=1), part)
+    if SPLITS > 1:
+        size = tl.num_programs(0) * ROWS  # of all parts: sums, then largest scores, then mixed values
+        mine = (which * SPLITS + split) * ROWS + row
+        tl.store(found + mine, norm, mask=inside)
+        tl.store(found + size + mine, top, mask=inside)
+        tl.store(found + 2 * size + mine[:, None] * HEAD + feature[None, :], mixed, mask=inside[:, None])
+        tl.debug_barrier()  # every thread has written before one of them says so
+        if tl.atomic_add(arrived + which, 1, sem="acq_rel") == SPLITS - 1:
+            top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+            norm = tl.zeros((BLOCK_R,), tl.float32)
+            mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
+            for one in tl.static_range(SPLITS):
+                theirs = (which * SPLITS + one) * ROWS + row
+                # Past the first cache, which belongs to one processor and may be older.
+                their_norm = tl.load(found + theirs, mask=inside, other=1.0, cache_modifier=".cg")
+                their_top = tl.load(found + size + theirs, mask=inside, other=0.0, cache_modifier=".cg")
+                there = found + 2 * size + theirs[:, None] * HEAD + feature[None, :]
+                their_mixed = tl.load(there, mask=inside[:, None], other=0.0, cache_modifier=".cg")
+                top, norm, mixed = put_together(top, norm, mixed, their_top, their_norm, their_mixed)
+            tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+            tl.store(arrived + which, 0)
+    else:
+        tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit

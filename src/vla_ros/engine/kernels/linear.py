@@ -6,9 +6,11 @@ Rows are padded to a multiple of 16 (int4: of 8) and multiplied on the matrix un
 is: the result of one row does not depend on how many rows there are. Verifying six tokens therefore gives the bits
 that decoding them one by one gives.
 
-What surrounds the product is folded in: dequantisation of the weight, and what follows (rotary embedding and cache,
-gated activation, residual). The norm before it is a kernel of its own: folded in, every program computed it anew
-and the weight waited.
+What surrounds the product is folded in: dequantisation of the weight, what follows (rotary embedding and cache,
+gated activation, residual), and the norm before it. Of an RMS norm only one number is not known where a row is
+written: the sum over all of it. So whoever writes the residual stream writes it a second time, times the norm's
+weight, and adds the squares up; the product is taken of that, and its sums are divided by the root of the mean.
+Squares are added in float64, in which those of bfloat16 are exact: it does not matter who comes first.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -82,37 +84,71 @@ def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def linear_kernel(
-    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, MORE: tl.constexpr,
+def inverse_root(squares, rows, M, eps, N: tl.constexpr):
+    """What an RMS norm of width N multiplies ``rows`` with, float32; ``squares`` [M] are their sums."""
+    mean = tl.load(squares + rows, mask=rows < M, other=1.0) / N
+    return tl.rsqrt(mean.to(tl.float32) + eps)
+
+
+@triton.jit
+def head_kernel(
+    x, squares, eps, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
     ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out = [out +] x @ weight.T``; ``out`` [M, N] of its own type."""
+    """``out = norm(x) @ weight.T``; ``out`` [M, N] of its own type."""
     rows = block_of_rows(BLOCK_M, MORE)
+    root = inverse_root(squares, rows, M, eps, K)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
         x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
         K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
+    tl.store(at, (total * root[:, None]).to(out.dtype.element_ty), mask=(rows < M)[:, None])
+
+
+@triton.jit
+def add_kernel(
+    x, weight, scale, out, gain, scaled, squares, spent, M, N, K: tl.constexpr, KIND: tl.constexpr,
+    MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``out += x @ weight.T`` [M, N], and for the norm that follows: ``scaled``, and ``squares``, which were 0.
+
+    ``spent`` [M] are the sums of the norm before, which nobody needs any more: they become 0.
+    """
+    rows = block_of_rows(BLOCK_M, MORE)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = multiply(
+        x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
+        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+    )  # fmt: skip
+    at = rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
-    if ADD:
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=inside)
+    value = (tl.load(out + at, mask=inside, other=0.0).to(tl.float32) + total).to(out.dtype.element_ty)
+    tl.store(out + at, value, mask=inside)
+    weighted = value.to(tl.float32) * tl.load(gain + outputs).to(tl.float32)[None, :]
+    tl.store(scaled + at, weighted.to(scaled.dtype.element_ty), mask=inside)
+    wide = value.to(tl.float64)
+    tl.atomic_add(squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
+    if tl.program_id(1) == 0:
+        tl.store(spent + rows, tl.zeros((BLOCK_M,), tl.float64), mask=rows < M)
 
 
 @triton.jit
 def gate_up_kernel(
-    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr, ASM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    x, squares, eps, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
+    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
     rows = block_of_rows(BLOCK_M, MORE)
+    root = inverse_root(squares, rows, M, eps, K)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
         x, weight, scale, rows, number + partner * N, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
+    gate, up = tl.split((both * root[:, None]).reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     value = gate / (1.0 + tl.exp(-gate)) * up
     at = out + rows[:, None] * N + features[None, :]
@@ -121,7 +157,7 @@ def gate_up_kernel(
 
 @triton.jit
 def qkv_kernel(
-    x, weight, scale, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
+    x, squares, eps, weight, scale, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
     K: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -133,12 +169,13 @@ def qkv_kernel(
     """
     half: tl.constexpr = HEAD // 2
     rows = block_of_rows(BLOCK_M, MORE)
+    root = inverse_root(squares, rows, M, eps, K)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
         x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
+    first, second = tl.split((both * root[:, None]).reshape(BLOCK_M, BLOCK_N, 2))
     mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half
     inside = (rows < M)[:, None]

@@ -22,6 +22,25 @@ def rms_norm_kernel(x, gain, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def residual_kernel(x, gain, scaled, squares, spent, N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row of ``x`` [M, N]: what the kernels of few rows need instead of the norm of it.
+
+    ``scaled`` [M, N] is the row times the weight of the norm, ``squares`` [M] float64 the sum of its squares;
+    ``spent`` [M] becomes 0.
+    """
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    at = row.to(tl.int64) * N + column
+    weight = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=inside, other=0.0)
+    tl.store(scaled + at, (value.to(tl.float32) * weight).to(scaled.dtype.element_ty), mask=inside)
+    wide = value.to(tl.float64)
+    tl.store(squares + row, tl.sum(wide * wide, axis=0))
+    tl.store(spent + row, 0.0)
+
+
+@triton.jit
 def rotate_kernel(
     qkv, positions, cosine, sine, query, keys, values, ROWS, CAPACITY,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_H: tl.constexpr,
