@@ -122,11 +122,11 @@ def main() -> None:
     every = {**sizes, **blocks}
     compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION.warps, ATTENTION.stages)
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
-    compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 4096}, 8, 3)
+    compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
     types = {"x": B, "gain": B, "out": B, "eps": "fp32"}
     compile_kernel("norm", pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
-    types |= {"scaled": B, "squares": "*fp64", "spent": "*fp64"}
-    compile_kernel("residual", pointwise.residual_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
+    types = {"table": B, "index": "*i64", "hidden": B, "gain": B, "scaled": B, "squares": "*fp64", "spent": "*fp64"}
+    compile_kernel("pick", pointwise.pick_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
     compile_kernel("silu", pointwise.silu_multiply_kernel, {"both": B, "out": B}, {"BLOCK": 2048}, 4, 3)

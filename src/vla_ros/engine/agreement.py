@@ -53,7 +53,8 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
         return torch.randn(1, rows, width, generator=generator).to(weights.device, weights.dtype)
 
     def stream() -> Residual:
-        return ops.residual(noise(shape.hidden_size), layer.attention_norm)
+        order = torch.arange(rows, device=weights.device)[None]
+        return ops.pick(noise(shape.hidden_size)[0], order, layer.attention_norm)
 
     positions = torch.arange(rows, dtype=torch.int32, device=weights.device)[None]
     keys, values = noise(2 * shape.kv_heads * shape.head_dim).view(2, 1, shape.kv_heads, rows, shape.head_dim)

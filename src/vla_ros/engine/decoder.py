@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.ops import Ops
+from vla_ros.engine.ops import Ops, Residual
 from vla_ros.engine.weights import DecoderWeights
 
 
@@ -68,7 +68,7 @@ def prefill(
     hidden = torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)  # [B, S, hidden]
     batch, length, _ = hidden.shape
     positions = torch.arange(length, dtype=torch.int32, device=hidden.device).expand(batch, length).contiguous()
-    stream = ops.residual(hidden, weights.layers[0].attention_norm)
+    stream = Residual(hidden, weights.layers[0].attention_norm)
     for index, layer in enumerate(weights.layers[:-1]):
         query = ops.qkv(weights, layer, stream, positions, cache.keys[index], cache.values[index])
         mixed = ops.attend(query, cache.keys[index], cache.values[index], None)
@@ -78,8 +78,9 @@ def prefill(
     index = len(weights.layers) - 1
     ops.qkv(weights, weights.layers[index], stream, positions, cache.keys[index], cache.values[index])
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
-    at = wanted.long()[:, :, None].expand(-1, -1, hidden.shape[2])
-    return _finish(weights, ops, cache, stream.hidden.gather(1, at), wanted, first=index)
+    at = wanted + length * torch.arange(batch, device=last.device)[:, None]
+    few = ops.pick(stream.hidden.flatten(0, 1), at, weights.layers[index].attention_norm)
+    return _finish(weights, ops, cache, few, wanted, first=index)
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, start: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ def verify(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, star
         Float32 logits [B, R, vocab].
     """
     positions = start[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32, device=start.device)
-    return _finish(weights, ops, cache, functional.embedding(tokens, weights.embedding), positions, first=0)
+    return _pass(weights, ops, cache, tokens, positions)
 
 
 def decode(
@@ -122,20 +123,24 @@ def decode(
         [token.new_empty(token.shape[0], 0)],
         [start.new_empty(start.shape[0], 0, dtype=torch.float32)],
     )
+    positions = start + torch.arange(count, dtype=torch.int32, device=start.device)[:, None]  # [count, B]
+    chosen = token[:, None]
     for step in range(count):
-        logits = verify(weights, ops, cache, token[:, None], start + step)
-        chosen, margin = ops.choose(logits)
-        token = chosen[:, 0]
+        chosen, margin = ops.choose(_pass(weights, ops, cache, chosen, positions[step][:, None]))
         tokens.append(chosen)
         margins.append(margin)
     return torch.cat(tokens, dim=1), torch.cat(margins, dim=1)
 
 
+def _pass(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
+    stream = ops.pick(weights.embedding, tokens, weights.layers[0].attention_norm)
+    return _finish(weights, ops, cache, stream, positions, first=0)
+
+
 def _finish(
-    weights: DecoderWeights, ops: Ops, cache: Cache, hidden: Tensor, positions: Tensor, first: int
+    weights: DecoderWeights, ops: Ops, cache: Cache, stream: Residual, positions: Tensor, first: int
 ) -> Tensor:
-    """Layers from ``first`` on and the head, for few rows [B, R, hidden]; ``hidden`` is changed."""
-    stream = ops.residual(hidden, weights.layers[first].attention_norm)
+    """Layers from ``first`` on and the head, for few rows; ``stream`` is used up."""
     for index in range(first, len(weights.layers)):
         layer, keys, values = weights.layers[index], cache.keys[index], cache.values[index]
         query = ops.qkv(weights, layer, stream, positions, keys, values)

@@ -37,8 +37,14 @@ class Residual:
 class Ops(Protocol):
     """What a pass is made of. B observations, R rows each; ``keys`` and ``values`` [B, kv_heads, C, head_dim]."""
 
-    def residual(self, hidden: Tensor, gain: Tensor) -> Residual:
-        """Begin a residual stream with ``hidden`` [B, R, hidden], in front of a norm with weight ``gain``."""
+    def pick(self, table: Tensor, index: Tensor, gain: Tensor) -> Residual:
+        """Begin a residual stream of few rows with some of ``table`` [V, hidden].
+
+        Args:
+            table: Embeddings, or rows of another stream.
+            index: Int64 [B, R].
+            gain: Weight of the norm that follows.
+        """
 
     def qkv(
         self,
@@ -99,9 +105,9 @@ class Ops(Protocol):
 class TorchOps:
     """The operations in torch alone, with the rounding steps of the reference decoder."""
 
-    def residual(self, hidden: Tensor, gain: Tensor) -> Residual:
+    def pick(self, table: Tensor, index: Tensor, gain: Tensor) -> Residual:
         """See :class:`Ops`."""
-        return Residual(hidden, gain)
+        return Residual(functional.embedding(index, table), gain)
 
     def qkv(
         self,

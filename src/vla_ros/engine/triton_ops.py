@@ -40,15 +40,17 @@ class TritonOps:
         self.attention = attention or cuts.ATTENTION
         self.tile = tile
 
-    def residual(self, hidden: Tensor, gain: Tensor) -> Residual:
+    def pick(self, table: Tensor, index: Tensor, gain: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        batch, rows, width = hidden.shape
-        if batch * rows > SKINNY:
-            return Residual(hidden, gain)
-        scaled, sums = torch.empty_like(hidden), hidden.new_empty(2, SKINNY, dtype=torch.float64)
-        pointwise.residual_kernel[(batch * rows,)](
-            hidden, gain, scaled, sums[0], sums[1], N=width, BLOCK=triton.next_power_of_2(width), num_warps=8
-        )
+        width = table.shape[1]
+        if index.numel() > SKINNY:
+            return Residual(functional.embedding(index, table), gain)
+        hidden, scaled = table.new_empty(2, *index.shape, width)
+        sums = table.new_empty(2, SKINNY, dtype=torch.float64)
+        pointwise.pick_kernel[(index.numel(),)](
+            table, index.contiguous(), hidden, gain, scaled, sums[0], sums[1], N=width,
+            BLOCK=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
         return Residual(hidden, gain, scaled, sums[0], sums[1])
 
     def qkv(
@@ -155,8 +157,8 @@ class TritonOps:
         batch, rows, vocabulary = logits.shape
         tokens = torch.empty(batch, rows, dtype=torch.int64, device=logits.device)
         margins = torch.empty(batch, rows, dtype=torch.float32, device=logits.device)
-        block = min(4096, triton.next_power_of_2(vocabulary))
-        attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=8)
+        block = min(8192, triton.next_power_of_2(vocabulary))
+        attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=16)
         return tokens, margins
 
     def _launch(self, role: str, matrix: Matrix, rows: Tensor, pairs: int) -> Launch:

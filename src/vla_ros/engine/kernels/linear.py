@@ -84,10 +84,15 @@ def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def inverse_root(squares, rows, M, eps, N: tl.constexpr):
-    """What an RMS norm of width N multiplies ``rows`` with, float32; ``squares`` [M] are their sums."""
-    mean = tl.load(squares + rows, mask=rows < M, other=1.0) / N
-    return tl.rsqrt(mean.to(tl.float32) + eps)
+def sums_of(squares, rows, M):
+    """Sums of squares of ``rows``. Loaded before a product and looked at behind it: nothing waits for them."""
+    return tl.load(squares + rows, mask=rows < M, other=1.0)
+
+
+@triton.jit
+def inverse_root(sums, eps, N: tl.constexpr):
+    """What an RMS norm of width N multiplies rows with, float32."""
+    return tl.rsqrt((sums / N).to(tl.float32) + eps)
 
 
 @triton.jit
@@ -97,14 +102,15 @@ def head_kernel(
 ):  # fmt: skip
     """``out = norm(x) @ weight.T``; ``out`` [M, N] of its own type."""
     rows = block_of_rows(BLOCK_M, MORE)
-    root = inverse_root(squares, rows, M, eps, K)
+    sums = sums_of(squares, rows, M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
         x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
         K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
-    tl.store(at, (total * root[:, None]).to(out.dtype.element_ty), mask=(rows < M)[:, None])
+    total *= inverse_root(sums, eps, K)[:, None]
+    tl.store(at, total.to(out.dtype.element_ty), mask=(rows < M)[:, None])
 
 
 @triton.jit
@@ -142,13 +148,14 @@ def gate_up_kernel(
 ):  # fmt: skip
     """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
     rows = block_of_rows(BLOCK_M, MORE)
-    root = inverse_root(squares, rows, M, eps, K)
+    sums = sums_of(squares, rows, M)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
         x, weight, scale, rows, number + partner * N, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    gate, up = tl.split((both * root[:, None]).reshape(BLOCK_M, BLOCK_N, 2))
+    both *= inverse_root(sums, eps, K)[:, None]
+    gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     value = gate / (1.0 + tl.exp(-gate)) * up
     at = out + rows[:, None] * N + features[None, :]
@@ -169,13 +176,14 @@ def qkv_kernel(
     """
     half: tl.constexpr = HEAD // 2
     rows = block_of_rows(BLOCK_M, MORE)
-    root = inverse_root(squares, rows, M, eps, K)
+    sums = sums_of(squares, rows, M)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
         x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    first, second = tl.split((both * root[:, None]).reshape(BLOCK_M, BLOCK_N, 2))
+    both *= inverse_root(sums, eps, K)[:, None]
+    first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half
     inside = (rows < M)[:, None]

@@ -22,8 +22,8 @@ def rms_norm_kernel(x, gain, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def residual_kernel(x, gain, scaled, squares, spent, N: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row of ``x`` [M, N]: what the kernels of few rows need instead of the norm of it.
+def pick_kernel(table, index, hidden, gain, scaled, squares, spent, N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row of ``hidden`` [M, N] = ``table[index]``, and what kernels of few rows take for its norm.
 
     ``scaled`` [M, N] is the row times the weight of the norm, ``squares`` [M] float64 the sum of its squares;
     ``spent`` [M] becomes 0.
@@ -33,7 +33,8 @@ def residual_kernel(x, gain, scaled, squares, spent, N: tl.constexpr, BLOCK: tl.
     inside = column < N
     at = row.to(tl.int64) * N + column
     weight = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(x + at, mask=inside, other=0.0)
+    value = tl.load(table + tl.load(index + row) * N + column, mask=inside, other=0.0)
+    tl.store(hidden + at, value, mask=inside)
     tl.store(scaled + at, (value.to(tl.float32) * weight).to(scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
     tl.store(squares + row, tl.sum(wide * wide, axis=0))
