@@ -11,6 +11,7 @@ import torch
 from vla_ros.bench.models import open_subject
 from vla_ros.engine.agreement import check_products
 from vla_ros.engine.executor import make_ops
+from vla_ros.engine.frames import resized_on_host
 from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.weights import collect
 from vla_ros.errors import VlaRosError
@@ -128,7 +129,7 @@ def test_captures_beside_replays_do_not_disturb_them():
     def check(replay, left, out):
         out.zero_()
         replay()
-        (found,) = runner.download((out,))
+        found = runner.download(out)
         if not np.allclose(found, (left.double() @ weight.double()).cpu().numpy(), atol=0.05):
             wrong.append(left.shape[0])
 
@@ -158,3 +159,36 @@ def test_frames_are_resized_to_the_bits_of_the_host(subject, size):
     for orientation in ("none", "rotate_90", "rotate_180"):
         pixels = np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8)
         check_resizing(engine, CameraFrame(pixels, orientation))
+
+
+def test_frames_that_change_their_size_keep_the_bits_of_the_host(subject):
+    """While graphs of their sizes are captured, used and freed behind the scenes; memory must not grow."""
+    rng, engine, sizes = np.random.default_rng(6), make_engine(subject.model, 7), []
+    reserved = []
+    for number in range(60):
+        if number % 3 == 0:
+            sizes = [(int(height), int(width)) for height, width in rng.integers(230, 900, (2, 2))]
+        for size in (*sizes, (480, 640)):
+            frame = CameraFrame(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+            assert np.array_equal(engine.resized(frame), resized_on_host(frame, (224, 224))), size
+        if number >= 20:
+            assert engine.wait(60)
+            reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[0] + 256 * 2**20
+    engine.close()
+
+
+def test_preparing_a_frame_takes_one_launch_once_its_graph_is_there(subject):
+    rng, engine = np.random.default_rng(7), make_engine(subject.model, 7)
+    _, prompt = case(rng, 20)
+    engine.warm_up([20])
+    frame = CameraFrame(rng.integers(0, 256, (720, 1280, 3), dtype=np.uint8))
+    first = engine.answer([frame], [prompt])[0]
+    assert engine.wait(60)
+    later = [engine.answer([frame], [prompt])[0] for _ in range(20)]
+    assert all(np.array_equal(one.margins, first.margins) for one in later)
+    (place,) = engine._resizer._places.values()
+    assert place.captured is not None
+    took = [one.stages_ms["preprocess"] for one in later]
+    print("preprocess", sorted(took)[10], "upload", sorted(one.stages_ms["upload"] for one in later)[10])
+    engine.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +46,34 @@ class Accounting(HostRunner):
         self.forgotten.append(tuple(target.shape[1:3]))
 
 
+class Capturing(HostRunner):
+    """A runner that keeps account of captures, as if there were graphs; they wait until they may."""
+
+    graphs = True
+
+    def __init__(self, allowed=True):
+        self.allowed = threading.Event()
+        if allowed:
+            self.allowed.set()
+        self.graphs_made = []
+
+    def capture(self, stage):
+        assert self.allowed.wait(30)
+        for _ in range(3):
+            stage()
+
+        class Graph:
+            replays = 0
+
+            def replay(self):
+                self.replays += 1
+                stage()
+
+        graph = Graph()
+        self.graphs_made.append(weakref.ref(graph))
+        return graph.replay
+
+
 def resized(resizer, *frames, size=(28, 28)):
     target = torch.zeros((len(frames), *size, 3), dtype=torch.uint8)
     resizer.resize(resizer.upload(frames), target)
@@ -57,6 +88,21 @@ def test_frames_become_the_pictures_of_the_host(orientation, area):
     pixels.flags.writeable = False  # as a view of a message is
     frame = CameraFrame(pixels, orientation, crop_area=area)
     assert np.array_equal(resized(resizer, frame, size=(28, 30))[0], resized_on_host(frame, (28, 30)))
+
+
+def test_the_self_test_looks_at_the_graph_too(tiny):
+    class Wrong(Capturing):
+        def capture(self, stage):
+            return lambda: None  # its picture stays black
+
+    engine = tiny.engine(runner=Wrong())
+    with pytest.raises(EngineMismatchError, match="64x48 otherwise than the host"):
+        check_resizing(engine, CameraFrame(noise(48, 64)))
+    right = Capturing()
+    engine = tiny.engine(runner=right)
+    check_resizing(engine, CameraFrame(noise(48, 64)))
+    assert right.graphs_made[0]().replays == 1
+    engine.close()
 
 
 def test_a_large_frame_is_resized_in_parts():
@@ -84,6 +130,64 @@ def test_what_was_not_used_for_long_is_freed():
     assert len(resized(resizer, *frames)) == 12
     resizer.clear()
     assert len(runner.forgotten) == 10 + 12
+
+
+def test_frames_are_resized_at_once_and_by_a_graph_as_soon_as_there_is_one():
+    runner = Capturing(allowed=False)
+    resizer = FrameResizer((28, 28), CPU, runner)
+    for step in range(6):
+        if step == 3:
+            assert not resizer.wait(0)
+            runner.allowed.set()
+            assert resizer.wait(30)
+        frame = CameraFrame(noise(60, 80, step), "rotate_90")
+        assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
+    (graph,) = runner.graphs_made
+    assert graph().replays == 3  # of the frames after it was made
+    resizer.clear()
+    gc.collect()
+    assert graph() is None
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_graphs_of_sizes_that_went_away_are_freed(background):
+    runner = Capturing()
+    resizer = FrameResizer((28, 28), CPU, runner, background)
+    for height in range(40, 60):
+        frame = CameraFrame(noise(height, 60, height))
+        for _ in range(2):
+            assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
+            assert resizer.wait(30)
+    gc.collect()
+    alive = [made() for made in runner.graphs_made if made() is not None]
+    assert (len(runner.graphs_made), len(alive)) == (20, 8)
+    assert {graph.replays for graph in alive} <= {1, 2}  # 2: captured before its first frame was resized
+    resizer.clear()
+
+
+def test_frames_of_one_batch_have_graphs_of_their_own():
+    runner = Capturing()
+    resizer = FrameResizer((28, 28), CPU, runner)
+    for seed in range(3):
+        frames = [CameraFrame(noise(60, 80, 10 * seed + row)) for row in range(3)]
+        for found, frame in zip(resized(resizer, *frames), frames, strict=True):
+            assert np.array_equal(found, resized_on_host(frame, (28, 28)))
+        assert resizer.wait(30)
+    assert len(runner.graphs_made) == 3
+    assert {made().replays for made in runner.graphs_made} <= {2, 3}
+
+
+def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
+    runner = Capturing()
+    monkeypatch.setattr(runner, "capture", lambda stage: stage() or 1 / 0)
+    resizer = FrameResizer((28, 28), CPU, runner)
+    for seed in range(3):
+        frame = CameraFrame(noise(60, 80, seed))
+        assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
+        assert resizer.wait(30)
+    assert [record.message for record in caplog.records] == [
+        "frames of 80x60 are resized without a graph: division by zero"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,3 +130,40 @@ def test_a_stage_that_fails_leaves_the_next_capture_alone(journal, run):
     journal.calls.clear()
     runner.capture(journal.stage)
     assert journal.calls == WARM + RECORDED
+
+
+@pytest.mark.parametrize("shape", [(1, 720, 1280, 3), (1, 1, 1, 1), (1, 2**10, 2**10, 1), (1, 7, 150_001, 1), (5,)])
+@pytest.mark.parametrize("how", ["as it is", "read only", "with a gap", "another type"])
+def test_what_is_large_is_uploaded_in_stretches(journal, monkeypatch, shape, how):
+    runner, sizes = CudaRunner(DEVICE), []
+    staging, target = (torch.zeros(shape, dtype=torch.uint8) for _ in range(2))
+    monkeypatch.setattr(runner, "_staging", lambda tensor, direction: staging)
+    copy = torch.Tensor.copy_
+
+    def journaled(to, source, non_blocking=False):
+        assert non_blocking
+        sizes.append(to.numel())
+        return copy(to, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", journaled)
+    source = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    if how == "read only":
+        source.flags.writeable = False
+    if how == "with a gap":  # as rows with padding are
+        source = np.concatenate([source, source], axis=-1)[..., : shape[-1]]
+    runner.upload(target, source if how != "another type" else source.astype(bool))
+    assert np.array_equal(target.numpy(), source if how != "another type" else source.astype(bool))
+    assert sum(sizes) == target.numel()
+    if how in ("as it is", "read only"):
+        assert max(sizes) <= 2**20
+        assert len(sizes) == -(-target.numel() // 2**20)
+
+
+def test_a_camera_frame_without_the_batch_axis_is_uploaded_whole(journal, monkeypatch):
+    runner = CudaRunner(DEVICE)
+    staging, target = (torch.zeros((1, 720, 1280, 3), dtype=torch.uint8) for _ in range(2))
+    monkeypatch.setattr(runner, "_staging", lambda tensor, direction: staging)
+    source = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), dtype=np.uint8)
+    for frame in (source, source[::-1]):
+        runner.upload(target, frame)
+        assert np.array_equal(target[0].numpy(), frame)

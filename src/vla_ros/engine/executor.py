@@ -27,7 +27,7 @@ from vla_ros.types import CameraFrame, IntArray, UInt8Array
 DRAFTS = ("none", "verify", "prefill")
 
 _STAGES_PLAIN = ("vision", "prefill", "decode", "download")
-_STAGES_DRAFTED = ("vision", "prefill", "decode")  # its passes come and go with downloads between them
+_STAGES_DRAFTED = ("vision", "prefill", "download", "decode")  # its passes come and go with downloads between them
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Answer:
         margins: Float64 [D], best minus second-best logit.
         accepted: Tokens that a draft saved; None where none was tried.
         passes: Decoder passes after the prefill.
-        stages_ms: ``upload``, ``preprocess`` (of frames), ``vision``, ``prefill``, ``decode``, ``download`` (the
-            last two with the waiting of the host); the same for all observations of a batch.
+        stages_ms: ``upload``, ``preprocess`` (of frames), ``vision``, ``prefill``, ``decode``, ``download``; with a
+            draft ``decode`` comes last, and is what further passes take, with their ways to the device and back.
+            The same for all observations of a batch.
     """
 
     tokens: IntArray
@@ -111,7 +112,7 @@ class Engine:
         self.guard = drafting.GUARDS[name] if options.guard is None else options.guard
         if options.drafts != "prefill":
             self.guard = inf
-        self._resizer = FrameResizer(options.image_size, weights.device, self.runner)
+        self._resizer = FrameResizer(options.image_size, weights.device, self.runner, options.background)
         self._programs: dict[int, Programs[Program]] = {}
         self._policies: dict[int, drafting.DraftPolicy] = {}
         self._lost: DeviceLostError | None = None
@@ -179,6 +180,14 @@ class Engine:
             seen: UInt8Array = picture[0].cpu().numpy()
         return seen
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is captured behind the scenes; False where that took longer than ``timeout`` seconds.
+
+        Nothing needs it to answer: a later frame is only faster than the first of its size.
+        """
+        ready = [programs.wait(timeout) for programs in self._programs.values()]
+        return self._resizer.wait(timeout) and all(ready)
+
     def failures(self) -> dict[int, Exception]:
         """Sequence lengths of single observations whose graphs could not be captured, and why."""
         return self._of(1).failures
@@ -202,11 +211,11 @@ class Engine:
         policy = self._policies.setdefault(batch, drafting.DraftPolicy())
         offered = self.options.drafts != "none" and rows > 1 and any(draft is not None for draft in drafts)
         drafted = offered and policy.wanted()
-        text, last = self._layout(program, prompts, drafts)
+        raw, (text, last) = program.words.on_host()
+        self._write(text, last, prompts, drafts)
 
         marks = [runner.mark()]
-        runner.upload(program.text, text)
-        runner.upload(program.last, last)
+        runner.upload(program.words.buffer, raw)
         names = ["upload"]
         if isinstance(images, np.ndarray):
             runner.upload(program.images, images)
@@ -219,7 +228,9 @@ class Engine:
         for stage in ("vision", "prefill") if drafted else ("vision", "prefill", "decode"):
             program.run(stage)
             marks.append(runner.mark())
-        tokens, margins = runner.download((program.tokens, program.margins))
+        tokens, margins = program.answers.split(runner.download(program.answers.buffer))
+        marks.append(runner.mark())
+        names += _STAGES_DRAFTED if drafted else _STAGES_PLAIN
         if not drafted:
             settled = [
                 drafting.Settled(tuple(tokens[row].tolist()), tuple(margins[row].tolist()), 0, rows - 1)
@@ -227,12 +238,9 @@ class Engine:
             ]
         else:
             settled = self._settle(program, text, last, tokens, margins)
+            marks.append(runner.mark())
             policy.record(sum(result.accepted for result in settled))
-        marks.append(runner.mark())
-        runner.download((program.last,))  # passes the last mark; its time counts to no stage
-        names += _STAGES_DRAFTED if drafted else _STAGES_PLAIN
-        spans = zip(names, pairwise(marks), strict=True)
-        stages = {name: runner.milliseconds(start, end) for name, (start, end) in spans}
+        stages = {name: runner.milliseconds(*span) for name, span in zip(names, pairwise(marks), strict=True)}
         return [
             Answer(
                 tokens=np.array(one.tokens, np.int64),
@@ -244,23 +252,25 @@ class Engine:
             for one in settled
         ]
 
-    def _layout(
-        self, program: Program, prompts: Sequence[IntArray], drafts: Sequence[IntArray | None]
-    ) -> tuple[IntArray, NDArray[np.int32]]:
-        """Rows of text with their drafts, and where each prompt ends in the sequence."""
-        text = np.zeros(tuple(program.text.shape), np.int64)
+    def _write(
+        self,
+        text: IntArray,
+        last: NDArray[np.int32],
+        prompts: Sequence[IntArray],
+        drafts: Sequence[IntArray | None],
+    ) -> None:
+        """Into zeros: rows of text with their drafts, and where each prompt ends in the sequence."""
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt
             if draft is not None:
                 text[row, len(prompt) : len(prompt) + self.options.answer - 1] = draft[: self.options.answer - 1]
-        last = np.array([self._patches + len(prompt) - 1 for prompt in prompts], np.int32)
-        return text, last
+            last[row] = self._patches + len(prompt) - 1
 
     def _settle(
         self, program: Program, text: IntArray, last: NDArray[np.int32], tokens: Any, margins: Any
     ) -> list[drafting.Settled]:
         """From the drafted prefill's predictions [B, D] to the answers, with as many passes as it takes."""
-        rows, width = self.options.answer, program.fed.shape[1]
+        rows = self.options.answer
         waiting = []
         for row in range(len(last)):
             begin = int(last[row]) - self._patches + 1
@@ -272,15 +282,15 @@ class Engine:
             waiting.append(drafting.settling(draft, first, self.guard))
 
         def verify(wants: Sequence[drafting.Fed | None]) -> list[drafting.Predictions]:
-            fed, start = np.zeros((len(wants), width), np.int64), last + 1
+            raw, (fed, start) = program.guesses.on_host()
+            start[:] = last + 1
             for row, want in enumerate(wants):
                 if want is not None:
                     fed[row, : len(want[0])] = want[0]
                     start[row] = last[row] + 1 + want[1]
-            self.runner.upload(program.fed, fed)
-            self.runner.upload(program.start, start.astype(np.int32))
+            self.runner.upload(program.guesses.buffer, raw)
             program.run("verify")
-            checked, sure = self.runner.download((program.checked, program.checked_margins))
+            checked, sure = program.checks.split(self.runner.download(program.checks.buffer))
             return [(checked[row].tolist(), sure[row].tolist()) for row in range(len(wants))]
 
         return drafting.settle_all(waiting, verify)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vla_ros.engine.decoder import Cache, decode, prefill, verify
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.packed import Packed
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.engine.shapes import Buckets
 from vla_ros.engine.weights import DecoderWeights
@@ -32,6 +33,10 @@ class Program:
         start: Int32 [B], position of the first of them.
         checked: Int64 [B, D - 1], what ``verify`` answers.
         checked_margins: Float32 [B, D - 1].
+        words: ``text`` and ``last``, as they are uploaded.
+        guesses: ``fed`` and ``start``, as they are uploaded.
+        answers: ``tokens`` and ``margins``, as they are downloaded.
+        checks: ``checked`` and ``checked_margins``, as they are downloaded.
     """
 
     def __init__(
@@ -49,18 +54,18 @@ class Program:
         self._see, self._weights, self._ops = see, weights, ops
         answer, device = buckets.answer, weights.device
 
-        def integers(width: int) -> Tensor:
-            return torch.zeros(batch, width, dtype=torch.int64, device=device)
-
+        fed = (batch, max(1, answer - 1))
         self.images = torch.zeros(batch, *image_size, 3, dtype=torch.uint8, device=device)
-        self.text = integers(buckets.text(length))
-        self.last = torch.full((batch,), buckets.patches, dtype=torch.int32, device=device)
-        self.tokens = integers(answer)
-        self.margins = torch.zeros(batch, answer, device=device)
-        self.fed = integers(max(1, answer - 1))
-        self.start = self.last.clone()
-        self.checked = torch.zeros_like(self.fed)
-        self.checked_margins = torch.zeros(self.fed.shape, device=device)
+        self.words = Packed(device, ((batch, buckets.text(length)), torch.int64), ((batch,), torch.int32))
+        self.text, self.last = self.words.tensors
+        self.guesses = Packed(device, (fed, torch.int64), ((batch,), torch.int32))
+        self.fed, self.start = self.guesses.tensors
+        self.answers = Packed(device, ((batch, answer), torch.int64), ((batch, answer), torch.float32))
+        self.tokens, self.margins = self.answers.tensors
+        self.checks = Packed(device, (fed, torch.int64), (fed, torch.float32))
+        self.checked, self.checked_margins = self.checks.tensors
+        self.last.fill_(buckets.patches)
+        self.start.fill_(buckets.patches)
         self._patches = torch.zeros(
             batch, buckets.patches, weights.shape.hidden_size, dtype=weights.dtype, device=device
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_STRETCH = 2**20  # bytes: a copy of that size is done on the device while the host copies the next
 
 Stage = Callable[[], None]
 """A stage over fixed buffers; it neither takes nor returns anything."""
@@ -33,7 +35,7 @@ class Runner(Protocol):
     def forget(self, target: Tensor) -> None:
         """``target`` will be uploaded to no more: free what is kept for that."""
 
-    def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    def download(self, tensor: Tensor) -> NDArray[Any]:
         """Copy to the host and wait for it, and for nothing else."""
 
     def capture(self, stage: Stage) -> Stage:
@@ -43,7 +45,7 @@ class Runner(Protocol):
         """A point in time on the device."""
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """Between two marks that a download has passed."""
+        """Between two marks; waits for the later one."""
 
     def close(self) -> None:
         """Give back what is held."""
@@ -65,9 +67,10 @@ class HostRunner:
     def forget(self, target: Tensor) -> None:
         """See :class:`Runner`."""
 
-    def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    def download(self, tensor: Tensor) -> NDArray[Any]:
         """See :class:`Runner`."""
-        return [tensor.numpy().copy() for tensor in tensors]
+        copy: NDArray[Any] = tensor.numpy().copy()
+        return copy
 
     def capture(self, stage: Stage) -> Stage:
         """See :class:`Runner`."""
@@ -123,20 +126,31 @@ class CudaRunner:
         """See :class:`Runner`.
 
         Each target has its own pinned buffer. It is written again only after the next download, which waits for
-        everything uploaded before it.
+        everything uploaded before it. What is large is copied in stretches, so that one travels while the host
+        copies the next.
         """
         staging = self._staging(target, "up")
-        np.copyto(staging.numpy(), source)
-        target.copy_(staging, non_blocking=True)
+        host = staging.numpy()
+        alike = source.flags.c_contiguous and source.dtype == host.dtype and source.size == host.size
+        if staging.nbytes <= _STRETCH or not alike:
+            np.copyto(host, source)
+            target.copy_(staging, non_blocking=True)
+            return
+        there, pinned, host, source = target.view(-1), staging.view(-1), host.reshape(-1), source.reshape(-1)
+        items = _STRETCH // staging.itemsize
+        for start in range(0, source.size, items):
+            stretch = slice(start, start + items)
+            np.copyto(host[stretch], source[stretch])
+            there[stretch].copy_(pinned[stretch], non_blocking=True)
 
-    def download(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    def download(self, tensor: Tensor) -> NDArray[Any]:
         """See :class:`Runner`."""
-        staged = [self._staging(tensor, "down") for tensor in tensors]
-        for host, tensor in zip(staged, tensors, strict=True):
-            host.copy_(tensor, non_blocking=True)
+        host = self._staging(tensor, "down")
+        host.copy_(tensor, non_blocking=True)
         self._done.record(self._stream)
         self._done.synchronize()
-        return [host.numpy().copy() for host in staged]
+        copy: NDArray[Any] = host.numpy().copy()
+        return copy
 
     def forget(self, target: Tensor) -> None:
         """See :class:`Runner`."""
@@ -180,6 +194,7 @@ class CudaRunner:
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """See :class:`Runner`."""
+        end.synchronize()
         return float(start.elapsed_time(end))
 
     def close(self) -> None:

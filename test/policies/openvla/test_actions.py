@@ -43,6 +43,17 @@ def test_counting_from_the_padded_vocabulary_would_be_another_action():
     assert np.abs(ActionBins(32064).decode([31900]) - BINS.decode([31900])) > 0.4
 
 
+def test_bins_are_computed_once_and_nobody_may_write_to_them():
+    bins = ActionBins(32000)
+    assert bins.centers is bins.centers
+    with pytest.raises(ValueError, match="read-only"):
+        bins.centers[0] = 0.0
+    decoded = bins.decode([31999, 31744])
+    decoded[0] = 0.0  # the caller's own
+    assert bins.decode([31999])[0] == pytest.approx(-1 + 1 / 255)
+    assert bins == ActionBins(32000)
+
+
 @given(st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=7))
 def test_encoding_is_undone_within_half_a_bin(values):
     decoded = BINS.decode(BINS.encode(values))

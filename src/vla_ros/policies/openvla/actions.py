@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,22 @@ class ActionBins:
     vocab_size: int
     count: int = 256
 
-    @property
+    @cached_property
     def edges(self) -> FloatArray:
         """Float64 [count], -1 to 1."""
-        return np.linspace(-1.0, 1.0, self.count)
+        return _fixed(np.linspace(-1.0, 1.0, self.count))
 
-    @property
+    @cached_property
     def centers(self) -> FloatArray:
         """Float64 [count - 1]."""
         edges = self.edges
-        return (edges[:-1] + edges[1:]) / 2.0
+        return _fixed((edges[:-1] + edges[1:]) / 2.0)
 
     def indices(self, tokens: ArrayLike) -> IntArray:
         """Bin of each token, int64; tokens that stand for no bin are clipped to the nearest one."""
         raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
-        return np.clip(raw, 0, self.count - 2)
+        indices: IntArray = np.minimum(np.maximum(raw, 0), self.count - 2)  # a third of np.clip's time for 7 tokens
+        return indices
 
     def decode(self, tokens: ArrayLike) -> FloatArray:
         """Normalised values of ``tokens``, float64 of the same shape, in (-1, 1)."""
@@ -147,6 +149,12 @@ def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatis
     near = difflib.get_close_matches(key, names, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     raise ConfigError(f"policy.unnorm_key: the checkpoint has no dataset '{key}'{hint}; it has {names}")
+
+
+def _fixed(array: FloatArray) -> FloatArray:
+    """Computed once, so nobody may write to it."""
+    array.flags.writeable = False
+    return array
 
 
 def _parse(key: str, entry: Any, path: Path) -> ActionStatistics:
