@@ -14,10 +14,7 @@ from typing import Any
 
 from gpu.common import BOUND_S, Session, make_layer, relative, shape_of
 
-ATTENTION_CUTS = (
-    (64, 4, 3, 1), (64, 4, 2, 5), (64, 4, 2, 3), (64, 2, 2, 5), (32, 4, 2, 5), (32, 2, 2, 9), (32, 4, 2, 9),
-    (128, 4, 2, 3), (16, 2, 2, 9), (64, 8, 2, 5),
-)  # fmt: skip
+ATTENTION_CUTS = ((64, 4, 3, 1), (32, 2, 2, 9), (32, 1, 2, 9), (32, 2, 1, 9), (64, 4, 1, 5), (128, 4, 1, 3))
 """Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
 
 

@@ -101,10 +101,10 @@ class AttentionLaunch:
             not depend on the rows.
     """
 
-    columns: int = 32
-    warps: int = 2
-    stages: int = 2
-    splits: int = 9
+    columns: int = 64
+    warps: int = 4
+    stages: int = 1
+    splits: int = 5
 
 
 ATTENTION = AttentionLaunch()
