@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
+from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise, towers
 from vla_ros.engine.launches import ATTENTION, INT4_ROWS, LAUNCHES, TILES
 
 B = "*bf16"
@@ -29,7 +29,7 @@ WEIGHTS = {
 
 
 def compile_kernel(
-    name: str, kernel, types, constants, warps: int, stages: int, registers: int | None = None
+    name: str, kernel, types, constants, warps: int, stages: int, registers: int | None = None, fuse: bool = True
 ) -> None:
     signature = {n: types.get(n, "constexpr" if n in constants else "i32") for n in kernel.arg_names}
     aligned = {
@@ -40,7 +40,7 @@ def compile_kernel(
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, aligned),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": warps, "num_stages": stages, "maxnreg": registers},
+        options={"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": fuse},
     )
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     with tempfile.TemporaryDirectory() as folder:
@@ -111,6 +111,24 @@ def compile_many_rows() -> None:
     compile_kernel("dequantize int4", int4.dequantize_int4_kernel, types, sizes, 4, 3)
 
 
+def compile_towers() -> None:
+    """With the widths of both: DINOv2's has layer scale and five tokens before the patches, SigLIP's neither."""
+    types = {"images": "*u8", "table": B, "out": B}
+    sizes = {"SIDE": 16, "PATCH": 14, "TOWERS": 2, "BLOCK": 1024}
+    compile_kernel("cut patches", towers.cut_patches_kernel, types, sizes, 4, 3)
+    names = ("patches", "positions", "prefix", "tokens", "branch", "scale", "gain", "bias", "out")
+    types = {**dict.fromkeys(names, B), "eps": "fp32"}
+    for width, block, prefix in ((1024, 1024, 5), (1152, 2048, 0)):
+        sizes, rows = {"N": width, "BLOCK": block}, {"ROWS": 256 + prefix, "PREFIX": prefix}
+        scaled = {"SCALED": prefix > 0}
+        for name, kernel, constants in (
+            ("begin", towers.begin_kernel, rows),
+            ("add norm", towers.add_norm_kernel, scaled),
+            ("add", towers.add_kernel, {**rows, **scaled}),
+        ):
+            compile_kernel(f"{name} {width}", kernel, types, {**sizes, **constants}, block // 256, 3, fuse=False)
+
+
 def main() -> None:
     for kind in WEIGHTS:
         compile_few_rows(kind)
@@ -129,6 +147,7 @@ def main() -> None:
     compile_kernel("pick", pointwise.pick_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
+    compile_towers()
     compile_kernel("silu", pointwise.silu_multiply_kernel, {"both": B, "out": B}, {"BLOCK": 2048}, 4, 3)
 
 

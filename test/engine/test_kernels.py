@@ -37,6 +37,12 @@ def test_kernels_in_the_interpreter(kind, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vision_towers_in_the_interpreter(dtype):
+    assert "equal" in run("interpret_towers.py", dtype, TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
 def test_kernels_compile_for_hopper_without_spills():
     output = run("compile_kernels.py")
     lines = [line for line in output.splitlines() if line.startswith("kernel ")]

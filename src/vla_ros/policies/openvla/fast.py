@@ -9,10 +9,12 @@ from torch import Tensor
 
 from vla_ros.engine.executor import Engine, EngineOptions
 from vla_ros.engine.ops import Ops
+from vla_ros.engine.program import See
 from vla_ros.engine.weights import DecoderWeights, assemble, collect, fuse_layer
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla.loading import StoredTensor, place, read_tensors
 from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.sight import Sight
 
 _LAYERS = "language_model.model.layers."
 
@@ -29,6 +31,7 @@ def make_engine(
     keep: bool = True,
     weights: DecoderWeights | None = None,
     ops: Ops | None = None,
+    see: See | None = None,
 ) -> Engine:
     """An engine over the weights of ``model``.
 
@@ -40,13 +43,14 @@ def make_engine(
         keep: True leaves ``model`` usable: dense weights are shared, quantised ones exist beside them. False frees
             the decoder's dense weights layer by layer.
         weights: From :func:`fill_quantized`; None takes those of ``model``.
-        ops: How it computes; None takes what suits the device.
+        ops: How its decoder computes; None takes what suits the device.
+        see: How it sees; None takes :class:`~vla_ros.policies.openvla.sight.Sight` over ``model``.
     """
     size = model.architecture.image_size
     if weights is None:
         weights = collect(model.language_model, model.architecture.llm, KINDS[quantization], keep=keep)
     return Engine(
-        Sight(model),
+        Sight(model) if see is None else see,
         weights,
         model.architecture.patches,
         EngineOptions(answer=answer, image_size=(size, size), drafts=drafts),
@@ -105,38 +109,3 @@ def fill_quantized(
         progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
     model.to(device)
     return assemble(model.language_model, model.architecture.llm, tuple(fused))
-
-
-class Sight:
-    """Uint8 pictures [B, H, W, 3] to patch embeddings, the two towers side by side on a GPU.
-
-    One tower fills a part of a large GPU only. The second runs on a stream of its own; a graph keeps that.
-    """
-
-    def __init__(self, model: OpenVLAModel) -> None:
-        self._model = model
-        # By the stream that calls: one that is captured must not be touched by the thread that answers.
-        self._sides: dict[int, torch.cuda.Stream] = {}
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """[B, patches, llm_width]."""
-        model, second = self._model, self._model.vision_backbone.fused_featurizer
-        pixels = model.normalize(images)  # [B, 3 * towers, H, W]
-        if second is None or not images.is_cuda:
-            return model.embed_image(pixels)
-        main = torch.cuda.current_stream(images.device)
-        side = self._sides.get(main.cuda_stream)
-        if side is None:
-            side = torch.cuda.Stream(images.device, priority=main.priority)  # type: ignore[no-untyped-call]
-            self._sides[main.cuda_stream] = side
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            right = second(pixels[:, 3:])  # [B, patches, width of the second tower]
-        left = model.vision_backbone.featurizer(pixels[:, :3])
-        main.wait_stream(side)
-        if not torch.cuda.is_current_stream_capturing():
-            # The allocator may not give memory to one stream while the other still reads it.
-            pixels.record_stream(side)
-            right.record_stream(main)
-        patches: Tensor = model.projector(torch.cat([left, right], dim=-1))
-        return patches

@@ -29,6 +29,7 @@ from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engin
 from vla_ros.policies.openvla.loading import build_empty, check_weights, checkpoint_folder, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
+from vla_ros.policies.openvla.sight import checked_sight
 from vla_ros.types import ActionChunk, ActionSpec, CameraFrame, FloatArray, IntArray, Observation, UInt8Array
 
 logger = logging.getLogger(__name__)
@@ -294,10 +295,14 @@ class OpenVLAPolicy:
         """A warm engine that passed its test; None where ``policy.engine`` is ``auto`` and there cannot be one."""
         count, engine = loaded.statistics.dimension, None
         try:
-            ops = None
+            ops, see, strict = None, None, self._options.engine != "auto"
+            if self._options.self_test:
+                see = checked_sight(loaded.model, pictures, strict=strict)
             if self._options.self_test and weights is not None:
-                ops = checked(make_ops(weights.device), weights, strict=self._options.engine != "auto")
-            engine = make_engine(loaded.model, count, drafts=self._options.drafts, weights=weights, ops=ops)
+                ops = checked(make_ops(weights.device), weights, strict=strict)
+            engine = make_engine(
+                loaded.model, count, drafts=self._options.drafts, weights=weights, ops=ops, see=see
+            )
             engine.warm_up([len(prompt), LONG_PROMPT])
             camera = self._camera
             self_test.check_resizing(

@@ -28,8 +28,11 @@ class PatchEmbedding(nn.Module):
         batch, channels, height, width = pixels.shape
         size = self.patch_size
         grid = pixels.reshape(batch, channels, height // size, size, width // size, size)
-        flat = grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)  # [B, patches, 588]
-        embedded: Tensor = functional.linear(flat, self.proj.weight.flatten(1), self.proj.bias)
+        return self.embed(grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
+
+    def embed(self, patches: Tensor) -> Tensor:
+        """Patches cut out, [B, patches, 588], channels first, to [B, patches, width]."""
+        embedded: Tensor = functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
         return embedded
 
 
@@ -121,15 +124,16 @@ class VisionTower(nn.Module):
         self.patch_embed = PatchEmbedding(shape)
         self.blocks = nn.ModuleList(Block(shape, eager) for _ in range(shape.used_blocks))
 
+    def prefix(self) -> list[Tensor]:
+        """What precedes the patches: class token and register tokens, [1, tokens, width] each; [] without."""
+        tokens: list[Tensor] = [self.cls_token] if self.shape.class_token else []
+        return [*tokens, self.reg_token] if self.shape.register_tokens else tokens
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Normalised pixels [B, 3, image_size, image_size] to patch features [B, patches, width]."""
         tokens = self.patch_embed(pixels) + self.pos_embed  # positions belong to patches only
-        prefix = []
-        if self.shape.class_token:
-            prefix.append(self.cls_token.expand(tokens.shape[0], -1, -1))
-        if self.shape.register_tokens:
-            prefix.append(self.reg_token.expand(tokens.shape[0], -1, -1))
-        if prefix:
+        if self.shape.prefix_tokens:
+            prefix = [token.expand(tokens.shape[0], -1, -1) for token in self.prefix()]
             tokens = torch.cat([*prefix, tokens], dim=1)
         for block in self.blocks:
             tokens = block(tokens)
@@ -152,6 +156,11 @@ class VisionBackbone(nn.Module):
         std = [value for tower in towers for value in tower.std]
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std, device="cpu").view(1, -1, 1, 1), persistent=False)
+
+    @property
+    def towers(self) -> list[VisionTower]:
+        """One or two, in the order of their features."""
+        return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
 
     def normalize(self, images: Tensor) -> Tensor:
         """Pictures as each tower expects them.

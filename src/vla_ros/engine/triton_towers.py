@@ -1,0 +1,62 @@
+"""What stands between the products of the vision towers, in own kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor, nn
+
+from vla_ros.engine.kernels import towers
+
+
+class TritonTowerOps:
+    """:class:`~vla_ros.engine.towers.TowerOps` in Triton, over contiguous tensors."""
+
+    def cut(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
+        """See :class:`~vla_ros.engine.towers.TowerOps`."""
+        batch, height, width, _ = images.shape
+        down, across, length = height // patch, width // patch, 3 * patch * patch
+        out = table.new_empty(table.shape[0], batch, down * across, length)
+        towers.cut_patches_kernel[(batch * down * across,)](
+            images, table, out, SIDE=across, PATCH=patch, TOWERS=table.shape[0],
+            BLOCK=triton.next_power_of_2(length), num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def begin(
+        self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`~vla_ros.engine.towers.TowerOps`."""
+        batch, count, width = patches.shape
+        rows = prefix.shape[0] + count
+        tokens = patches.new_empty(batch, rows, width)
+        out = torch.empty_like(tokens)
+        towers.begin_kernel[(batch * rows,)](
+            patches, positions, prefix, norm.weight, norm.bias, tokens, out, norm.eps, ROWS=rows,
+            PREFIX=prefix.shape[0], **_sizes(width),
+        )  # fmt: skip
+        return tokens, out
+
+    def add_norm(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm) -> Tensor:
+        """See :class:`~vla_ros.engine.towers.TowerOps`."""
+        batch, rows, width = tokens.shape
+        out = torch.empty_like(tokens)
+        towers.add_norm_kernel[(batch * rows,)](
+            tokens, branch, scale, norm.weight, norm.bias, out, norm.eps, SCALED=scale is not None, **_sizes(width)
+        )
+        return out
+
+    def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
+        """See :class:`~vla_ros.engine.towers.TowerOps`."""
+        batch, rows, width = tokens.shape
+        count = out.shape[1]
+        towers.add_kernel[(batch * count,)](
+            tokens, branch, scale, out, out.stride(1), ROWS=rows, PREFIX=rows - count, SCALED=scale is not None,
+            **_sizes(width),
+        )  # fmt: skip
+
+
+def _sizes(width: int) -> dict[str, object]:
+    """A row and the warps for it, 16 bytes of bfloat16 a lane; every step rounds by itself."""
+    block = triton.next_power_of_2(width)
+    return {"N": width, "BLOCK": block, "num_warps": max(1, min(8, block // 256)), "enable_fp_fusion": False}

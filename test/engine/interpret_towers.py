@@ -1,0 +1,76 @@
+"""Compare the fused vision towers in Triton's interpreter with the reference path; run by test_kernels.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from vla_ros.engine.towers import TorchTowerOps
+from vla_ros.engine.triton_towers import TritonTowerOps
+from vla_ros.policies.openvla.loading import build_empty
+from vla_ros.policies.openvla.sight import Sight
+from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
+
+
+def make_model(dtype: torch.dtype) -> torch.nn.Module:
+    """Both kinds of tower; a width that is no power of two, and every parameter other than its neutral value."""
+    base = tiny_architecture(vision_width=48, vision_blocks=3, vocabulary=768, empty_token=500)
+    model = build_empty(replace(base, towers=tuple(replace(tower, image_size=42) for tower in base.towers)))
+    weights = random_weights(model.architecture)
+    generator = torch.Generator().manual_seed(1)
+    for name, value in weights.items():
+        if "norm" in name or "scale_factor" in name:
+            value += 0.3 * torch.randn(value.shape, generator=generator)
+    model.load_state_dict(weights, assign=True)
+    return model.to(dtype)
+
+
+def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item()
+
+
+@torch.inference_mode()
+def main(name: str) -> None:
+    dtype = getattr(torch, name)
+    ours, theirs, generator = TritonTowerOps(), TorchTowerOps(), torch.Generator().manual_seed(2)
+    exact = 1e-6 if dtype == torch.float32 else 1e-3  # of a norm, whose sums are in another order
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    # Step by step: all but the norms to the bit.
+    images = torch.randint(0, 256, (2, 42, 42, 3), generator=generator).to(torch.uint8)
+    table = noise(2, 3, 256)
+    assert torch.equal(ours.cut(images, table, 14), theirs.cut(images, table, 14)), "patches"
+    for width, prefix, scale in ((48, 5, noise(48)), (64, 0, None)):
+        norm = torch.nn.LayerNorm(width, eps=1e-6, dtype=dtype)
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+        begun = [
+            one.begin(patches, positions, first, norm)
+            for patches, positions, first in [(noise(2, 9, width), noise(9, width), noise(prefix, width))]
+            for one in (ours, theirs)
+        ]
+        assert torch.equal(begun[0][0], begun[1][0]), "tokens"
+        assert error(begun[0][1], begun[1][1]) < exact, "first norm"
+        branch = noise(2, prefix + 9, width)
+        tokens = [begun[0][0].clone(), begun[0][0].clone()]
+        normed = [one.add_norm(x, branch, scale, norm) for one, x in zip((ours, theirs), tokens, strict=True)]
+        assert torch.equal(*tokens), "sum"
+        assert error(*normed) < exact, "norm"
+        wide = [torch.zeros(2, 9, width + 80, dtype=dtype) for _ in range(2)]
+        for one, x, out in zip((ours, theirs), tokens, wide, strict=True):
+            one.add(x, branch, scale, out[..., 16 : 16 + width])
+        assert torch.equal(*wide), "features"
+
+    # All of it.
+    model = make_model(dtype)
+    found = error(Sight(model, ours)(images), model.embed_image(model.normalize(images)))
+    assert found < (1e-5 if dtype == torch.float32 else 1e-2), found
+    print("equal", found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

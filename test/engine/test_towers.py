@@ -1,0 +1,99 @@
+"""The engine's sight against the reference path: the steps in torch; Triton's in test_kernels.py and on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
+import torch
+
+from vla_ros.engine.health import EngineMismatchError
+from vla_ros.engine.runner import CudaRunner
+from vla_ros.engine.towers import TorchTowerOps
+from vla_ros.policies.openvla import sight
+from vla_ros.policies.openvla.loading import build_empty
+from vla_ros.policies.openvla.sight import Sight, check_towers, checked_sight
+from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
+
+
+def make_model(towers: int = 2) -> torch.nn.Module:
+    base = tiny_architecture(vision_width=48, vocabulary=768, empty_token=500)
+    model = build_empty(replace(base, towers=tuple(replace(t, image_size=42) for t in base.towers[:towers])))
+    model.load_state_dict(random_weights(model.architecture), assign=True)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return list(np.random.default_rng(3).integers(0, 256, (2, 42, 42, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("towers", [1, 2])
+@torch.inference_mode()
+def test_the_steps_in_torch_equal_the_reference_path_to_the_bit(towers, dtype, pictures):
+    model = make_model(towers).to(dtype)
+    for picture in pictures:
+        images = torch.from_numpy(picture)[None]
+        assert torch.equal(Sight(model)(images), model.embed_image(model.normalize(images)))
+
+
+class Forgetful(TorchTowerOps):
+    """Leaves the layer scale out."""
+
+    def add_norm(self, tokens, branch, scale, norm):
+        return super().add_norm(tokens, branch, None, norm)
+
+
+def test_a_step_that_differs_is_refused(model, pictures):
+    check_towers(Sight(model), pictures)
+    with pytest.raises(EngineMismatchError, match="vision towers differ"):
+        check_towers(Sight(model, Forgetful()), pictures)
+
+
+class Broken(TorchTowerOps):
+    def cut(self, images, table, patch):
+        raise RuntimeError("no C compiler")
+
+
+@pytest.mark.parametrize("ops", [Forgetful(), Broken()])
+def test_auto_sees_through_torch_and_says_so(model, pictures, ops, monkeypatch, caplog):
+    monkeypatch.setattr(sight, "make_tower_ops", lambda device: ops)
+    with pytest.raises((EngineMismatchError, RuntimeError)):
+        checked_sight(model, pictures, strict=True)
+    with caplog.at_level(logging.WARNING):
+        found = checked_sight(model, pictures, strict=False)
+    assert "torch runs the vision towers" in caplog.text
+    assert type(found.ops) is TorchTowerOps
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_captured_sight_equals_the_reference_path(model, dtype, pictures):
+    device = torch.device("cuda")
+    there = make_model().to(device, dtype)
+    images, out = torch.zeros(1, 42, 42, 3, dtype=torch.uint8, device=device), []
+    see, runner = Sight(there), CudaRunner(device)
+    with runner.stream():
+        replay = runner.capture(lambda: out.append(see(images)))
+        for picture in pictures:
+            images.copy_(torch.from_numpy(picture)[None])
+            replay()
+            expected = there.embed_image(there.normalize(images)).float()
+            error = ((out[-1].float() - expected).norm() / expected.norm()).item()
+            assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+    torch.cuda.synchronize()
