@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from vla_ros.config import Config, PolicyConfig
+from vla_ros.engine.drafts import GUARDS
 from vla_ros.engine.health import EngineMismatchError
 from vla_ros.engine.ops import TorchOps
 from vla_ros.policies.openvla import OpenVLAPolicy
 from vla_ros.policies.openvla.choices import choose_engine
 from vla_ros.policies.openvla.fast import make_engine
+from vla_ros.policies.openvla.self_test import fit_guard
 from vla_ros.types import Observation
 
 
@@ -127,6 +129,49 @@ def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engin
     assert loaded.loaded.engine is None
     assert "the reference path answers instead" in caplog.text
     assert np.array_equal(loaded.infer(observation).tokens, expected.tokens)
+
+
+class Rounding(TorchOps):
+    """Operations whose products of many rows round coarsely, as libraries for large products may."""
+
+    def add_linear(self, stream, rows, matrix, gain):
+        made = super().add_linear(stream, rows, matrix, gain)
+        if rows.shape[1] <= 7:
+            return made
+        shaken = made.hidden * (1 + 0.02 * torch.sin(1e3 * made.hidden))
+        return replace(made, hidden=shaken)
+
+
+def test_the_guard_is_raised_where_a_prefill_differs_more(tiny, caplog):
+    caplog.set_level("INFO")
+    pictures, prompt = tiny.images(2), tiny.prompt(20)
+    exact = tiny.engine()
+    fit_guard(exact, pictures, prompt)
+    assert exact.guard == GUARDS["float32"]
+    assert caplog.text == ""
+    engine = tiny.engine(ops=Rounding())
+    answers = [engine.answer(picture[None], [prompt])[0].tokens for picture in pictures]
+    largest = max(engine.draft_error(picture, prompt, draft) for picture in pictures for draft in answers)
+    assert largest > GUARDS["float32"]
+    fit_guard(engine, pictures, prompt)
+    assert engine.guard == 3 * largest
+    assert f"differ by up to {largest:.2g}" in caplog.text
+    for picture, tokens in zip(pictures, answers, strict=True):  # and measuring has left nothing behind
+        assert np.array_equal(engine.answer(picture[None], [prompt])[0].tokens, tokens)
+        assert np.array_equal(engine.answer(picture[None], [prompt], [tokens])[0].tokens, tokens)
+
+
+def test_a_guard_that_believes_no_draft_stays(tiny):
+    engine = tiny.engine(ops=Rounding(), drafts="verify")
+    fit_guard(engine, tiny.images(2), tiny.prompt(20))
+    assert engine.guard == np.inf
+
+
+def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
+    monkeypatch.setattr("vla_ros.engine.executor.Engine.draft_error", lambda *_: 0.5)
+    assert policy(checkpoint, engine="graph").loaded.engine.guard == 1.5
+    assert policy(checkpoint, engine="graph", quantization="nf4").loaded.engine.guard == 1.5
+    assert policy(checkpoint, engine="graph", self_test=False).loaded.engine.guard == GUARDS["float32"]
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,37 @@ class Engine:
             seen: UInt8Array = picture[0].cpu().numpy()
         return seen
 
+    @torch.inference_mode()
+    def draft_error(self, image: UInt8Array, prompt: IntArray, draft: IntArray) -> float:
+        """By how much a prefill's logits of drafted rows differ from the decoding kernels', which are right.
+
+        What :attr:`guard` must exceed. Of each row the five largest logits of either side are compared, as a margin
+        is made of these.
+
+        Args:
+            image: Uint8 [H, W, 3].
+            prompt: Int64 [L].
+            draft: Int64 [D].
+
+        Returns:
+            The largest difference, in logits; 0 where an answer has one token only.
+        """
+        count = self.options.answer - 1
+        if count == 0:
+            return 0.0
+        with explain_device_errors(self.weights.device), self.runner.stream():
+            program = self._of(1).take(len(prompt))
+            raw, (text, last) = program.words.on_host()
+            self._write(text, last, [prompt], [draft])
+            guesses, (fed, start) = program.guesses.on_host()
+            fed[0], start[0] = draft[:count], last[0] + 1
+            self.runner.upload(program.words.buffer, raw)
+            self.runner.upload(program.guesses.buffer, guesses)
+            self.runner.upload(program.images, image[None])
+            inside, after = program.drafted_logits()
+            at = torch.cat([inside.topk(5).indices, after.topk(5).indices], dim=-1)
+            return float((inside - after).gather(-1, at).abs().max().item())
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is captured behind the scenes; False where that took longer than ``timeout`` seconds.
 

@@ -89,6 +89,17 @@ class Program:
         """Start one stage of :data:`STAGES`."""
         self.stages[stage]()
 
+    def drafted_logits(self) -> tuple[Tensor, Tensor]:
+        """What prefill and verification say of the same drafted tokens, float32 logits [B, D - 1, vocab] each.
+
+        For what was uploaded: pictures, ``words`` with a draft, the draft's tokens in ``guesses``. Not captured.
+        """
+        self._vision()
+        inside = prefill(
+            self._weights, self._ops, self.cache, self._patches, self.text, self.last, self.tokens.shape[1]
+        )
+        return inside[:, 1:], verify(self._weights, self._ops, self.cache, self.fed, self.start)
+
     def _vision(self) -> None:
         self._patches.copy_(self._see(self.images))
 

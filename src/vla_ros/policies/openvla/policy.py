@@ -316,6 +316,8 @@ class OpenVLAPolicy:
             )
             if self._options.self_test and weights is None:
                 self_test.check_engine(loaded.model, engine, pictures, prompt, count)
+            if self._options.self_test:
+                self_test.fit_guard(engine, pictures, prompt)
         except Exception as error:
             if engine is not None:
                 engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,12 +18,18 @@ from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.reference import answer, to_device
 from vla_ros.types import CameraFrame, IntArray, UInt8Array
 
+logger = logging.getLogger(__name__)
+
 THRESHOLD = 1e-4
 """Least change of a logit between two pictures, as a share of the logits' spread. Rounding stays below it."""
 
 NEAR_TIE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Logit margin up to which another order of rounding may choose another token. In bfloat16 a drafted
 prefill and decoding lay 0.12 apart at most (docs/engine.md); other layers add to that here."""
+
+
+GUARD_SLACK = 3.0
+"""The guard in units of the largest difference that two pictures showed: others may show more."""
 
 
 def two_pictures(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
@@ -107,6 +114,32 @@ def check_engine(
                 f"the engine answers {found.tolist()}, the reference path {expected.tolist()}: token "
                 f"{differing[0]} differs though its logit is ahead by {margins[differing[0]]:.2g}"
             )
+
+
+def fit_guard(engine: Engine, pictures: Sequence[UInt8Array], prompt: IntArray) -> None:
+    """Raise the engine's guard where these weights need it.
+
+    :data:`~vla_ros.engine.drafts.GUARDS` were measured on weights whose logits may spread less. Every picture's
+    answer is drafted for every picture.
+
+    Args:
+        engine: Warm.
+        pictures: Uint8 [H, W, 3] each.
+        prompt: Int64 [L].
+    """
+    if engine.options.drafts != "prefill":
+        return
+    answers = [engine.answer(picture[None], [prompt])[0].tokens for picture in pictures]
+    largest = max(engine.draft_error(picture, prompt, tokens) for picture in pictures for tokens in answers)
+    if not GUARD_SLACK * largest <= engine.guard:
+        logger.info(
+            "policy.drafts: a drafted token counts from a logit margin of %.2g on instead of %.2g: with these "
+            "weights prefill and decoding differ by up to %.2g",
+            GUARD_SLACK * largest,
+            engine.guard,
+            largest,
+        )
+        engine.guard = GUARD_SLACK * largest
 
 
 def check_resizing(engine: Engine, frame: CameraFrame) -> None:
