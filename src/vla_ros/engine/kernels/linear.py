@@ -11,6 +11,8 @@ gated activation, residual), and the norm before it. Of an RMS norm only one num
 written: the sum over all of it. So whoever writes the residual stream writes it a second time, times the norm's
 weight, and adds the squares up; the product is taken of that, and its sums are divided by the root of the mean.
 Squares are added in float64, in which those of bfloat16 are exact: it does not matter who comes first.
+
+What an end needs beside the sums is loaded at the beginning, so that it is there when the last weight is.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -85,7 +87,7 @@ def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def sums_of(squares, rows, M):
-    """Sums of squares of ``rows``. Loaded before a product and looked at behind it: nothing waits for them."""
+    """Sums of squares of ``rows``."""
     return tl.load(squares + rows, mask=rows < M, other=1.0)
 
 
@@ -125,15 +127,16 @@ def add_kernel(
     """
     rows = block_of_rows(BLOCK_M, MORE)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = rows[:, None] * N + outputs[None, :]
+    inside = (rows < M)[:, None]
+    before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(gain + outputs)
     total = multiply(
         x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
         K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    at = rows[:, None] * N + outputs[None, :]
-    inside = (rows < M)[:, None]
-    value = (tl.load(out + at, mask=inside, other=0.0).to(tl.float32) + total).to(out.dtype.element_ty)
+    value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
     tl.store(out + at, value, mask=inside)
-    weighted = value.to(tl.float32) * tl.load(gain + outputs).to(tl.float32)[None, :]
+    weighted = value.to(tl.float32) * factor.to(tl.float32)[None, :]
     tl.store(scaled + at, weighted.to(scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
     tl.atomic_add(squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
@@ -177,6 +180,11 @@ def qkv_kernel(
     half: tl.constexpr = HEAD // 2
     rows = block_of_rows(BLOCK_M, MORE)
     sums = sums_of(squares, rows, M)
+    mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head, feature = mine // half, mine % half
+    position = tl.load(positions + rows, mask=rows < M, other=0)
+    table = position[:, None] * half + feature[None, :]
+    cos, sin = tl.load(cosine + table), tl.load(sine + table)
     number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
         x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
@@ -184,14 +192,10 @@ def qkv_kernel(
     )  # fmt: skip
     both *= inverse_root(sums, eps, K)[:, None]
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-    mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    head, feature = mine // half, mine % half
     inside = (rows < M)[:, None]
-    position = tl.load(positions + rows, mask=rows < M, other=0)
-    table = position[:, None] * half + feature[None, :]
     turns = (head < HEADS + KV_HEADS)[None, :]
-    cos = tl.where(turns, tl.load(cosine + table).to(tl.float32), 1.0)
-    sin = tl.where(turns, tl.load(sine + table).to(tl.float32), 0.0)
+    cos = tl.where(turns, cos.to(tl.float32), 1.0)
+    sin = tl.where(turns, sin.to(tl.float32), 0.0)
     low = (first * cos - second * sin).to(query.dtype.element_ty)
     high = (second * cos + first * sin).to(query.dtype.element_ty)
 
