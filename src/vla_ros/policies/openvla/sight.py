@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,11 +34,13 @@ class Sight:
     Args:
         model: On its device, its weights in place.
         ops: What runs between the products; None takes what suits the device.
+        second_first: True lets the second tower, whose blocks are more, go before the first where both wait.
     """
 
     @torch.no_grad()
-    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None) -> None:
+    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None, second_first: bool = False) -> None:
         self.model = model
+        self._second_first = second_first
         self.ops = make_tower_ops(model.device) if ops is None else ops
         towers = model.vision_backbone.towers
         # The model's own normalisation of every byte: a look-up, equal to the bit.
@@ -56,14 +58,11 @@ class Sight:
         features = patches.new_empty(len(images), shapes[0].patches, sum(shape.width for shape in shapes))
         parts = torch.split(features, [shape.width for shape in shapes], dim=-1)
         work = list(zip(towers, patches, self._prefixes, parts, strict=True))
-        # What both streams use was made on this one and is freed when this one has waited for the other.
-        side = self._beside(images.device) if len(work) > 1 and images.is_cuda else None
-        with nullcontext() if side is None else _after(side):
-            for one in work[1:]:
-                self._run(*one)
-        self._run(*work[0])
-        if side is not None:
-            torch.cuda.current_stream(images.device).wait_stream(side)
+        with self._beside(images.device) as side:
+            with side:
+                for one in work[1:]:
+                    self._run(*one)
+            self._run(*work[0])
         embeddings: Tensor = self.model.projector(features)
         return embeddings
 
@@ -80,20 +79,25 @@ class Sight:
             else:  # what ends a block begins the next
                 normed = self.ops.add_norm(tokens, branch, scale, following.norm1)
 
-    def _beside(self, device: torch.device) -> torch.cuda.Stream:
+    @contextmanager
+    def _beside(self, device: torch.device) -> Iterator[AbstractContextManager[Any]]:
+        """A second stream, for what runs after all that the current one was given so far; waited for at the end.
+
+        Waited for in any case: the allocator gives the current stream again what was made on it, and both use that.
+        """
+        if device.type != "cuda" or len(self._prefixes) == 1:
+            yield nullcontext()
+            return
         main = torch.cuda.current_stream(device)
         side = self._sides.get(main.cuda_stream)
         if side is None:
-            side = torch.cuda.Stream(device, priority=main.priority)  # type: ignore[no-untyped-call]
+            side = torch.cuda.Stream(device, priority=main.priority - self._second_first)  # type: ignore[no-untyped-call]
             self._sides[main.cuda_stream] = side
-        return side
-
-
-def _after(side: torch.cuda.Stream) -> AbstractContextManager[Any]:
-    """On ``side``, after all that the current stream was given so far."""
-    side.wait_stream(torch.cuda.current_stream(side.device))
-    context: AbstractContextManager[Any] = torch.cuda.stream(side)
-    return context
+        side.wait_stream(main)
+        try:
+            yield torch.cuda.stream(side)
+        finally:
+            main.wait_stream(side)
 
 
 def _factors(scale: nn.Module) -> Tensor | None:
