@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vla_ros.bench.models import Subject
     from vla_ros.engine.executor import Answer, Engine
 
-MOST_DRAFTED = 300
+MOST_DRAFTED = 200
 """Steps of each pass with drafts: plain decoding needs many for its p99, these need not make the run longer."""
 
 MOST_BASELINE = 200

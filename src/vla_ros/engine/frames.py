@@ -40,7 +40,7 @@ class Place:
         pixels: Uint8 [1, H, W, 3].
         pipeline: From those to uint8 [1, height, width, 3].
         captured: The same as one launch that leaves its picture in ``picture``; None before it is captured.
-        picture: Uint8 [1, height, width, 3], written by nothing but ``captured``.
+        picture: Uint8 [height, width, 3], written by nothing but ``captured``.
     """
 
     pixels: Tensor
@@ -95,7 +95,7 @@ class FrameResizer:
                 target[row] = place.pipeline(place.pixels)[0]
             else:
                 place.captured()
-                target[row] = place.picture[0]
+                target[row] = place.picture
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being captured; False where that took longer than ``timeout`` seconds."""
@@ -137,10 +137,10 @@ class FrameResizer:
 
     def _capture(self, place: Place) -> None:
         """Make one graph of it. That only reads the pixels, which are uploaded meanwhile; its output is its own."""
-        picture = torch.zeros((1, *self._size, 3), dtype=torch.uint8, device=self._device)
+        picture = torch.zeros((*self._size, 3), dtype=torch.uint8, device=self._device)
 
         def stage() -> None:
-            picture.copy_(place.pipeline(place.pixels))
+            picture.copy_(place.pipeline(place.pixels)[0])
 
         try:
             captured = self._runner.capture(stage)
