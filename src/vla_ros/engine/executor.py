@@ -62,9 +62,9 @@ class Answer:
         margins: Float64 [D], best minus second-best logit.
         accepted: Tokens that a draft saved; None where none was tried.
         passes: Decoder passes after the prefill.
-        stages_ms: ``upload``, ``preprocess`` (of frames), ``vision``, ``prefill``, ``decode``, ``download``; with a
-            draft ``decode`` comes last, and is what further passes take, with their ways to the device and back.
-            The same for all observations of a batch.
+        stages_ms: ``upload`` (of pictures), ``preprocess`` (of frames), ``vision``, ``prefill`` (which begins with
+            the words' upload), ``decode``, ``download``; with a draft ``decode`` comes last, and is what further
+            passes take, with their ways to the device and back. The same for all observations of a batch.
     """
 
     tokens: IntArray
@@ -200,11 +200,9 @@ class Engine:
             return 0.0
         with explain_device_errors(self.weights.device), self.runner.stream():
             program = self._of(1).take(len(prompt))
-            raw, (text, last) = program.words.on_host()
-            self._write(text, last, [prompt], [draft])
+            _, last = self._tell(program, [prompt], [draft])
             guesses, (fed, start) = program.guesses.on_host()
             fed[0], start[0] = draft[:count], last[0] + 1
-            self.runner.upload(program.words.buffer, raw)
             self.runner.upload(program.guesses.buffer, guesses)
             self.runner.upload(program.images, image[None])
             inside, after = program.drafted_logits()
@@ -242,12 +240,8 @@ class Engine:
         policy = self._policies.setdefault(batch, drafting.DraftPolicy())
         offered = self.options.drafts != "none" and rows > 1 and any(draft is not None for draft in drafts)
         drafted = offered and policy.wanted()
-        raw, (text, last) = program.words.on_host()
-        self._write(text, last, prompts, drafts)
 
-        marks = [runner.mark()]
-        runner.upload(program.words.buffer, raw)
-        names = ["upload"]
+        marks, names = [runner.mark()], ["upload"]
         if isinstance(images, np.ndarray):
             runner.upload(program.images, images)
         else:
@@ -256,7 +250,10 @@ class Engine:
             self._resizer.resize(there, program.images)
             names.append("preprocess")
         marks.append(runner.mark())
-        for stage in ("vision", "prefill") if drafted else ("vision", "prefill", "decode"):
+        program.run("vision")
+        marks.append(runner.mark())
+        text, last = self._tell(program, prompts, drafts)  # while the device looks at the picture
+        for stage in ("prefill",) if drafted else ("prefill", "decode"):
             program.run(stage)
             marks.append(runner.mark())
         tokens, margins = program.answers.split(runner.download(program.answers.buffer))
@@ -283,19 +280,18 @@ class Engine:
             for one in settled
         ]
 
-    def _write(
-        self,
-        text: IntArray,
-        last: NDArray[np.int32],
-        prompts: Sequence[IntArray],
-        drafts: Sequence[IntArray | None],
-    ) -> None:
-        """Into zeros: rows of text with their drafts, and where each prompt ends in the sequence."""
+    def _tell(
+        self, program: Program, prompts: Sequence[IntArray], drafts: Sequence[IntArray | None]
+    ) -> tuple[IntArray, NDArray[np.int32]]:
+        """Upload rows of text with their drafts, and where each prompt ends in the sequence."""
+        raw, (text, last) = program.words.on_host()
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt
             if draft is not None:
                 text[row, len(prompt) : len(prompt) + self.options.answer - 1] = draft[: self.options.answer - 1]
             last[row] = self._patches + len(prompt) - 1
+        self.runner.upload(program.words.buffer, raw)
+        return text, last
 
     def _settle(
         self, program: Program, text: IntArray, last: NDArray[np.int32], tokens: Any, margins: Any
