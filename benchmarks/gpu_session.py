@@ -44,11 +44,11 @@ STAGES = {
 """In the order in which they run; the bound of each is in ``common.BOUND_S``."""
 
 
-def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...]) -> int:
+def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...], seconds: float) -> int:
     """One stage in this process; its result goes to ``out/NAME.json``."""
     began = time.monotonic()
     try:
-        result = {**STAGES, "compile": tuning.stage_compile}[name](Session(out, dry, kinds))
+        result = {**STAGES, "compile": tuning.stage_compile}[name](Session(out, dry, kinds, seconds))
     except Exception:
         traceback.print_exc()
         result = {"failed": traceback.format_exc().splitlines()[-1]}
@@ -91,7 +91,7 @@ def main() -> int:
     if set(kinds) - set(KINDS):
         parser.error(f"--kinds: {options.kinds}, expected some of {', '.join(KINDS)}")
     if options.stage:
-        return run_stage(options.stage, options.out, options.dry, kinds)
+        return run_stage(options.stage, options.out, options.dry, kinds, options.seconds)
     names, status, deadline = options.stages.split(","), 0, time.monotonic() + options.seconds
     unknown = sorted(set(names) - set(STAGES))
     if unknown:
@@ -103,6 +103,7 @@ def main() -> int:
             continue
         print(f"== {name}", flush=True)
         command = [sys.executable, __file__, "--stage", name, "--out", str(options.out), "--kinds", options.kinds]
+        command += ["--seconds", str(left)]
         try:
             status |= subprocess.run(
                 [*command, *(["--dry"] if options.dry else [])], timeout=left, check=False

@@ -31,9 +31,14 @@ class Session:
         out: Folder of the results.
         dry: On a CPU with a tiny model.
         kinds: Of weights that stages of kernels look at.
+        seconds: After which the stage is ended.
+
+    Attributes:
+        deadline: By the monotonic clock, when a long stage should come to its end by itself.
     """
 
-    def __init__(self, out: Path, dry: bool, kinds: tuple[str, ...] = KINDS) -> None:
+    def __init__(self, out: Path, dry: bool, kinds: tuple[str, ...] = KINDS, seconds: float = float("inf")) -> None:
+        self.deadline = time.monotonic() + seconds - 30  # the interpreter's start, and writing the result
         import torch
 
         self.torch, self.out, self.dry, self.kinds = torch, out, dry, kinds
