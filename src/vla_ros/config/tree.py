@@ -52,6 +52,9 @@ class PolicyConfig:
         "Engine: how the previous action's tokens are tried as a draft; verify equals plain decoding bit by bit",
         choices=("none", "verify", "prefill"),
     )
+    compile: bool = option(
+        False, "Reference path: compile the vision towers with torch.compile, at every start for a minute or so"
+    )
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
     self_test: bool = option(True, "Refuse to start when two different images give the same answer")
 

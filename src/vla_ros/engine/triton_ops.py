@@ -78,13 +78,13 @@ class TritonOps:
             )  # fmt: skip
             return query
         mixed = self._product(self._norm(weights, stream), layer.qkv)
-        # Laid out as attention wants it, [B, heads, R, head_dim]; returned with rows first.
-        query = hidden.new_empty(batch, shape.heads, rows, shape.head_dim)
+        # Rows first: attention answers in the order of its queries, and that is what the next product takes.
+        query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
         pointwise.rotate_kernel[(count,)](
             mixed, *cache, query, keys, values, rows, keys.shape[2], **sizes,
             BLOCK_H=triton.next_power_of_2(total_heads), num_warps=8,
         )  # fmt: skip
-        return query.transpose(1, 2)
+        return query
 
     def attend(
         self,

@@ -1,6 +1,8 @@
 """The policy as a whole. Pins: a model that does not see, a missing 29871, epsilon, NaN weights, silent options."""
 
 import json
+import logging
+import shutil
 import subprocess
 import sys
 
@@ -272,3 +274,34 @@ def test_an_unknown_name_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="NoSuchPolicy"):
         _ = package.NoSuchPolicy
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of torch
+def test_compiled_towers_see_the_same(tmp_path, make_policy, observe, caplog):
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    folder = tmp_path
+    write_tiny(folder, architecture=tiny_architecture(vision_blocks=2, vocabulary=768, empty_token=500))
+    plain, compiled = make_policy(folder), make_policy(folder, compile=True)
+    with caplog.at_level(logging.INFO):
+        plain.load()
+        compiled.load()
+    assert "policy.compile: torch.compile took" in caplog.text
+    assert compiled.loaded.model.embed_image is not plain.loaded.model.embed_image
+    for seed in range(3):
+        np.testing.assert_array_equal(compiled.infer(observe(seed)).tokens, plain.infer(observe(seed)).tokens)
+
+
+def test_what_cannot_be_compiled_is_said(shared_tiny, make_policy, monkeypatch):
+    def refuse(function, **_):
+        def run(*_):
+            raise RuntimeError("no working C++ compiler")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    with pytest.raises(
+        ConfigError, match=r"policy.compile: torch.compile cannot .*no working C\+\+ compiler.*without"
+    ):
+        make_policy(shared_tiny, compile=True).load()

@@ -48,11 +48,11 @@ def rotate_kernel(
 ):  # fmt: skip
     """One program per row: ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD] to queries and cache, rotated.
 
-    ``query`` [B, HEADS, ROWS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD].
+    ``query`` [B * ROWS, HEADS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD].
     """
     half: tl.constexpr = HEAD // 2
     row = tl.program_id(0)
-    batch, r = row // ROWS, row % ROWS
+    batch = row // ROWS
     head = tl.arange(0, BLOCK_H)
     feature = tl.arange(0, half)
     position = tl.load(positions + row)
@@ -65,7 +65,7 @@ def rotate_kernel(
     second = tl.load(qkv + source + half, mask=there, other=0.0).to(tl.float32)
     low = (first * cos - second * sin).to(query.dtype.element_ty)
     high = (second * cos + first * sin).to(query.dtype.element_ty)
-    to_query = query + ((batch * HEADS + head)[:, None] * ROWS + r) * HEAD + feature[None, :]
+    to_query = query + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD + feature[None, :]
     is_query = (head < HEADS)[:, None]
     tl.store(to_query, low, mask=is_query)
     tl.store(to_query + half, high, mask=is_query)

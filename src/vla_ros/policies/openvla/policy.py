@@ -280,6 +280,11 @@ class OpenVLAPolicy:
             self_test.check_sight(loaded.model, pictures, ids, folder)
         if fast:
             self._loaded = replace(loaded, engine=self._make_engine(loaded, folder, pictures, ids, weights))
+        if self._options.compile and self.loaded.engine is not None:
+            logger.info("policy.compile: nothing to do, the engine has kernels and graphs of its own")
+        elif self._options.compile:
+            seconds = reference.compile_towers(loaded.model, pictures[0])
+            logger.info("policy.compile: torch.compile took %.1f s for the vision towers", seconds)
         self._answer(self.loaded, pictures[0][None], SELF_TEST_INSTRUCTION, 0)
         self._encoded = None
         self._previous = None

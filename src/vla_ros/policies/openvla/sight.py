@@ -14,15 +14,11 @@ from vla_ros.engine.health import EngineMismatchError, explain_device_errors
 from vla_ros.engine.towers import TorchTowerOps, TowerOps, make_tower_ops
 from vla_ros.errors import DeviceLostError, OutOfMemoryError
 from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.reference import to_device
+from vla_ros.policies.openvla.reference import BOUNDS, to_device
 from vla_ros.policies.openvla.vision_tower import Block, LayerScale, VisionTower
 from vla_ros.types import UInt8Array
 
 logger = logging.getLogger(__name__)
-
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-"""Largest relative error of the patch embeddings by type. Another order of the norms' sums moves those of random
-weights in OpenVLA's sizes by 1e-6 and 1.2e-2, as much as bfloat16 itself does; a step left out, by far more."""
 
 
 class Sight:
