@@ -65,9 +65,9 @@ class Session:
             match key.split():
                 case ["attention"]:
                     launches.ATTENTION = launches.AttentionLaunch(*values)
-                case ["tile", rows, outputs, inputs]:
+                case ["tile", kind, rows, outputs, inputs]:
                     tile = None if values is None else launches.Tile(*values)
-                    launches.TILED[int(rows), int(outputs), int(inputs)] = tile
+                    launches.TILED[kind, int(rows), int(outputs), int(inputs)] = tile
                 case [role, kind]:
                     launches.LAUNCHES[role, kind] = launches.Launch(*values)
 

@@ -50,8 +50,7 @@ def stage_gemm(session: Session) -> dict[str, Any]:
             rows = torch.randn(1, ROWS, inputs, **where)
             expected = rows.float() @ dequantize(matrix, torch.float32).t()
             ways = {"none": [("library", TritonOps())]}.get(kind) or [
-                ("separate" if tile is None else str(list(astuple(tile))), tile)
-                for tile in (tiles() if kind == "int4" else [None, "fused"])
+                ("separate" if tile is None else str(list(astuple(tile))), tile) for tile in (tiles())
             ]
             tried = []
             for name, way in ways:
@@ -59,7 +58,7 @@ def stage_gemm(session: Session) -> dict[str, Any]:
                     break
                 ops = way
                 if kind != "none":
-                    ops = TritonOps(fused_gemm=way is not None, tile=way if kind == "int4" else None)
+                    ops = TritonOps(fused_gemm=way is not None, tile=way)
                 try:
                     error = relative(ops._product(rows, matrix), expected)
                     ms = 1e9
@@ -71,9 +70,9 @@ def stage_gemm(session: Session) -> dict[str, Any]:
             tried.sort(key=lambda entry: entry[0])
             if not tried:
                 continue
-            if kind == "int4" and tried[0][0] < 1e6:
+            if kind != "none" and tried[0][0] < 1e6:
                 best = tried[0][3]
-                kept[f"tile {ROWS} {outputs} {inputs}"] = None if best is None else list(astuple(best))
+                kept[f"tile {kind} {ROWS} {outputs} {inputs}"] = None if best is None else list(astuple(best))
             flops = 2 * ROWS * outputs * inputs
             result[f"{kind} {role}"] = [
                 {"way": name, "us": 1e3 * ms, "tflops": flops / ms / 1e9, "error": error}

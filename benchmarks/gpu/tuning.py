@@ -18,6 +18,10 @@ ATTENTION_CUTS = ((64, 4, 3, 1), (32, 2, 2, 9), (32, 1, 2, 9), (32, 2, 1, 9), (6
 """Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
 
 
+INPUTS = {"none": (128, 256, 512), "int8": (128, 256, 512, 1024), "int4": (256, 512, 1024, 2048)}
+"""Of :class:`~vla_ros.engine.launches.Launch`, by kind of weight."""
+
+
 def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Role, kind of weight and launch of everything that ``tune`` tries."""
     from vla_ros.engine.launches import Launch
@@ -26,8 +30,8 @@ def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
         for role in ("gate_up", "add", "qkv", *(("head",) if kind == "none" else ())):
             pairs = 2 if role in ("qkv", "gate_up") else 1
             for outputs in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
-                for inputs in (256, 512, 1024, 2048) if kind == "int4" else (128, 256, 512):
-                    for warps in (2, 4, 8) if kind == "int4" else (1, 2, 4):
+                for inputs in INPUTS[kind]:
+                    for warps in (1, 2, 4) if kind == "none" else (2, 4, 8):
                         for stages in (3, 4, 6):
                             launch = Launch(outputs, inputs, warps, stages)
                             if _sensible(launch, kind, pairs):
@@ -36,10 +40,16 @@ def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
 
 def _sensible(launch: Any, kind: str, pairs: int) -> bool:
     """What has room and gives every warp something to do."""
-    outputs, parts = launch.outputs * pairs, launch.inputs // 128
-    if kind == "int4":
-        # Rows in flight are the larger part; a warp has one or two parts, and 64 outputs of them in registers.
-        shared = (outputs // 2 + 16) * launch.inputs * (launch.stages - 1)
+    from vla_ros.engine.lowbit import BITS, stretch
+
+    outputs = launch.outputs * pairs
+    if kind != "none":
+        # A warp has one or two parts, and 64 outputs of them in registers.
+        bits = BITS[kind]
+        parts, shared = (
+            launch.inputs // stretch(bits),
+            (outputs * bits // 8 + 16) * launch.inputs * (launch.stages - 1),
+        )
         return shared < 220_000 and parts // 2 <= launch.warps <= parts and 16 <= outputs <= 64
     # Weights and rows in flight; registers of one warp hold 64 outputs at most.
     return (outputs + 16) * launch.inputs * 2 * launch.stages < 200_000 and outputs <= 64 * launch.warps

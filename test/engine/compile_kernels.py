@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from dataclasses import astuple
 from itertools import takewhile
 from pathlib import Path
 
@@ -15,14 +16,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise, towers
-from vla_ros.engine.launches import ATTENTION, INT4_ROWS, LAUNCHES, TILES
+from vla_ros.engine.kernels import attention, linear, lowbit, pointwise, towers
+from vla_ros.engine.launches import ATTENTION, LAUNCHES, PACKED_ROWS, TILED, TILES
 
 B = "*bf16"
 HIDDEN, HEADS, HEAD = 4096, 32, 128
 WEIGHTS = {
     "dense": (B, B),
-    "int8": ("*i8", "*fp32"),
+    "int8": ("*i32", "*fp32"),
     "int4": ("*i32", "*i32"),
 }
 """Kind of weight to the types of its numbers and scales."""
@@ -77,12 +78,17 @@ def compile_few_rows(kind: str) -> None:
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
 
-    def skinny(role: str, kernel, inputs: int, types, rows: int = 8 if kind == "int4" else 16, **constants) -> None:
+    def skinny(
+        role: str, kernel, inputs: int, types, rows: int = 16 if kind == "dense" else 8, **constants
+    ) -> None:
         launch = LAUNCHES[role, kind]
-        if kind == "int4":
-            launch = launch.fit_int4(4096, lambda one, count: one.inputs * (one.outputs + 2 * count), rows, 220_000)
+        if kind != "dense":
+            item = {"int4": 1, "int8": 2}[kind]
+            launch = launch.fit_packed(
+                4096, lambda one, count: one.inputs * (item * one.outputs + 2 * count), rows, 220_000
+            )
         blocks = {"BLOCK_M": rows, "BLOCK_N": launch.outputs, "BLOCK_K": launch.inputs, "K": inputs}
-        common = {"KIND": kind, "MORE": rows == INT4_ROWS, "ASM": True, "PRECISION": "tf32"}
+        common = {"KIND": kind, "MORE": rows == PACKED_ROWS, "ASM": True, "PRECISION": "tf32"}
         name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
         compile_kernel(name, kernel, types, every, launch.warps, launch.stages)
 
@@ -90,25 +96,28 @@ def compile_few_rows(kind: str) -> None:
         skinny("add", linear.add_kernel, inputs, types)
     if kind == "dense":
         skinny("head", linear.head_kernel, HIDDEN, {**types, "out": "*fp32"})
-    for rows in (8, 16, 32) if kind == "int4" else (16,):
+    for rows in (16,) if kind == "dense" else (8, 16, 32):
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, types, rows)
         skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
 
 
-def compile_many_rows() -> None:
-    types = {"x": B, "weight": "*i8", "scale": "*fp32", "out": B}
-    blocks = {"BLOCK_N": 128, "BLOCK_K": 64, "BLOCK_M": 128, "K": HIDDEN}
-    compile_kernel("gemm int8", int8.gemm_kernel, types, {**blocks, "ADD": False, "PRECISION": "tf32"}, 8, 3)
-    sizes = {"BLOCK_N": 16, "BLOCK_K": 256, "K": HIDDEN}
-    compile_kernel("dequantize int8", int8.dequantize_kernel, types, sizes, 4, 3)
-    types = {"x": B, "words": "*i32", "grid": "*i32", "out": B}
-    for tile in TILES:
-        sizes = {"K": HIDDEN, "UNITS": tile.outputs // 8, "BLOCK_M": tile.rows, "TAIL": tile.tail}
-        every = {**sizes, "ADD": False, "ASM": True, "PRECISION": "tf32"}
-        name = f"gemm int4 {tile.rows}+{tile.tail}"
-        compile_kernel(name, int4.gemm_int4_kernel, types, every, tile.warps, tile.stages, tile.registers)
-    sizes = {"K": HIDDEN, "UNITS": 4, "ASM": True}
-    compile_kernel("dequantize int4", int4.dequantize_int4_kernel, types, sizes, 4, 3)
+def compile_many_rows(kind: str) -> None:
+    words, scale = WEIGHTS[kind]
+    types = {"x": B, "words": words, "scale": scale, "out": B}
+    common = {"K": HIDDEN, "KIND": kind, "ASM": True}
+    for tile in dict.fromkeys((*TILES, *(tile for key, tile in TILED.items() if key[0] == kind and tile))):
+        sizes = {"UNITS": tile.outputs // 8, "PARTS": tile.parts, "BLOCK_M": tile.rows, "TAIL": tile.tail}
+        every = {**common, **sizes, "SPLITS": tile.splits, "ADD": False, "PRECISION": "tf32"}
+        name = f"gemm {kind} {' '.join(map(str, astuple(tile)))}"
+        out = B if tile.splits == 1 else "*fp32"
+        compile_kernel(
+            name, lowbit.gemm_kernel, {**types, "out": out}, every, tile.warps, tile.stages, tile.registers
+        )
+    compile_kernel(f"dequantize {kind}", lowbit.dequantize_kernel, types, {**common, "UNITS": 4}, 4, 3)
+    types = {"sums": "*fp32", "scale": scale, "out": B}
+    compile_kernel(
+        f"sum {kind}", lowbit.sum_kernel, types, {"KIND": kind, "ADD": True, "SPLITS": 3, "BLOCK": 1024}, 4, 3
+    )
 
 
 def compile_towers() -> None:
@@ -132,7 +141,8 @@ def compile_towers() -> None:
 def main() -> None:
     for kind in WEIGHTS:
         compile_few_rows(kind)
-    compile_many_rows()
+        if kind != "dense":
+            compile_many_rows(kind)
     cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
     cache |= {"found": "*fp32", "arrived": "*i32"}

@@ -10,7 +10,7 @@ from triton.runtime import interpreter
 
 from vla_ros.engine.agreement import check_products
 from vla_ros.engine.decoder import Cache, decode, verify
-from vla_ros.engine.launches import INT4_ROWS, SKINNY, AttentionLaunch, Launch, Tile
+from vla_ros.engine.launches import PACKED_ROWS, SKINNY, AttentionLaunch, Launch, Tile
 from vla_ros.engine.ops import Residual, TorchOps
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import QUANTIZE, DecoderWeights, Layer, dense, dequantize, rotary_tables
@@ -83,18 +83,18 @@ def poisoned(weights: DecoderWeights) -> Cache:
     return cache
 
 
-def many_groups(dtype: torch.dtype, bound: float) -> None:
+def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
     """Weights of several groups, the last one not full, for every shape of program that tuning may choose."""
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(32, 5 * 128 + 40, generator=generator)
-    matrix = QUANTIZE["int4"](weight.to(dtype))
-    for rows in (1, 9, INT4_ROWS + 3, SKINNY + 6):
+    matrix = QUANTIZE[kind](weight.to(dtype))
+    for rows in (1, 9, PACKED_ROWS + 3, SKINNY + 6):
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
         gain = torch.ones(matrix.outputs, dtype=dtype)
         expected = TorchOps().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
         for launch in (Launch(16, 512, 4, 4), Launch(32, 256, 2, 3), Launch(16, 1024, 4, 3)):
-            ops = TritonOps({("add", "int4"): launch}, tile=Tile(rows=64, tail=16))
+            ops = TritonOps({("add", kind): launch}, tile=Tile(rows=64, tail=16, splits=launch.warps - 1, parts=2))
             stream = ops.pick(hidden[0], torch.arange(rows)[None], gain)
             close(f"{rows} rows, {launch}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
     close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
@@ -160,8 +160,8 @@ def main(kind: str, name: str) -> None:
             close("dequantised", ops._dequantize(layer.down, dtype), dequantize(layer.down, dtype), bound)
 
     check_products(ours, weights)  # what the engine asks itself at the start
-    if kind == "int4":
-        many_groups(dtype, bound)
+    if kind != "none":
+        many_groups(kind, dtype, bound)
 
     # Ties, order and NaN in the choice of a token.
     table = torch.randn(1, 5, 5000, generator=generator)

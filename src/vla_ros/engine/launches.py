@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vla_ros.engine.int4 import GROUP
+from vla_ros.engine.lowbit import WIDTH
 
 SKINNY = 64
 """Up to this many rows a product is bound by its weight, and the kernels of ``linear`` are used."""
 
-INT4_ROWS = 32
-"""Rows that one program multiplies with weights of 4 bits; of more rows, each 32 have programs of their own."""
+PACKED_ROWS = 32
+"""Rows that one program multiplies with packed weights; of more rows, each 32 have programs of their own."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Launch:
 
     Attributes:
         outputs: Outputs per program (pairs for ``qkv`` and ``gate_up``).
-        inputs: Inputs per step. For int4 each 128 of them are summed apart, spread over the warps, until the end.
+        inputs: Inputs per step. Of packed weights each stretch is summed apart, spread over the warps, until the
+            end.
         warps: Warps per program.
         stages: Steps whose loads are in flight, and the one that is multiplied.
     """
@@ -47,8 +48,8 @@ class Launch:
             fitting = replace(fitting, inputs=fitting.inputs // 2)
         return fitting
 
-    def fit_int4(self, outputs: int, step_bytes: Callable[[Launch, int], int], rows: int, shared: int) -> Launch:
-        """As :meth:`fit`, for weights of 4 bits.
+    def fit_packed(self, outputs: int, step_bytes: Callable[[Launch, int], int], rows: int, shared: int) -> Launch:
+        """As :meth:`fit`, for packed weights.
 
         What a step takes decides the order in which products are added up: it must not depend on the rows, or
         verifying several would not give the bits of decoding one. So the most rows of a program decide it.
@@ -60,7 +61,7 @@ class Launch:
             shared: Bytes of shared memory that a program may have.
         """
         fitting = replace(self, outputs=divisor(outputs, self.outputs))
-        while step_bytes(fitting, INT4_ROWS) > shared and fitting.inputs > GROUP:
+        while step_bytes(fitting, PACKED_ROWS) > shared and fitting.inputs > WIDTH:
             fitting = replace(fitting, inputs=fitting.inputs // 2, warps=max(1, fitting.warps // 2))
         if rows > 16:
             # Sums of many rows fill the registers of a warp: half as many outputs, but whole matrix instructions.
@@ -113,16 +114,19 @@ ATTENTION = AttentionLaunch()
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product of many rows with a weight of 4 bits is cut.
+    """How a product of many rows with a packed weight is cut.
 
     Attributes:
         outputs: Outputs per program.
         rows: Rows per program, a power of two.
         tail: Rows beyond these, 0 or a power of two from 16 on.
         warps: Warps per program.
-        stages: Groups of 128 inputs whose loads are in flight.
+        stages: Steps whose loads are in flight.
         registers: Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps run
             on one processor.
+        splits: Programs that share the inputs; each leaves float32 sums, which one kernel more adds in their order.
+        parts: Stretches per step, see :mod:`vla_ros.engine.lowbit`; only the last one's product runs on while the
+            next step unpacks, but a step has fewer instructions.
     """
 
     outputs: int = 128
@@ -131,10 +135,12 @@ class Tile:
     warps: int = 8
     stages: int = 2
     registers: int | None = None
+    splits: int = 1
+    parts: int = 1
 
 
-TILED: dict[tuple[int, int, int], Tile | None] = {}
-"""Rows, outputs and inputs to the tile that a benchmark found best; None dequantises the weight first."""
+TILED: dict[tuple[str, int, int, int], Tile | None] = {}
+"""Kind of weight, rows, outputs and inputs to the tile that was measured to be best; None dequantises first."""
 
 TILES = (
     Tile(rows=64, tail=32, stages=3, registers=128),
@@ -147,14 +153,14 @@ TILES = (
 """What :func:`choose_tile` chooses from; reckoned, not measured."""
 
 
-def choose_tile(rows: int, outputs: int, inputs: int, processors: int) -> Tile | None:
+def choose_tile(kind: str, rows: int, outputs: int, inputs: int, processors: int) -> Tile | None:
     """The tile for a product; None where dequantising the weight first is known to be better.
 
     What was not measured (:data:`TILED`) is chosen by a model: waves of programs over the processors, times rows of
     a program. Unpacking and filling the pipeline count like 24 rows.
     """
-    if (rows, outputs, inputs) in TILED:
-        return TILED[rows, outputs, inputs]
+    if (kind, rows, outputs, inputs) in TILED:
+        return TILED[kind, rows, outputs, inputs]
 
     def cost(tile: Tile) -> int:
         programs = -(-rows // (tile.rows + tile.tail)) * -(-outputs // tile.outputs)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.engine import launches as cuts
-from vla_ros.engine.int4 import UNIT, groups
-from vla_ros.engine.kernels import attention, int4, int8, linear, pointwise
-from vla_ros.engine.launches import INT4_ROWS, SKINNY, AttentionLaunch, Launch, Tile, choose_tile, divisor
+from vla_ros.engine.kernels import attention, linear, lowbit, pointwise
+from vla_ros.engine.launches import PACKED_ROWS, SKINNY, AttentionLaunch, Launch, Tile, choose_tile, divisor
+from vla_ros.engine.lowbit import UNIT
 from vla_ros.engine.ops import Residual, attend
 from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
 
@@ -25,7 +25,7 @@ class TritonOps:
         fused_gemm: True multiplies many rows with quantised weights in one kernel that dequantises on its way;
             False dequantises each weight first.
         attention: How the attention of a few rows is cut.
-        tile: How a fused product of int4 is cut; None chooses by :func:`~vla_ros.engine.launches.choose_tile`.
+        tile: How a fused product is cut; None chooses by :func:`~vla_ros.engine.launches.choose_tile`.
     """
 
     def __init__(
@@ -170,10 +170,10 @@ class TritonOps:
             return int(launch.inputs * (pairs * launch.outputs * item + count * rows.element_size()))
 
         launch = self.launches[role, matrix.kind]
-        if matrix.kind == "int4":
+        if matrix.packed:
             if rows.dtype == torch.float32:  # for checks only: without matrix units, operands fill shared memory
                 launch = Launch(outputs=16 // pairs, inputs=256, warps=4, stages=2)
-            return launch.fit_int4(matrix.outputs // pairs, step_bytes, block_m, shared)
+            return launch.fit_packed(matrix.outputs // pairs, step_bytes, block_m, shared)
         return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
 
     def _norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
@@ -189,15 +189,12 @@ class TritonOps:
         """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
         batch, count, _ = rows.shape
         flat = rows.reshape(batch * count, -1).contiguous()
-        tile = self._tile(flat, matrix) if matrix.kind == "int4" and self.fused_gemm else None
-        if tile is not None or (matrix.kind == "int8" and self.fused_gemm):
+        tile = self._tile(flat, matrix) if matrix.packed and self.fused_gemm else None
+        if tile is not None:
             out = add if add is not None else rows.new_empty(batch, count, matrix.outputs)
-            if tile is not None:
-                self._fused_int4(flat, matrix, out, tile, add is not None)
-            else:
-                self._fused_int8(flat, matrix, out, add is not None)
+            self._fused(flat, matrix, out, tile, add is not None)
             return out
-        weight = matrix.data if matrix.kind == "dense" else self._dequantize(matrix, rows.dtype)
+        weight = self._dequantize(matrix, rows.dtype) if matrix.packed else matrix.data
         if add is None:
             return functional.linear(flat, weight).view(batch, count, -1)
         target = add.view(batch * count, -1)
@@ -209,38 +206,29 @@ class TritonOps:
             return Tile(outputs=32, rows=32, tail=0)
         if self.tile is not None:
             return self.tile
-        return choose_tile(flat.shape[0], matrix.outputs, matrix.inputs, _processors(flat.device))
+        return choose_tile(matrix.kind, flat.shape[0], matrix.outputs, matrix.inputs, _processors(flat.device))
 
-    def _fused_int8(self, flat: Tensor, matrix: Matrix, out: Tensor, add: bool) -> None:
-        # float32, for checks only, needs twice the shared memory per element and has no matrix units.
-        most = 32 if flat.dtype == torch.float32 else 128 if _shared_memory(flat.device) > 150_000 else 64
-        block_n = divisor(matrix.outputs, most)
-        int8.gemm_kernel[(triton.cdiv(flat.shape[0], most), matrix.outputs // block_n)](
-            flat, *_data(matrix), out, flat.shape[0], matrix.outputs, K=matrix.inputs, ADD=add, BLOCK_M=most,
-            BLOCK_N=block_n, BLOCK_K=divisor(matrix.inputs, 64), PRECISION=_precision(flat),
-            num_warps=8, num_stages=3,
-        )  # fmt: skip
-
-    def _fused_int4(self, flat: Tensor, matrix: Matrix, out: Tensor, tile: Tile, add: bool) -> None:
-        count, block_n = flat.shape[0], divisor(matrix.outputs, tile.outputs)
+    def _fused(self, flat: Tensor, matrix: Matrix, out: Tensor, tile: Tile, add: bool) -> None:
+        count, block_n, splits = flat.shape[0], divisor(matrix.outputs, tile.outputs), tile.splits
         limit = {} if tile.registers is None else {"maxnreg": tile.registers}
-        int4.gemm_int4_kernel[(triton.cdiv(count, tile.rows + tile.tail), matrix.outputs // block_n)](
-            flat, *_data(matrix), out, count, matrix.outputs, K=matrix.inputs, ADD=add, ASM=_use_asm(flat),
-            UNITS=block_n // UNIT, BLOCK_M=tile.rows, TAIL=tile.tail, PRECISION=_precision(flat),
+        to = out if splits == 1 else out.new_empty(splits, count, matrix.outputs, dtype=torch.float32)
+        lowbit.gemm_kernel[(triton.cdiv(count, tile.rows + tile.tail), matrix.outputs // block_n, splits)](
+            flat, *_data(matrix), to, count, matrix.outputs, K=matrix.inputs, KIND=matrix.kind, ADD=add,
+            ASM=_use_asm(flat), UNITS=block_n // UNIT, PARTS=divisor(matrix.data.shape[1], tile.parts),
+            BLOCK_M=tile.rows, TAIL=tile.tail, SPLITS=splits, PRECISION=_precision(flat),
             num_warps=tile.warps, num_stages=tile.stages, **limit,
         )  # fmt: skip
+        if splits > 1:
+            lowbit.sum_kernel[(triton.cdiv(count * matrix.outputs, 1024),)](
+                to, _data(matrix)[1], out, count, matrix.outputs, KIND=matrix.kind, ADD=add, SPLITS=splits,
+                BLOCK=1024,
+            )  # fmt: skip
 
     def _dequantize(self, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         out = torch.empty(matrix.outputs, matrix.inputs, dtype=dtype, device=matrix.data.device)
-        if matrix.kind == "int4":
-            units = divisor(matrix.outputs // UNIT, 4)
-            int4.dequantize_int4_kernel[(matrix.outputs // UNIT // units, groups(matrix.inputs))](
-                *_data(matrix), out, K=matrix.inputs, ASM=_use_asm(out), UNITS=units
-            )
-            return out
-        step, block = divisor(matrix.inputs, 256), divisor(matrix.outputs, 16)
-        int8.dequantize_kernel[(matrix.outputs // block, matrix.inputs // step)](
-            *_data(matrix), out, K=matrix.inputs, BLOCK_N=block, BLOCK_K=step
+        units = divisor(matrix.outputs // UNIT, 4)
+        lowbit.dequantize_kernel[(matrix.outputs // UNIT // units, matrix.data.shape[1])](
+            *_data(matrix), out, K=matrix.inputs, KIND=matrix.kind, ASM=_use_asm(out), UNITS=units
         )
         return out
 
@@ -255,9 +243,9 @@ def _unnormed(weights: DecoderWeights, stream: Residual) -> tuple[Tensor | None,
 
 
 def _block_m(matrix: Matrix, rows: Tensor) -> int:
-    """Rows of a program, padded to what a matrix instruction takes: for int4 its narrow side, else its wide one."""
+    """Rows of a program, padded to what a matrix instruction takes: its wide side, or narrow for packed weights."""
     padded = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
-    return min(INT4_ROWS, max(8, padded)) if matrix.kind == "int4" else max(16, padded)
+    return min(PACKED_ROWS, max(8, padded)) if matrix.packed else max(16, padded)
 
 
 def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:

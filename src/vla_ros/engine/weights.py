@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_ros.engine import int4
+from vla_ros.engine import int4, int8, lowbit
 from vla_ros.engine.shapes import DecoderShape
 from vla_ros.errors import ConfigError
 
@@ -22,8 +22,8 @@ KINDS = ("none", "int8", "int4")
 class Matrix:
     """A weight [outputs, inputs] of one kind.
 
-    ``dense``: ``data`` [N, K] in the model's type. ``int8``: ``data`` int8 [N, K], ``scale`` float32 [N], one per
-    output. ``int4``: words and grid of :mod:`vla_ros.engine.int4`, the order that its kernels load.
+    ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
+    ``int4``: words and grid of :mod:`vla_ros.engine.int4`.
 
     Attributes:
         data: The numbers.
@@ -38,9 +38,14 @@ class Matrix:
     scale: Tensor | None = None
 
     @property
+    def packed(self) -> bool:
+        """Whether ``data`` is in the order of :mod:`vla_ros.engine.lowbit`."""
+        return self.kind in lowbit.BITS
+
+    @property
     def outputs(self) -> int:
         """N."""
-        return int(self.data.shape[0]) * (int4.UNIT if self.kind == "int4" else 1)
+        return int(self.data.shape[0]) * (lowbit.UNIT if self.packed else 1)
 
     @property
     def nbytes(self) -> int:
@@ -55,15 +60,12 @@ def dense(weight: Tensor) -> Matrix:
 
 
 def quantize_int8(weight: Tensor) -> Matrix:
-    """Symmetric, one scale per output: the largest weight of a row becomes 127."""
-    scale = weight.abs().amax(dim=1).float().clamp_min(1e-12) / 127.0  # [N]
-    parts = zip(_stretches(weight), _stretches(scale), strict=True)
-    data = torch.cat([(rows.float() / factor[:, None]).round_().to(torch.int8) for rows, factor in parts])
-    return Matrix(data, "int8", int(weight.shape[1]), scale)
+    """Symmetric, one scale per output, see :func:`vla_ros.engine.int8.quantize`.
 
-
-def _stretches(tensor: Tensor) -> list[Tensor]:
-    return [tensor[start : start + _ROWS_AT_ONCE] for start in range(0, tensor.shape[0], _ROWS_AT_ONCE)]
+    Raises:
+        ConfigError: The number of outputs does not suit.
+    """
+    return _quantize("int8", int8.quantize, weight)
 
 
 def quantize_int4(weight: Tensor) -> Matrix:
@@ -72,9 +74,17 @@ def quantize_int4(weight: Tensor) -> Matrix:
     Raises:
         ConfigError: The number of outputs does not suit.
     """
-    # In stretches of rows: the float32 copies of a whole matrix would be the largest thing in memory.
-    words, grid = (torch.cat(part) for part in zip(*map(int4.quantize, _stretches(weight)), strict=True))
-    return Matrix(words, "int4", int(weight.shape[1]), grid)
+    return _quantize("int4", int4.quantize, weight)
+
+
+def _parts(tensor: Tensor, size: int) -> list[Tensor]:
+    return [tensor[start : start + size] for start in range(0, tensor.shape[0], size)]
+
+
+def _quantize(kind: str, quantize: Callable[[Tensor], tuple[Tensor, Tensor]], weight: Tensor) -> Matrix:
+    # Some rows at a time: the float32 copies of a whole matrix would be the largest thing in memory.
+    words, scale = (torch.cat(part) for part in zip(*map(quantize, _parts(weight, _ROWS_AT_ONCE)), strict=True))
+    return Matrix(words, kind, int(weight.shape[1]), scale)
 
 
 QUANTIZE: dict[str, Callable[[Tensor], Matrix]] = {
@@ -89,11 +99,11 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     if matrix.kind == "dense":
         return matrix.data.to(dtype)
     assert matrix.scale is not None
-    # In stretches, as they were quantised: float32 copies would be several times what comes out.
-    parts = zip(_stretches(matrix.data), _stretches(matrix.scale), strict=True)
-    if matrix.kind == "int8":
-        return torch.cat([(data.float() * scale[:, None]).to(dtype) for data, scale in parts])
-    return torch.cat([int4.dequantize(words, grid, matrix.inputs).to(dtype) for words, grid in parts])
+    # Some rows at a time, as they were quantised: float32 copies would be several times what comes out.
+    some = _ROWS_AT_ONCE // lowbit.UNIT
+    parts = zip(_parts(matrix.data, some), _parts(matrix.scale, some), strict=True)
+    widen = {"int8": int8.dequantize, "int4": int4.dequantize}[matrix.kind]
+    return torch.cat([widen(words, scale, matrix.inputs).to(dtype) for words, scale in parts])
 
 
 @dataclass(frozen=True)
@@ -199,11 +209,13 @@ def assemble(decoder: Any, shape: DecoderShape, layers: tuple[Layer, ...]) -> De
     """What is around layers that were fused one by one while a checkpoint was read.
 
     Raises:
-        ConfigError: The heads do not suit a kind of weight: both halves of one must be whole units of 4 bits.
+        ConfigError: The heads do not suit a kind of weight: both halves of one must be whole units.
     """
-    if layers[0].qkv.kind == "int4" and shape.head_dim % (2 * int4.UNIT):
+    qkv = layers[0].qkv
+    if qkv.packed and shape.head_dim % (2 * lowbit.UNIT):
         raise ConfigError(
-            f"policy.quantization: 4 bits need heads in multiples of {2 * int4.UNIT}, found {shape.head_dim}"
+            f"policy.quantization: {lowbit.BITS[qkv.kind]} bits need heads in multiples of {2 * lowbit.UNIT}, "
+            f"found {shape.head_dim}"
         )
     embedding = decoder.model.embed_tokens.weight.data
     cosine, sine = rotary_tables(shape)

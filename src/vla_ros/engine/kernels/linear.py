@@ -1,8 +1,8 @@
 """Products of a few rows with a large weight: the whole cost of decoding, and bound by reading the weight once.
 
 Every kernel here takes rows ``x`` [M, K] and a weight [N, K], stored as the checkpoint has it or in the order of
-:mod:`vla_ros.engine.int4`. One program makes ``BLOCK_N`` outputs for ``BLOCK_M`` rows and walks along K.
-Rows are padded to a multiple of 16 (int4: of 8) and multiplied on the matrix units, in the same order whatever M
+:mod:`vla_ros.engine.lowbit`. One program makes ``BLOCK_N`` outputs for ``BLOCK_M`` rows and walks along K.
+Rows are padded to a multiple of 16 (packed: of 8) and multiplied on the matrix units, in the same order whatever M
 is: the result of one row does not depend on how many rows there are. Verifying six tokens therefore gives the bits
 that decoding them one by one gives.
 
@@ -23,7 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vla_ros.engine.kernels.int4 import GROUP, UNIT, multiply_int4
+from vla_ros.engine.kernels.lowbit import multiply_packed
+from vla_ros.engine.kernels.unpack import UNIT
 
 
 @triton.jit
@@ -35,10 +36,11 @@ def multiply(
 
     ``outputs`` comes from :func:`numbers` or :func:`pairs`.
     """
-    if KIND == "int4":
+    if KIND != "dense":
         units: tl.constexpr = BLOCK_N // UNIT
-        both = multiply_int4(
-            x, weight, scale, rows, outputs // UNIT, M, K, ASM, units, BLOCK_K // GROUP, BLOCK_M, PRECISION,
+        parts: tl.constexpr = BLOCK_K // (128 if KIND == "int4" else 64)
+        both = multiply_packed(
+            x, weight, scale, rows, outputs // UNIT, M, K, KIND, ASM, units, parts, BLOCK_M, PRECISION,
         )  # fmt: skip
         if PAIRS:
             both = both.reshape(units // 2, 2, UNIT, BLOCK_M).permute(0, 2, 1, 3).reshape(BLOCK_N, BLOCK_M)
@@ -50,9 +52,7 @@ def multiply(
             columns = start + tl.arange(0, BLOCK_K)
             part = tl.load(weight + outputs[:, None] * K + columns[None, :])
             some = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
-            total = tl.dot(some, tl.trans(part.to(x.dtype.element_ty)), total, input_precision=PRECISION)
-        if KIND == "int8":
-            total *= tl.load(scale + outputs).to(tl.float32)[None, :]
+            total = tl.dot(some, tl.trans(part), total, input_precision=PRECISION)
     return total
 
 
@@ -67,8 +67,8 @@ def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
 
 @triton.jit
 def numbers(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each unit of int4."""
-    if KIND == "int4":
+    """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each packed unit."""
+    if KIND != "dense":
         return first + tl.arange(0, COUNT // UNIT) * UNIT
     else:
         return first + tl.arange(0, COUNT)
@@ -76,8 +76,8 @@ def numbers(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """Numbers of COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, for int4 by units."""
-    if KIND == "int4":
+    """Numbers of COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, or unit by unit."""
+    if KIND != "dense":
         unit = tl.arange(0, 2 * COUNT // UNIT)
         return first + unit // 2 * UNIT, unit % 2
     else:

@@ -1,0 +1,32 @@
+"""Weights of 8 bits: one scale per output, zero in the middle, packed for the matrix units."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vla_ros.engine import lowbit
+from vla_ros.engine.lowbit import UNIT
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round some outputs of a weight [N, K] to 8 bits: the largest weight of an output becomes 127.
+
+    Returns:
+        Words int32 [N / 8, stretches, 128] of :mod:`vla_ros.engine.lowbit`, their bytes in two's complement, and
+        scales float32 [N / 8, 8].
+
+    Raises:
+        ConfigError: N is no multiple of 16, the outputs of one matrix instruction.
+    """
+    lowbit.check_outputs(weight, 8)
+    wide = weight.float()
+    scale = wide.abs().amax(dim=1).clamp_min(1e-12) / 127.0  # [N]
+    numbers = (wide / scale[:, None]).round_().to(torch.int8)
+    return lowbit.pack(lowbit.widen(numbers), 8), scale.view(-1, UNIT)
+
+
+def dequantize(words: Tensor, scale: Tensor, inputs: int) -> Tensor:
+    """Float32 [N, K]: number * scale."""
+    numbers = lowbit.unpack(words, 8).view(torch.int8)
+    return numbers[:, :inputs].float() * scale.reshape(-1, 1)

@@ -1,0 +1,197 @@
+"""Products with weights of 4 and 8 bits, in the order of :mod:`vla_ros.engine.lowbit`.
+
+``scale`` is the grid of :mod:`vla_ros.engine.int4`, or one float32 per output for int8, which is applied to sums.
+"""
+
+# Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
+# ruff: noqa: N803
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vla_ros.engine.kernels.unpack import (
+    UNIT,
+    WORDS,
+    as_operand,
+    in_eight,
+    in_four,
+    matrix_int4,
+    matrix_int8,
+    narrow,
+    per_lane,
+    read_grid,
+    unpack_int4,
+    unpack_int8,
+)
+
+WIDTH = tl.constexpr(128)
+
+
+@triton.jit
+def multiply_packed(
+    x, words, scale, rows, unit, M, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, UNITS: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Float32 [8 UNITS, BLOCK_M]: the weights of ``unit`` [UNITS] times ``rows`` [BLOCK_M] of ``x`` [M, K].
+
+    Part p of PARTS takes stretches p, p + PARTS, ... of all units, the parts are spread over the warps, and their
+    sums are added at the end, in the same order always. Scales are applied to sums, not to weights.
+    """
+    size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a stretch
+    count: tl.constexpr = (K + WIDTH - 1) // WIDTH * (WIDTH // size)
+    kind: tl.constexpr = x.dtype.element_ty
+    part, input, word, output = tl.arange(0, PARTS), tl.arange(0, size), tl.arange(0, WORDS), tl.arange(0, UNIT)
+    total = tl.zeros((PARTS, UNITS * UNIT, BLOCK_M), tl.float32)
+    for first in range(0, count, PARTS):
+        at = first + part
+        there = at < count
+        seen = (rows < M)[None, None, :] & there[:, None, None]
+        if count * size != K:
+            seen = seen & ((at[:, None] * size + input[None, :]) < K)[:, :, None]
+        place = unit[:, None, None] * count + at[None, :, None]
+        packed = tl.load(words + place * WORDS + word[None, None, :], mask=there[None, :, None], other=0)
+        inputs = at[:, None, None] * size + input[None, :, None]
+        if KIND == "int4":
+            entries = tl.load(scale + place * UNIT + output[None, None, :], mask=there[None, :, None], other=0)
+            some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
+            factor, offset = read_grid(entries)
+            offset = per_lane(narrow(offset, kind, ASM), UNITS, PARTS)
+            n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, kind, ASM)
+            x0, x1, x2, x3, x4, x5, x6, x7 = in_eight(some, PARTS, BLOCK_M)
+            partial = tl.dot(as_operand(n0, UNITS, PARTS), x0, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n1, UNITS, PARTS), x1, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n2, UNITS, PARTS), x2, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n3, UNITS, PARTS), x3, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n4, UNITS, PARTS), x4, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n5, UNITS, PARTS), x5, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n6, UNITS, PARTS), x6, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n7, UNITS, PARTS), x7, partial, input_precision=PRECISION)
+            total += partial * factor.permute(1, 0, 2).reshape(PARTS, UNITS * UNIT)[:, :, None]
+        else:
+            some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
+            n0, n1, n2, n3 = unpack_int8(packed, kind, ASM)
+            x0, x1, x2, x3 = in_four(some, PARTS, BLOCK_M)
+            total = tl.dot(as_operand(n0, UNITS, PARTS), x0, total, input_precision=PRECISION)
+            total = tl.dot(as_operand(n1, UNITS, PARTS), x1, total, input_precision=PRECISION)
+            total = tl.dot(as_operand(n2, UNITS, PARTS), x2, total, input_precision=PRECISION)
+            total = tl.dot(as_operand(n3, UNITS, PARTS), x3, total, input_precision=PRECISION)
+    summed = tl.sum(total, axis=0)
+    if KIND == "int8":
+        factors = tl.load(scale + unit[:, None] * UNIT + output[None, :])
+        summed *= factors.reshape(UNITS * UNIT)[:, None]
+    return summed
+
+
+@triton.jit
+def load_weights(
+    words, scale, place, KIND: tl.constexpr, ASM: tl.constexpr, UNITS: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """The stretch at ``place`` [UNITS] of some units as a dense matrix; of int8 without scales."""
+    place = place[:, None, None]
+    packed = tl.load(words + place * WORDS + tl.arange(0, WORDS)[None, None, :])
+    if KIND == "int4":
+        entries = tl.load(scale + place * UNIT + tl.arange(0, UNIT)[None, None, :])
+        weight = matrix_int4(packed, entries, UNITS, DTYPE, ASM)
+    else:
+        weight = matrix_int8(packed, UNITS, DTYPE, ASM)
+    return weight
+
+
+@triton.jit
+def dequantize_kernel(
+    words, scale, out, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
+    """[N, K] in the type of ``out``; a program makes 8 UNITS outputs of one stretch."""
+    size: tl.constexpr = 128 if KIND == "int4" else 64
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    place = unit * tl.num_programs(1) + tl.program_id(1)
+    weight = load_weights(words, scale, place, KIND, ASM, UNITS, out.dtype.element_ty)
+    rows = tl.program_id(0) * UNITS * UNIT + tl.arange(0, UNITS * UNIT)
+    if KIND == "int8":
+        weight = weight.to(tl.float32) * tl.load(scale + rows)[:, None]
+    columns = tl.program_id(1) * size + tl.arange(0, size)
+    at = out + rows[:, None].to(tl.int64) * K + columns[None, :]
+    tl.store(at, weight.to(out.dtype.element_ty), mask=(columns < K)[None, :])
+
+
+@triton.jit
+def load_rows(x, rows, start, M, K: tl.constexpr, COUNT: tl.constexpr):
+    """Inputs from ``start`` on of some rows of ``x`` [M, K], the inputs first: [COUNT, rows]."""
+    inputs = start + tl.arange(0, COUNT)
+    inside = (rows < M)[None, :]
+    if K // WIDTH * WIDTH != K:
+        inside = inside & (inputs < K)[:, None]
+    return tl.load(x + rows[None, :] * K + inputs[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(
+    out, total, scale, rows, outputs, M, N, split, KIND: tl.constexpr, ADD: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """``out[rows, outputs] = [out +] total`` [outputs, rows]; the sums alone where ``out`` is [SPLITS, M, N]."""
+    at, inside = out + rows[None, :] * N + outputs[:, None], (rows < M)[None, :]
+    if SPLITS > 1:
+        tl.store(at + split * (M * N), total, mask=inside)
+    else:
+        if KIND == "int8":
+            total *= tl.load(scale + outputs)[:, None]
+        if ADD:
+            total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gemm_kernel(
+    x, words, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, ASM: tl.constexpr,
+    UNITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, the weight dequantised on its way.
+
+    A program makes 8 UNITS outputs of BLOCK_M + TAIL rows: a prompt's length is no power of two, and each weight
+    should be unpacked for as many rows as there are. The weight is the left operand: on Hopper it may come from
+    registers, where dequantisation leaves it. Programs of one weight run together, so that it is read once.
+    SPLITS programs may share the inputs: each leaves its sums in ``out``, for :func:`sum_kernel`.
+    """
+    size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a stretch
+    count: tl.constexpr = (K + WIDTH - 1) // WIDTH * (WIDTH // size)
+    steps: tl.constexpr = count // PARTS
+    each: tl.constexpr = (steps + SPLITS - 1) // SPLITS
+    kind: tl.constexpr = x.dtype.element_ty
+    start, split = tl.program_id(0) * (BLOCK_M + TAIL), tl.program_id(2)
+    rows = start + tl.arange(0, BLOCK_M)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    total = tl.zeros((UNITS * UNIT, BLOCK_M), tl.float32)
+    if TAIL > 0:
+        more = start + BLOCK_M + tl.arange(0, TAIL)
+        rest = tl.zeros((UNITS * UNIT, TAIL), tl.float32)
+    for step in range(split * each, tl.minimum(split * each + each, steps)):
+        for part in tl.static_range(PARTS):
+            at = step * PARTS + part
+            weight = load_weights(words, scale, unit * count + at, KIND, ASM, UNITS, kind)
+            total = tl.dot(weight, load_rows(x, rows, at * size, M, K, size), total, input_precision=PRECISION)
+            if TAIL > 0:
+                rest = tl.dot(weight, load_rows(x, more, at * size, M, K, size), rest, input_precision=PRECISION)
+    outputs = tl.program_id(1) * UNITS * UNIT + tl.arange(0, UNITS * UNIT)
+    store_rows(out, total, scale, rows, outputs, M, N, split, KIND, ADD, SPLITS)
+    if TAIL > 0:
+        store_rows(out, rest, scale, more, outputs, M, N, split, KIND, ADD, SPLITS)
+
+
+@triton.jit
+def sum_kernel(
+    sums, scale, out, M, N, KIND: tl.constexpr, ADD: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """``out [M, N] = [out +]`` what :func:`gemm_kernel` left in ``sums`` [SPLITS, M, N], in their order."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < M * N
+    total = tl.load(sums + at, mask=inside, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(sums + split * (M * N) + at, mask=inside, other=0.0)
+    if KIND == "int8":
+        total *= tl.load(scale + at % N, mask=inside, other=0.0)
+    if ADD:
+        total += tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

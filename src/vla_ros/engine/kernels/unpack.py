@@ -1,0 +1,200 @@
+"""From words in the order of :mod:`vla_ros.engine.lowbit` to operands of the matrix units.
+
+What a lane loads is unpacked where it is: number j of a lane's words is the matrix units' operand for inputs 16 j
+to 16 j + 15 of a stretch, register by register. The compiler finds the layouts equal and moves nothing; a compiler
+that does not find it moves the numbers and stays right.
+"""
+
+# Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
+# ruff: noqa: N803
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+UNIT = tl.constexpr(8)
+WORDS = tl.constexpr(128)
+
+
+@triton.jit
+def unpack_int4(words, offset, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Nibble j of ``words`` [A, B, 128] + 128 + ``offset`` for j = 0 to 7: whole numbers, exact in every type.
+
+    ASM is for bfloat16 and takes two words at a time: a bfloat16 of exponent 7 counts in ones, so that a nibble
+    written into the mantissa of 128 is 128 + nibble, and one packed addition makes two weights of it. 2.75
+    instructions for two weights, 1.75 of them logical.
+    """
+    if ASM:
+        n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, high, number, one;
+            mov.b32 one, 0x3F803F80;
+            mov.b32 low, $8;
+            mov.b32 high, $9;
+            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $0, number, one, $10;
+            shr.u32 low, low, 4;
+            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $1, number, one, $10;
+            shr.u32 low, low, 4;
+            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $2, number, one, $10;
+            shr.u32 low, low, 4;
+            lop3.b32 number, low, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $3, number, one, $10;
+            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $4, number, one, $10;
+            shr.u32 high, high, 4;
+            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $5, number, one, $10;
+            shr.u32 high, high, 4;
+            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $6, number, one, $10;
+            shr.u32 high, high, 4;
+            lop3.b32 number, high, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $7, number, one, $10;
+            }
+            """,
+            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r",
+            [words, offset],
+            dtype=(tl.bfloat16,) * 8,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        words, add = side_by_side(words), offset.to(tl.float32) + 128.0
+        n0 = ((words & 15).to(tl.float32) + add).to(DTYPE)
+        n1 = (((words >> 4) & 15).to(tl.float32) + add).to(DTYPE)
+        n2 = (((words >> 8) & 15).to(tl.float32) + add).to(DTYPE)
+        n3 = (((words >> 12) & 15).to(tl.float32) + add).to(DTYPE)
+        n4 = (((words >> 16) & 15).to(tl.float32) + add).to(DTYPE)
+        n5 = (((words >> 20) & 15).to(tl.float32) + add).to(DTYPE)
+        n6 = (((words >> 24) & 15).to(tl.float32) + add).to(DTYPE)
+        n7 = (((words >> 28) & 15).to(tl.float32) + add).to(DTYPE)
+    return n0, n1, n2, n3, n4, n5, n6, n7
+
+
+@triton.jit
+def unpack_int8(words, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Byte j of ``words`` [A, B, 128] for j = 0 to 3: whole numbers from -128 to 127, exact in every type.
+
+    ASM is for bfloat16 and takes two words at a time. The lower 7 bits, written into the mantissa of 128, are
+    128 + these; the sign, written into the lowest bit of the exponent of -128, is -128 or -256; the sum is the
+    number. 3.5 instructions for two weights, 2.5 of them logical.
+    """
+    if ASM:
+        n0, n1, n2, n3 = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, high, number, sign, one;
+            mov.b32 one, 0x3F803F80;
+            mov.b32 low, $4;
+            mov.b32 high, $5;
+            lop3.b32 number, low, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 sign, low, 0x00800080, 0xC300C300, 0xEA;
+            fma.rn.bf16x2 $0, number, one, sign;
+            shr.u32 low, low, 8;
+            lop3.b32 number, low, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 sign, low, 0x00800080, 0xC300C300, 0xEA;
+            fma.rn.bf16x2 $1, number, one, sign;
+            lop3.b32 number, high, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 sign, high, 0x00800080, 0xC300C300, 0xEA;
+            fma.rn.bf16x2 $2, number, one, sign;
+            shr.u32 high, high, 8;
+            lop3.b32 number, high, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 sign, high, 0x00800080, 0xC300C300, 0xEA;
+            fma.rn.bf16x2 $3, number, one, sign;
+            }
+            """,
+            "=r,=r,=r,=r,r,r",
+            [words],
+            dtype=(tl.bfloat16,) * 4,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        words = side_by_side(words)
+        n0 = ((words << 24) >> 24).to(tl.float32).to(DTYPE)
+        n1 = ((words << 16) >> 24).to(tl.float32).to(DTYPE)
+        n2 = ((words << 8) >> 24).to(tl.float32).to(DTYPE)
+        n3 = (words >> 24).to(tl.float32).to(DTYPE)
+    return n0, n1, n2, n3
+
+
+@triton.jit
+def side_by_side(words):
+    """Pairs of words [A, B, 128] whose halves e become word e: all its numbers, from the lowest bits on."""
+    first, second = tl.split(words.reshape(words.shape[0], words.shape[1], WORDS // 2, 2))
+    low = (first & 0xFFFF) | (second << 16)
+    high = ((first >> 16) & 0xFFFF) | (second & -65536)
+    return tl.join(low, high).reshape(words.shape)
+
+
+@triton.jit
+def read_grid(entries):
+    """Scale and offset (-128 - zero point) of grid entries of 4 bits, float32."""
+    return (entries << 16).to(tl.float32, bitcast=True), (entries & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrow(value, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """A scale or an offset in the type that ASM computes in, bfloat16, which holds it exactly."""
+    return value.to(DTYPE) if ASM else value
+
+
+@triton.jit
+def per_lane(entries, A: tl.constexpr, B: tl.constexpr):
+    """[A, B, 8], one per output of a unit, to [A, B, 128], one per word."""
+    return tl.broadcast_to(entries[:, :, :, None], (A, B, UNIT, 16)).reshape(A, B, WORDS)
+
+
+@triton.jit
+def as_operand(number, UNITS: tl.constexpr, PARTS: tl.constexpr):
+    """One number of words [UNITS, PARTS, 128] as matrices [PARTS, 8 UNITS, 16]."""
+    split = number.reshape(UNITS, PARTS, UNIT, 4, 2, 2)  # unit, part, g, t, h, e
+    return split.permute(1, 0, 2, 4, 3, 5).reshape(PARTS, UNITS * UNIT, 16)
+
+
+@triton.jit
+def in_four(x, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """[PARTS, 64, ROWS] cut into inputs 16 j to 16 j + 15, j = 0 to 3: [PARTS, 16, ROWS] each."""
+    even, odd = tl.split(x.reshape(PARTS, 2, 2, 16, ROWS).permute(0, 3, 4, 1, 2))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def in_eight(x, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """[PARTS, 128, ROWS] cut into inputs 16 j to 16 j + 15, j = 0 to 7: [PARTS, 16, ROWS] each."""
+    even, odd = tl.split(x.reshape(PARTS, 2, 2, 2, 16, ROWS).permute(0, 4, 5, 1, 2, 3))
+    x04, x26 = tl.split(even)
+    x15, x37 = tl.split(odd)
+    x0, x4 = tl.split(x04)
+    x2, x6 = tl.split(x26)
+    x1, x5 = tl.split(x15)
+    x3, x7 = tl.split(x37)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def matrix_int4(packed, entries, UNITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Words [UNITS, 1, 128] and grid entries [UNITS, 1, 8] of one stretch to weights [8 UNITS, 128]."""
+    scale, offset = read_grid(entries)
+    offset = per_lane(narrow(offset, DTYPE, ASM), UNITS, 1)
+    scale = per_lane(narrow(scale, DTYPE, ASM), UNITS, 1)
+    n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, DTYPE, ASM)
+    even = tl.join(tl.join(n0 * scale, n4 * scale), tl.join(n2 * scale, n6 * scale))
+    odd = tl.join(tl.join(n1 * scale, n5 * scale), tl.join(n3 * scale, n7 * scale))
+    both = tl.join(even, odd).reshape(UNITS, UNIT, 4, 2, 2, 2, 2, 2)  # unit, g, t, h, e, j / 4, j / 2 % 2, j % 2
+    return both.permute(0, 1, 5, 6, 7, 3, 2, 4).reshape(UNITS * UNIT, 128).to(DTYPE)
+
+
+@triton.jit
+def matrix_int8(packed, UNITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Words [UNITS, 1, 128] of one stretch to numbers [8 UNITS, 64]: weights without their scale."""
+    n0, n1, n2, n3 = unpack_int8(packed, DTYPE, ASM)
+    both = tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(UNITS, UNIT, 4, 2, 2, 2, 2)
+    return both.permute(0, 1, 5, 6, 3, 2, 4).reshape(UNITS * UNIT, 64)  # of unit, g, t, h, e, j / 2, j % 2

@@ -1,0 +1,98 @@
+"""Weights of 4 and 8 bits: what they become, where it lies, and how their kernels are cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.engine import lowbit
+from vla_ros.engine.launches import Launch
+from vla_ros.engine.weights import dequantize, quantize_int4, quantize_int8
+from vla_ros.errors import ConfigError
+
+
+@pytest.mark.parametrize(("quantize", "bound"), [(quantize_int8, 0.012), (quantize_int4, 0.14)])
+def test_quantised_weights_are_near(quantize, bound):
+    weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(0))
+    weight[3] *= 100  # an outlier row must not cost the others anything
+    back = dequantize(quantize(weight), torch.float32)
+    assert ((back - weight).norm(dim=1) / weight.norm(dim=1)).max() < bound
+
+
+def test_int4_keeps_zero_and_equals_its_definition():
+    """Against the same quantiser written out weight by weight, with a width that is no multiple of a group."""
+    weight = torch.randn(32, 300, generator=torch.Generator().manual_seed(0))
+    weight[:, ::7] = 0.0
+    weight[5] = weight[5].abs()  # zero point 0
+    weight[6, :128] = 0.0
+    matrix = quantize_int4(weight)
+    back = dequantize(matrix, torch.float32)
+    assert (back[weight == 0] == 0).all()
+    for output in (0, 5, 6, 31):
+        for group in range(3):
+            part = weight[output, 128 * group : 128 * group + 128]
+            low, high = min(part.min().item(), 0.0), max(part.max().item(), 0.0)
+            scale = torch.tensor(max((high - low) / 15, 1e-12)).bfloat16().float()
+            zero = (-low / scale).round()
+            numbers = (part / scale + zero).round().clamp(0, 15)
+            assert torch.equal(back[output, 128 * group : 128 * group + 128], (numbers - zero) * scale)
+    assert (matrix.outputs, matrix.inputs) == (32, 300)
+    assert matrix.nbytes == 32 * 3 * (128 // 2 + 4)
+
+
+def test_int8_equals_its_definition():
+    weight = torch.randn(32, 300, generator=torch.Generator().manual_seed(0))
+    weight[3], weight[4, 7] = 0.0, -9.0
+    matrix = quantize_int8(weight)
+    scale = (weight.abs().amax(dim=1) / 127).clamp_min(1e-12)[:, None]
+    numbers = (weight / scale).round()
+    assert numbers.min() == -127
+    assert torch.equal(dequantize(matrix, torch.float32), numbers * scale)
+    assert (matrix.outputs, matrix.inputs) == (32, 300)
+    assert matrix.nbytes == 32 * (384 + 4)  # the width is filled up
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([4, 8]), st.integers(0, 2**32))
+def test_words_hold_what_was_packed(units, count, bits, seed):
+    generator = torch.Generator().manual_seed(seed)
+    size = (8 * units, lowbit.stretch(bits) * count)
+    numbers = torch.randint(0, 1 << bits, size, generator=generator, dtype=torch.uint8)
+    assert torch.equal(lowbit.unpack(lowbit.pack(numbers, bits), bits), numbers)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_words_lie_where_the_matrix_units_expect_them(bits):
+    """Lane 4 g + t owns four words; half e of word 2 h + i has half of the inputs 16 j + 8 h + 2 t + e."""
+    inputs, most = lowbit.stretch(bits), (1 << bits) - 1
+    for output, number in ((3, 0), (12, 1), (15, inputs - 1), (8, 45), (0, 58)):
+        numbers = torch.zeros(16, 2 * inputs, dtype=torch.uint8)
+        numbers[output, inputs + number] = most
+        j, h, t, e = number // 16, number // 8 % 2, number // 2 % 4, number % 2
+        i, n = divmod(j, 16 // bits)
+        words = lowbit.pack(numbers, bits)
+        assert words.shape == (2, 2, 128)
+        at = words.nonzero().tolist()
+        assert at == [[output // 8, 1, 4 * (4 * (output % 8) + t) + 2 * h + i]]
+        assert (words[tuple(at[0])].item() >> (16 * e + bits * n)) & most == most
+
+
+@pytest.mark.parametrize(("quantize", "bits"), [(quantize_int8, 8), (quantize_int4, 4)])
+def test_what_kernels_cannot_cut_is_refused(quantize, bits):
+    with pytest.raises(ConfigError, match=rf"{bits} bits .* multiples of 16, found a weight \[24, 64\]"):
+        quantize(torch.zeros(24, 64))
+
+
+def test_packed_weights_are_summed_in_the_same_order_whatever_the_rows():
+    """What a step takes decides the order; it may depend on the device, never on the number of rows."""
+    launch = Launch(16, 2048, 8, 6)
+    for shared in (96_000, 223_000):
+
+        def step_bytes(one, rows):
+            return one.inputs * (one.outputs // 2 + 2 * rows)
+
+        fitted = {rows: launch.fit_packed(4096, step_bytes, rows, shared) for rows in (8, 16, 32)}
+        assert len({(one.inputs, one.warps) for one in fitted.values()}) == 1
+        assert all((one.stages - 1) * step_bytes(one, rows) <= shared for rows, one in fitted.items())
+        assert all(one.outputs >= 8 for one in fitted.values())

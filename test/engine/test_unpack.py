@@ -1,0 +1,100 @@
+"""The assembler that unpacks 4 and 8 bits, which Triton's interpreter cannot run, step by step in Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import vla_ros.engine
+from vla_ros.engine import lowbit
+
+SOURCE = Path(vla_ros.engine.__file__).parent / "kernels" / "unpack.py"
+
+
+def halves(register: int) -> torch.Tensor:
+    """The two bfloat16 of a register."""
+    return torch.from_numpy(np.array([register], np.uint32).view(np.int16)).view(torch.bfloat16)
+
+
+def register(values: torch.Tensor) -> int:
+    return int(values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint32)[0])
+
+
+def permute(a: int, b: int, selector: int) -> int:
+    """PTX ``prmt`` in its default mode."""
+    pool = [(word >> shift) & 255 for word in (a, b) for shift in (0, 8, 16, 24)]
+    return sum(pool[(selector >> 4 * i) & 7] << 8 * i for i in range(4))
+
+
+def logic(a: int, b: int, c: int, table: int) -> int:
+    """PTX ``lop3``: bit i of the answer is bit 4 a + 2 b + c of the table."""
+    bits = ((4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) for i in range(32))
+    return sum((table >> at & 1) << i for i, at in enumerate(bits))
+
+
+def fused(a: int, b: int, c: int) -> int:
+    """PTX ``fma.rn.bf16x2``; float32 holds every product here."""
+    return register(halves(a).float() * halves(b).float() + halves(c).float())
+
+
+STEPS = {
+    "mov.b32": lambda a: a,
+    "prmt.b32": permute,
+    "lop3.b32": logic,
+    "shr.u32": lambda a, b: a >> b,
+    "fma.rn.bf16x2": fused,
+}
+
+
+def run(code: str, inputs: dict[str, int]) -> dict[str, int]:
+    registers = dict(inputs)
+
+    def value(word: str) -> int:
+        return registers[word] if word in registers else int(word, 0)
+
+    for line in code.split(";"):
+        words = re.sub(r"[{},]", " ", line).split()
+        if words and words[0] != ".reg":
+            registers[words[1]] = STEPS[words[0]](*map(value, words[2:]))
+    return registers
+
+
+def assembler(name: str) -> str:
+    """The code in the kernel function ``name``."""
+    body = SOURCE.read_text().split(f"def {name}(")[1].split("@triton.jit")[0]
+    return re.search(r'inline_asm_elementwise\(\s*"""(.*?)"""', body, re.DOTALL).group(1)
+
+
+def pair_of_words(numbers: torch.Tensor, bits: int) -> list[int]:
+    """Words 0 and 1 of one stretch in which both have the numbers [2, count], all others being 0."""
+    places = torch.zeros(lowbit.UNIT, lowbit.stretch(bits), dtype=torch.uint8)
+    places[0, 0::16], places[0, 1::16] = numbers.to(torch.uint8)
+    words = lowbit.pack(places, bits)[0, 0]
+    assert not words[2:].any()
+    return [word & 0xFFFFFFFF for word in words[:2].tolist()]
+
+
+def test_the_assembler_unpacks_each_nibble_of_each_pair_of_words():
+    code, chance = assembler("unpack_int4"), torch.Generator().manual_seed(3)
+    assert code.count(";") > 20
+    for _ in range(50):
+        numbers = torch.randint(0, 16, (2, 8), generator=chance)
+        zero = torch.randint(0, 16, (1,), generator=chance).item()
+        low, high = pair_of_words(numbers, 4)
+        out = run(code, {"$8": low, "$9": high, "$10": register(torch.full((2,), -128.0 - zero))})
+        for j in range(8):
+            assert halves(out[f"${j}"]).tolist() == (numbers[:, j] - zero).tolist()
+
+
+def test_the_assembler_unpacks_every_byte_in_every_place():
+    code = assembler("unpack_int8")
+    assert code.count(";") > 15
+    for first in range(-128, 128):
+        numbers = (torch.arange(8).view(2, 4) * 37 + first + 128) % 256 - 128
+        low, high = pair_of_words(numbers % 256, 8)
+        out = run(code, {"$4": low, "$5": high})
+        for j in range(4):
+            assert halves(out[f"${j}"]).tolist() == numbers[:, j].tolist()
