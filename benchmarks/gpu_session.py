@@ -43,12 +43,15 @@ STAGES = {
 }
 """In the order in which they run; the bound of each is in ``common.BOUND_S``."""
 
+PARTS = {"compile": tuning.stage_compile, "compile_gemm": prefill.stage_compile_gemm}
+"""What a stage runs in processes beside its own."""
+
 
 def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...], seconds: float) -> int:
     """One stage in this process; its result goes to ``out/NAME.json``."""
     began = time.monotonic()
     try:
-        result = {**STAGES, "compile": tuning.stage_compile}[name](Session(out, dry, kinds, seconds))
+        result = {**STAGES, **PARTS}[name](Session(out, dry, kinds, seconds))
     except Exception:
         traceback.print_exc()
         result = {"failed": traceback.format_exc().splitlines()[-1]}
@@ -84,7 +87,7 @@ def main() -> int:
         help="weights for kernels, tune, in_place and gemm; steady takes the first",
     )
     parser.add_argument("--dry", action="store_true", help="on a CPU, with a tiny model")
-    parser.add_argument("--stage", choices=(*STAGES, "compile"), help=argparse.SUPPRESS)
+    parser.add_argument("--stage", choices=(*STAGES, *PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kinds = tuple(options.kinds.split(","))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from gpu.common import BOUND_S, Session, make_layer, relative, shape_of
+from gpu.common import BOUND_S, Session, compile_ahead, make_layer, relative, shape_of
 
 ATTENTION_CUTS = ((64, 4, 3, 1), (32, 2, 2, 9), (32, 1, 2, 9), (32, 2, 1, 9), (64, 4, 1, 5), (128, 4, 1, 3))
 """Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
@@ -126,20 +124,8 @@ def stage_tune(session: Session) -> dict[str, Any]:
     from vla_ros.engine.launches import LAUNCHES
     from vla_ros.engine.triton_ops import TritonOps
 
-    began, parts = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
-    words = [
-        sys.executable,
-        sys.argv[0],
-        "--stage",
-        "compile",
-        "--out",
-        str(session.out),
-        "--kinds",
-        ",".join(session.kinds),
-    ]
-    helpers = [subprocess.Popen(words, env=os.environ | {"PART": f"{part}/{parts}"}) for part in range(parts)]
-    for helper in helpers:
-        helper.wait(120)
+    began = time.monotonic()
+    compile_ahead(session, "compile")
     best, found = {}, {}
     table: dict[str, Any] = {"compiled_s": round(time.monotonic() - began, 1)}
     deadline, kind_now, bed = began + BOUND_S["tune"] - 20, "", None
