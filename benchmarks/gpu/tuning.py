@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu.common import BOUND_S, Session, compile_ahead, make_layer, relative, shape_of
 
-ATTENTION_CUTS = ((64, 4, 3, 1), (32, 2, 2, 9), (32, 1, 2, 9), (32, 2, 1, 9), (64, 4, 1, 5), (128, 4, 1, 3))
+ATTENTION_CUTS = ((64, 4, 3, 1), (32, 2, 2, 9), (64, 4, 2, 5), (64, 4, 1, 5), (64, 2, 1, 5), (128, 4, 1, 3))
 """Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
 
 
@@ -25,7 +25,7 @@ def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     from vla_ros.engine.launches import Launch
 
     for kind in kinds:
-        for role in ("gate_up", "add", "qkv", *(("head",) if kind == "none" else ())):
+        for role in ("gate_up", "down", "output", "qkv", *(("head",) if kind == "none" else ())):
             pairs = 2 if role in ("qkv", "gate_up") else 1
             for outputs in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
                 for inputs in INPUTS[kind]:
@@ -70,6 +70,7 @@ class Bed:
         self.at = torch.full((1, 1), 290, dtype=torch.int32, device=session.device)
         self.hidden, self.first = torch.randn(1, shape.hidden_size, **where), self.at.long() * 0
         self.mixed = torch.randn(1, 1, shape.intermediate_size, **where)
+        self.attended = torch.randn(1, 1, shape.heads * shape.head_dim, **where)
         self.cache = torch.zeros(2, 1, shape.kv_heads, 320, shape.head_dim, **where)
 
     def work(self, role: str, ops: Any) -> None:
@@ -92,16 +93,17 @@ class Bed:
         layer = one.layers[0]
         if role == "qkv":
             return ops.qkv(one, layer, stream, self.at, self.cache[0], self.cache[1])
-        if role == "add":
+        if role == "down":
             return ops.add_linear(stream, self.mixed, layer.down, layer.mlp_norm).hidden
+        if role == "output":
+            return ops.add_linear(stream, self.attended, layer.output, layer.mlp_norm).hidden
         return ops.gate_up(one, layer, stream) if role == "gate_up" else ops.head(one, stream)
 
     def nbytes(self, role: str) -> int:
         """Weights that one product reads."""
         one = self.sets[0]
         layer = one.layers[0]
-        matrix = {"qkv": layer.qkv, "add": layer.down, "gate_up": layer.gate_up, "head": one.head}[role]
-        return int(matrix.nbytes)
+        return int((one.head if role == "head" else getattr(layer, role)).nbytes)
 
 
 def stage_compile(session: Session) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def stage_in_place(session: Session) -> dict[str, Any]:
 
         def measure(ops: Any, weights: Any = weights, cache: Any = cache) -> float:
             try:
-                return session.time_ms(lambda: ops.choose(verify(weights, ops, cache, tokens, start)), 15)
+                return session.time_ms(lambda: ops.choose(verify(weights, ops, cache, tokens, start)), 40)
             except Exception:  # does not fit
                 return 1e9
 
@@ -214,7 +216,7 @@ def stage_in_place(session: Session) -> dict[str, Any]:
         attention = cuts.AttentionLaunch(*chosen["attention"]) if "attention" in chosen else cuts.ATTENTION
         best = measure(triton_ops.TritonOps(launches, attention=attention))
         result[stored] = entry = {"tuned_alone": best}
-        for role in ("gate_up", "qkv", "add", "head"):
+        for role in ("gate_up", "down", "output", "qkv", "head"):
             key = (role, stored if (role, stored) in launches else "dense")
             tried = found.get(" ".join(key))
             if tried is None:  # of a kind that was not tuned

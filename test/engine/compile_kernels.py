@@ -92,8 +92,8 @@ def compile_few_rows(kind: str) -> None:
         name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
         compile_kernel(name, kernel, types, every, launch.warps, launch.stages)
 
-    for inputs in (HIDDEN, 11008):
-        skinny("add", linear.add_kernel, inputs, types)
+    for role, inputs in (("output", HIDDEN), ("down", 11008)):
+        skinny(role, linear.add_kernel, inputs, types)
     if kind == "dense":
         skinny("head", linear.head_kernel, HIDDEN, {**types, "out": "*fp32"})
     for rows in (16,) if kind == "dense" else (8, 16, 32):

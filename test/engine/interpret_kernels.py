@@ -94,7 +94,7 @@ def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
         gain = torch.ones(matrix.outputs, dtype=dtype)
         expected = TorchOps().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
         for launch in (Launch(16, 512, 4, 4), Launch(32, 256, 2, 3), Launch(16, 1024, 4, 3)):
-            ops = TritonOps({("add", kind): launch}, tile=Tile(rows=64, tail=16, splits=launch.warps - 1, parts=2))
+            ops = TritonOps({("down", kind): launch}, tile=Tile(rows=64, tail=16, splits=launch.warps - 1, parts=2))
             stream = ops.pick(hidden[0], torch.arange(rows)[None], gain)
             close(f"{rows} rows, {launch}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
     close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)

@@ -112,7 +112,8 @@ class TritonOps:
         """See :class:`~vla_ros.engine.ops.Ops`; changes the tensors of ``stream``."""
         if stream.scaled is None:
             return Residual(self._product(rows, matrix, stream.hidden), gain)
-        launch, rows = self._launch("add", matrix, rows, 1), rows.contiguous()
+        role = "down" if matrix.inputs > matrix.outputs else "output"
+        launch, rows = self._launch(role, matrix, rows, 1), rows.contiguous()
         linear.add_kernel[_grid(matrix, rows, matrix.outputs // launch.outputs)](
             rows, *_data(matrix), stream.hidden, gain, stream.scaled, stream.spent, stream.squares,
             rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, launch, rows),
