@@ -107,7 +107,14 @@ def compile_many_rows(kind: str) -> None:
     common = {"K": HIDDEN, "KIND": kind, "ASM": True}
     for tile in dict.fromkeys((*TILES, *(tile for key, tile in TILED.items() if key[0] == kind and tile))):
         sizes = {"UNITS": tile.outputs // 8, "PARTS": tile.parts, "BLOCK_M": tile.rows, "TAIL": tile.tail}
-        every = {**common, **sizes, "SPLITS": tile.splits, "ADD": False, "PRECISION": "tf32"}
+        every = {
+            **common,
+            **sizes,
+            "SPLITS": tile.splits,
+            "EVEN": 288 % (tile.rows + tile.tail) == 0,
+            "ADD": False,
+            "PRECISION": "tf32",
+        }
         name = f"gemm {kind} {' '.join(map(str, astuple(tile)))}"
         out = B if tile.splits == 1 else "*fp32"
         compile_kernel(

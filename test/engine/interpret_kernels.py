@@ -86,9 +86,9 @@ def poisoned(weights: DecoderWeights) -> Cache:
 def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
     """Weights of several groups, the last one not full, for every shape of program that tuning may choose."""
     generator = torch.Generator().manual_seed(2)
-    weight = torch.randn(32, 5 * 128 + 40, generator=generator)
-    matrix = QUANTIZE[kind](weight.to(dtype))
-    for rows in (1, 9, PACKED_ROWS + 3, SKINNY + 6):
+    matrices = [QUANTIZE[kind](torch.randn(32, width, generator=generator).to(dtype)) for width in (680, 768)]
+    for number, rows in enumerate((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16)):
+        matrix = matrices[number // 4]
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
         gain = torch.ones(matrix.outputs, dtype=dtype)
@@ -97,7 +97,8 @@ def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
             ops = TritonOps({("down", kind): launch}, tile=Tile(rows=64, tail=16, splits=launch.warps - 1, parts=2))
             stream = ops.pick(hidden[0], torch.arange(rows)[None], gain)
             close(f"{rows} rows, {launch}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
-    close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
+    for matrix in matrices:
+        close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
 
 
 def main(kind: str, name: str) -> None:

@@ -216,8 +216,8 @@ class TritonOps:
         lowbit.gemm_kernel[(triton.cdiv(count, tile.rows + tile.tail), matrix.outputs // block_n, splits)](
             flat, *_data(matrix), to, count, matrix.outputs, K=matrix.inputs, KIND=matrix.kind, ADD=add,
             ASM=_use_asm(flat), UNITS=block_n // UNIT, PARTS=divisor(matrix.data.shape[1], tile.parts),
-            BLOCK_M=tile.rows, TAIL=tile.tail, SPLITS=splits, PRECISION=_precision(flat),
-            num_warps=tile.warps, num_stages=tile.stages, **limit,
+            BLOCK_M=tile.rows, TAIL=tile.tail, SPLITS=splits, EVEN=count % (tile.rows + tile.tail) == 0,
+            PRECISION=_precision(flat), num_warps=tile.warps, num_stages=tile.stages, **limit,
         )  # fmt: skip
         if splits > 1:
             lowbit.sum_kernel[(triton.cdiv(count * matrix.outputs, 1024),)](

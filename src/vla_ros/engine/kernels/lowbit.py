@@ -117,13 +117,20 @@ def dequantize_kernel(
 
 
 @triton.jit
-def load_rows(x, rows, start, M, K: tl.constexpr, COUNT: tl.constexpr):
-    """Inputs from ``start`` on of some rows of ``x`` [M, K], the inputs first: [COUNT, rows]."""
-    inputs = start + tl.arange(0, COUNT)
-    inside = (rows < M)[None, :]
+def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.constexpr):
+    """Inputs from ``start`` on of some rows of ``x`` [M, K], the inputs first: [COUNT, rows].
+
+    With EVEN no row is beyond M: a loop saves a tenth of its instructions.
+    """
+    input = tl.arange(0, COUNT)
+    at = x + start + (rows[None, :] * K + input[:, None])  # the same in every step, but for the start
     if K // WIDTH * WIDTH != K:
-        inside = inside & (inputs < K)[:, None]
-    return tl.load(x + rows[None, :] * K + inputs[:, None], mask=inside, other=0.0)
+        some = tl.load(at, mask=(rows < M)[None, :] & (start + input < K)[:, None], other=0.0)
+    elif EVEN:
+        some = tl.load(at)
+    else:
+        some = tl.load(at, mask=(rows < M)[None, :], other=0.0)
+    return some
 
 
 @triton.jit
@@ -146,7 +153,7 @@ def store_rows(
 def gemm_kernel(
     x, words, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, ASM: tl.constexpr,
     UNITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, the weight dequantised on its way.
 
@@ -171,9 +178,13 @@ def gemm_kernel(
         for part in tl.static_range(PARTS):
             at = step * PARTS + part
             weight = load_weights(words, scale, unit * count + at, KIND, ASM, UNITS, kind)
-            total = tl.dot(weight, load_rows(x, rows, at * size, M, K, size), total, input_precision=PRECISION)
+            total = tl.dot(
+                weight, load_rows(x, rows, at * size, M, K, EVEN, size), total, input_precision=PRECISION
+            )
             if TAIL > 0:
-                rest = tl.dot(weight, load_rows(x, more, at * size, M, K, size), rest, input_precision=PRECISION)
+                rest = tl.dot(
+                    weight, load_rows(x, more, at * size, M, K, EVEN, size), rest, input_precision=PRECISION
+                )
     outputs = tl.program_id(1) * UNITS * UNIT + tl.arange(0, UNITS * UNIT)
     store_rows(out, total, scale, rows, outputs, M, N, split, KIND, ADD, SPLITS)
     if TAIL > 0:
