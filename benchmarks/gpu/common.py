@@ -131,7 +131,7 @@ class Session:
 
 
 def compile_ahead(session: Session, stage: str) -> None:
-    """Run ``stage`` in as many processes as there are cores, 14 at most: each compiles its PART for the cache of all."""
+    """Run ``stage`` in a process per core, 14 at most: each compiles its PART for the cache of all."""
     parts = min(14, max(1, (os.cpu_count() or 2) - 2))  # each holds a context of the GPU
     words = [sys.executable, sys.argv[0], "--stage", stage, "--out", str(session.out), "--kinds"]
     helpers = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu.common import Session, make_layer, relative, shape_of, wide
 
-RELATIVE = {"float32": 1e-5, "bfloat16": 1e-2}
+RELATIVE = {"float32": 1e-5, "bfloat16": 6e-3}
 TOWERS = {"float32": 1e-5, "bfloat16": 3e-2}
 """Over all blocks; another order of the norms' sums makes 1e-6 and 1.2e-2 of it on a CPU."""
 

@@ -112,6 +112,7 @@ def compile_many_rows(kind: str) -> None:
             **sizes,
             "SPLITS": tile.splits,
             "EVEN": 288 % (tile.rows + tile.tail) == 0,
+            "WGMMA": True,
             "ADD": False,
             "PRECISION": "tf32",
         }

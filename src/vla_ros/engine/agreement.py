@@ -15,8 +15,9 @@ from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-"""Largest relative error of a product by type: several times what rounding in another order makes of it."""
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Largest relative error of a product by type: several times what rounding in another order makes of it. A single
+number may be off by ten times this share of itself and of the mean: a few wrong ones do not show in the norm."""
 
 ROWS = (1, 6, 288)
 """What decoding, verifying a draft and a usual prompt with its picture multiply with."""
@@ -36,12 +37,16 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
         pairs = zip(_products(ops, weights, rows), _products(TorchOps(), weights, rows), strict=True)
         for (name, ours), (_, theirs) in pairs:
-            error = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
-            if not error <= BOUNDS[weights.dtype]:  # NaN is wrong, too
+            bound, expected = BOUNDS[weights.dtype], theirs.float()
+            off = ours.float() - expected
+            error = (off.norm() / expected.norm()).item()
+            share = (off.abs() / (expected.abs() + expected.square().mean().sqrt())).max().item()
+            if not (error <= bound and share <= 10 * bound):  # NaN is wrong, too
                 kind = weights.layers[0].qkv.kind
                 raise EngineMismatchError(
                     f"the engine's kernel for {name} ({kind} weights, {rows} rows) differs from torch by "
-                    f"{error:.2g}, at most {BOUNDS[weights.dtype]:.0e} expected"
+                    f"{error:.2g}, at most {bound:.0e} expected, a single number by {share:.2g}, at most "
+                    f"{10 * bound:.0e}"
                 )
 
 

@@ -76,19 +76,19 @@ class Launch:
 
 
 LAUNCHES: dict[tuple[str, str], Launch] = {
-    ("qkv", "dense"): Launch(8, 256, 1, 3),
-    ("output", "dense"): Launch(32, 256, 2, 6),
-    ("down", "dense"): Launch(32, 256, 2, 6),
-    ("gate_up", "dense"): Launch(32, 128, 2, 4),
-    ("head", "dense"): Launch(16, 256, 1, 4),
+    ("qkv", "dense"): Launch(16, 128, 1, 4),
+    ("output", "dense"): Launch(16, 512, 2, 3),
+    ("gate_up", "dense"): Launch(32, 128, 4, 3),
+    ("down", "dense"): Launch(16, 512, 1, 6),
+    ("head", "dense"): Launch(32, 128, 1, 3),
     ("qkv", "int8"): Launch(16, 512, 4, 3),
     ("output", "int8"): Launch(32, 256, 4, 4),
-    ("down", "int8"): Launch(32, 256, 4, 4),
-    ("gate_up", "int8"): Launch(32, 256, 4, 4),
+    ("gate_up", "int8"): Launch(32, 256, 4, 3),
+    ("down", "int8"): Launch(32, 1024, 8, 4),
     ("qkv", "int4"): Launch(16, 512, 4, 3),
     ("output", "int4"): Launch(32, 1024, 4, 3),
-    ("down", "int4"): Launch(32, 1024, 4, 3),
     ("gate_up", "int4"): Launch(32, 512, 4, 3),
+    ("down", "int4"): Launch(32, 1024, 4, 3),
 }
 """By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
 

@@ -217,7 +217,8 @@ class TritonOps:
             flat, *_data(matrix), to, count, matrix.outputs, K=matrix.inputs, KIND=matrix.kind, ADD=add,
             ASM=_use_asm(flat), UNITS=block_n // UNIT, PARTS=divisor(matrix.data.shape[1], tile.parts),
             BLOCK_M=tile.rows, TAIL=tile.tail, SPLITS=splits, EVEN=count % (tile.rows + tile.tail) == 0,
-            PRECISION=_precision(flat), num_warps=tile.warps, num_stages=tile.stages, **limit,
+            WGMMA=_use_asm(flat) and _has_wgmma(flat.device), PRECISION=_precision(flat),
+            num_warps=tile.warps, num_stages=tile.stages, **limit,
         )  # fmt: skip
         if splits > 1:
             lowbit.sum_kernel[(triton.cdiv(count * matrix.outputs, 1024),)](
@@ -252,6 +253,12 @@ def _block_m(matrix: Matrix, rows: Tensor) -> int:
 def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
     # Programs of one weight and different rows run together: it is read from memory once.
     return triton.cdiv(rows.shape[0] * rows.shape[1], _block_m(matrix, rows)), programs
+
+
+@cache
+def _has_wgmma(device: torch.device) -> bool:
+    """Whether Triton multiplies many rows by instructions that read registers while the program goes on: Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

@@ -134,6 +134,33 @@ def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.
 
 
 @triton.jit
+def show_rows(step, WGMMA: tl.constexpr):
+    """Let the matrix units see the rows that were copied to shared memory: they read it by a way of their own."""
+    if WGMMA:
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.shared::cta; mov.b32 $0, $1;", "=r,r", [step], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def let_go(step, WGMMA: tl.constexpr):
+    """Wait until the matrix units have read their operands.
+
+    They take the weight from registers while the program goes on, and the next weight is unpacked into registers.
+    Triton 3.6 lets steps overlap: on an H200 some cuts for 8 bits then gave wrong numbers now and then.
+    """
+    if WGMMA:
+        tl.inline_asm_elementwise(
+            "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;",
+            "=r,r",
+            [step],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def store_rows(
     out, total, scale, rows, outputs, M, N, split, KIND: tl.constexpr, ADD: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
@@ -153,7 +180,7 @@ def store_rows(
 def gemm_kernel(
     x, words, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, ASM: tl.constexpr,
     UNITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, SPLITS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, WGMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, the weight dequantised on its way.
 
@@ -178,6 +205,7 @@ def gemm_kernel(
         for part in tl.static_range(PARTS):
             at = step * PARTS + part
             weight = load_weights(words, scale, unit * count + at, KIND, ASM, UNITS, kind)
+            show_rows(at, WGMMA)
             total = tl.dot(
                 weight, load_rows(x, rows, at * size, M, K, EVEN, size), total, input_precision=PRECISION
             )
@@ -185,6 +213,7 @@ def gemm_kernel(
                 rest = tl.dot(
                     weight, load_rows(x, more, at * size, M, K, EVEN, size), rest, input_precision=PRECISION
                 )
+            let_go(at, WGMMA)
     outputs = tl.program_id(1) * UNITS * UNIT + tl.arange(0, UNITS * UNIT)
     store_rows(out, total, scale, rows, outputs, M, N, split, KIND, ADD, SPLITS)
     if TAIL > 0:
