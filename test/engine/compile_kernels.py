@@ -83,9 +83,13 @@ def compile_few_rows(kind: str) -> None:
     ) -> None:
         launch = LAUNCHES[role, kind]
         if kind != "dense":
-            item = {"int4": 1, "int8": 2}[kind]
+            pairs, item = 2 if role in ("qkv", "gate_up") else 1, {"int4": 1, "int8": 2}[kind]
             launch = launch.fit_packed(
-                4096, lambda one, count: one.inputs * (item * one.outputs + 2 * count), rows, 220_000
+                4096,
+                lambda one, count: one.inputs * (item * pairs * one.outputs // 2 + 2 * count),
+                rows,
+                220_000,
+                16 // pairs,
             )
         blocks = {"BLOCK_M": rows, "BLOCK_N": launch.outputs, "BLOCK_K": launch.inputs, "K": inputs}
         common = {"KIND": kind, "MORE": rows == PACKED_ROWS, "ASM": True, "PRECISION": "tf32"}

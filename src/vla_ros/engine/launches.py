@@ -48,7 +48,9 @@ class Launch:
             fitting = replace(fitting, inputs=fitting.inputs // 2)
         return fitting
 
-    def fit_packed(self, outputs: int, step_bytes: Callable[[Launch, int], int], rows: int, shared: int) -> Launch:
+    def fit_packed(
+        self, outputs: int, step_bytes: Callable[[Launch, int], int], rows: int, shared: int, least: int = 16
+    ) -> Launch:
         """As :meth:`fit`, for packed weights.
 
         What a step takes decides the order in which products are added up: it must not depend on the rows, or
@@ -59,13 +61,14 @@ class Launch:
             step_bytes: What one step loads for so many rows.
             rows: Rows of a program.
             shared: Bytes of shared memory that a program may have.
+            least: Outputs of one matrix instruction, 8 where they are pairs.
         """
         fitting = replace(self, outputs=divisor(outputs, self.outputs))
         while step_bytes(fitting, PACKED_ROWS) > shared and fitting.inputs > WIDTH:
             fitting = replace(fitting, inputs=fitting.inputs // 2, warps=max(1, fitting.warps // 2))
         if rows > 16:
             # Sums of many rows fill the registers of a warp: half as many outputs, but whole matrix instructions.
-            fitting = replace(fitting, outputs=max(fitting.outputs // 2, min(fitting.outputs, 8)))
+            fitting = replace(fitting, outputs=max(fitting.outputs // 2, min(fitting.outputs, least)))
         return fitting._shallower(lambda launch: step_bytes(launch, rows), shared)
 
     def _shallower(self, step_bytes: Callable[[Launch], int], shared: int) -> Launch:

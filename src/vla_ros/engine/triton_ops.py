@@ -174,7 +174,7 @@ class TritonOps:
         if matrix.packed:
             if rows.dtype == torch.float32:  # for checks only: without matrix units, operands fill shared memory
                 launch = Launch(outputs=16 // pairs, inputs=256, warps=4, stages=2)
-            return launch.fit_packed(matrix.outputs // pairs, step_bytes, block_m, shared)
+            return launch.fit_packed(matrix.outputs // pairs, step_bytes, block_m, shared, 16 // pairs)
         return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
 
     def _norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
