@@ -52,10 +52,12 @@ def compile_kernel(
     registers = re.search(r"Used (\d+) registers", said)
     spills = re.search(r"(\d+) bytes spill stores", said)
     ptx = compiled.asm["ptx"]
+    waits = said.count("wgmma.mma_async instructions are serialized")
     counted = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
     print(
         f"kernel {name}: registers {registers.group(1)} spills {spills.group(1)} shared {compiled.metadata.shared}",
         *(f"{word} {ptx.count(text)}" for word, text in counted.items()),
+        f"serialized {waits}",
         f"moves {moves(compiled.asm['ttgir'])}",
     )
 
