@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import triton
+from hazards import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -43,12 +44,16 @@ def compile_kernel(
         target=GPUTarget("cuda", 90, 32),
         options={"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": fuse},
     )
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(compiled.asm["ptx"])
-        command = [str(assembler), "-v", "--gpu-name=sm_90a", str(source), "-o", str(source.with_suffix(".cubin"))]
+        made = source.with_suffix(".cubin")
+        command = [tools / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", made]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        sass = subprocess.run(
+            [tools / "cuobjdump", "-sass", made], capture_output=True, text=True, check=True
+        ).stdout
     registers = re.search(r"Used (\d+) registers", said)
     spills = re.search(r"(\d+) bytes spill stores", said)
     ptx = compiled.asm["ptx"]
@@ -57,7 +62,7 @@ def compile_kernel(
     print(
         f"kernel {name}: registers {registers.group(1)} spills {spills.group(1)} shared {compiled.metadata.shared}",
         *(f"{word} {ptx.count(text)}" for word, text in counted.items()),
-        f"serialized {waits}",
+        f"serialized {waits} hazards {len(hazards(sass))}",
         f"moves {moves(compiled.asm['ttgir'])}",
     )
 

@@ -54,4 +54,4 @@ def test_kernels_compile_for_hopper_without_spills():
     assert len(packed) >= 20
     assert all(line.endswith(" moves 0") for line in packed), output
     products = [line for line in packed if line.startswith("kernel gemm")]
-    assert all(" wgmma 0 " not in line and " serialized 0 " in line for line in products), output
+    assert all(" wgmma 0 " not in line and " serialized 0 hazards 0 " in line for line in products), output
