@@ -131,8 +131,8 @@ class Tile:
         registers: Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps run
             on one processor.
         splits: Programs that share the inputs; each leaves float32 sums, which one kernel more adds in their order.
-        parts: Stretches per step, see :mod:`vla_ros.engine.lowbit`; only the last one's product runs on while the
-            next step unpacks, but a step has fewer instructions.
+        parts: Stretches per step, see :mod:`vla_ros.engine.lowbit`; more of them need fewer
+            instructions each, and more shared memory.
     """
 
     outputs: int = 128
