@@ -80,16 +80,13 @@ def _towers(session: Session, name: str) -> dict[str, Any]:
     model = random_model(replace(whole, llm=replace(whole.llm, layers=1)), session.device, dtype)
     size, errors, result = whole.image_size, [], {}
     with torch.inference_mode():
-        fused, plain, urgent = Sight(model), Sight(model, TorchTowerOps()), Sight(model, second_first=True)
+        fused, plain = Sight(model), Sight(model, TorchTowerOps())
         for batch in (1, 1, 2):
             images = torch.randint(0, 256, (batch, size, size, 3), device=session.device).to(torch.uint8)
             errors.append(relative(fused(images), model.embed_image(model.normalize(images))))
         image = images[:1].contiguous()
-        for what, see in (("fused_ms", fused), ("plain_ms", plain), ("second_first_ms", urgent)):
+        for what, see in (("fused_ms", fused), ("plain_ms", plain)):
             result[what] = session.time_ms(lambda see=see: see(image))
-        if not session.dry:  # instead of cuDNN's, which clears memory before every call
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-                result["fused_flash_ms"] = session.time_ms(lambda: fused(image)) if name == "bfloat16" else None
     return {"errors": errors, **result, "ok": all(error <= TOWERS[name] for error in errors)}
 
 

@@ -15,9 +15,10 @@ from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Largest relative error of a product by type: several times what rounding in another order makes of it. A single
-number may be off by ten times this share of itself and of the mean: a few wrong ones do not show in the norm."""
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Largest relative error of products by type: several times what rounding in another order makes of it (1e-2 was
+seen behind two products in bfloat16). A single number may be off by five times this share of itself and of the mean
+(3.5e-2 was seen): a few wrong ones do not show in the norm."""
 
 ROWS = (1, 6, 288)
 """What decoding, verifying a draft and a usual prompt with its picture multiply with."""
@@ -41,12 +42,12 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
             off = ours.float() - expected
             error = (off.norm() / expected.norm()).item()
             share = (off.abs() / (expected.abs() + expected.square().mean().sqrt())).max().item()
-            if not (error <= bound and share <= 10 * bound):  # NaN is wrong, too
+            if not (error <= bound and share <= 5 * bound):  # NaN is wrong, too
                 kind = weights.layers[0].qkv.kind
                 raise EngineMismatchError(
                     f"the engine's kernel for {name} ({kind} weights, {rows} rows) differs from torch by "
                     f"{error:.2g}, at most {bound:.0e} expected, a single number by {share:.2g}, at most "
-                    f"{10 * bound:.0e}"
+                    f"{5 * bound:.0e}"
                 )
 
 

@@ -145,8 +145,24 @@ class Tile:
     parts: int = 1
 
 
-TILED: dict[tuple[str, int, int, int], Tile | None] = {}
-"""Kind of weight, rows, outputs and inputs to the tile that was measured to be best; None dequantises first."""
+_THREE = Tile(64, 128, 16, 4, 3, 168)
+_SHARED = Tile(128, 128, 16, 8, 4, 128, splits=4)
+
+TILED: dict[tuple[str, int, int, int], Tile | None] = {
+    ("int8", 288, 12288, 4096): _THREE,
+    ("int8", 288, 22016, 4096): Tile(128, 64, 32, 8, 3, 128, parts=2),
+    ("int8", 288, 4096, 4096): _SHARED,
+    ("int8", 288, 4096, 11008): _SHARED,
+    ("int4", 288, 12288, 4096): _THREE,
+    ("int4", 288, 22016, 4096): Tile(128, 64, 32, 8, 3, 128),
+    ("int4", 288, 4096, 4096): _THREE,
+    ("int4", 288, 4096, 11008): Tile(128, 128, 16, 8, 3, None, splits=2),
+}
+"""Kind of weight, rows, outputs and inputs to the tile that ``benchmarks/gpu_session.py`` found best on an H200,
+for OpenVLA-7B with a usual prompt; None dequantises first."""
+
+TILED_FOR = 132
+"""Processors of the GPUs that these hold for: H100 and H200 (SXM)."""
 
 TILES = (
     Tile(rows=64, tail=32, stages=3, registers=128),
@@ -165,7 +181,7 @@ def choose_tile(kind: str, rows: int, outputs: int, inputs: int, processors: int
     What was not measured (:data:`TILED`) is chosen by a model: waves of programs over the processors, times rows of
     a program. Unpacking and filling the pipeline count like 24 rows.
     """
-    if (kind, rows, outputs, inputs) in TILED:
+    if processors == TILED_FOR and (kind, rows, outputs, inputs) in TILED:
         return TILED[kind, rows, outputs, inputs]
 
     def cost(tile: Tile) -> int:

@@ -30,13 +30,11 @@ class Sight:
     Args:
         model: On its device, its weights in place.
         ops: What runs between the products; None takes what suits the device.
-        second_first: True lets the second tower, whose blocks are more, go before the first where both wait.
     """
 
     @torch.no_grad()
-    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None, second_first: bool = False) -> None:
+    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None) -> None:
         self.model = model
-        self._second_first = second_first
         self.ops = make_tower_ops(model.device) if ops is None else ops
         towers = model.vision_backbone.towers
         # The model's own normalisation of every byte: a look-up, equal to the bit.
@@ -87,7 +85,7 @@ class Sight:
         main = torch.cuda.current_stream(device)
         side = self._sides.get(main.cuda_stream)
         if side is None:
-            side = torch.cuda.Stream(device, priority=main.priority - self._second_first)  # type: ignore[no-untyped-call]
+            side = torch.cuda.Stream(device, priority=main.priority)  # type: ignore[no-untyped-call]
             self._sides[main.cuda_stream] = side
         side.wait_stream(main)
         try:
