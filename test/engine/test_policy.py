@@ -13,6 +13,7 @@ from vla_ros.engine.drafts import GUARDS
 from vla_ros.engine.health import EngineMismatchError
 from vla_ros.engine.ops import TorchOps
 from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla import policy as policy_module
 from vla_ros.policies.openvla.choices import choose_engine
 from vla_ros.policies.openvla.fast import make_engine
 from vla_ros.policies.openvla.self_test import fit_guard
@@ -80,7 +81,7 @@ def wrong_kernel(monkeypatch):
             forgotten = replace(stream, hidden=torch.zeros_like(stream.hidden))
             return super().add_linear(forgotten, rows, matrix, gain)
 
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.make_ops", lambda device: Forgetful())
+    monkeypatch.setattr(policy_module, "make_ops", lambda device: Forgetful())
 
 
 def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):
@@ -90,7 +91,7 @@ def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):
 
 def test_auto_goes_on_without_such_kernels_and_says_so(checkpoint, wrong_kernel, monkeypatch, caplog):
     (observation,) = observations(1)
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.choose_engine", lambda *_: "graph")
+    monkeypatch.setattr(policy_module, "choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint, quantization="nf4", drafts="none")
     assert "torch multiplies instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
@@ -113,7 +114,7 @@ def wrong_engine(monkeypatch):
         engine.weights = replace(engine.weights, head=replace(head, data=head.data.flip(0).contiguous()))
         return engine
 
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.make_engine", make)
+    monkeypatch.setattr(policy_module, "make_engine", make)
 
 
 def test_an_engine_that_answers_otherwise_is_refused(checkpoint, wrong_engine):
@@ -124,7 +125,7 @@ def test_an_engine_that_answers_otherwise_is_refused(checkpoint, wrong_engine):
 def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engine, monkeypatch, caplog):
     (observation,) = observations(1)
     expected = policy(checkpoint, engine="reference").infer(observation)
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.choose_engine", lambda *_: "graph")
+    monkeypatch.setattr(policy_module, "choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint)
     assert loaded.loaded.engine is None
     assert "the reference path answers instead" in caplog.text

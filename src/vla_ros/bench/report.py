@@ -88,7 +88,11 @@ def render(result: dict[str, Any]) -> str:
             _row("times baseline", result["speedup"], result["accepted_speedup"])
             + f"   (transformers generate, eager: {result['baseline_ms']:.2f} ms, {result['baseline_steps']} steps)"
         )
-        equal = "equal" if result["tokens_equal"] else f"not all equal, margins there {result['mismatch_margins']}"
+        margins = result["mismatch_margins"]
+        equal = "equal" if not margins else (
+            f"{len(margins)} answers differ, first where the best logit is ahead by at most {max(margins):.3f} "
+            f"(median {float(np.median(margins)):.3f})"
+        )  # fmt: skip
         lines.append(f"tokens: {equal}; match {100 * result['token_match']:.2f} %")
     lines.append(
         f"measured: copy {result['bandwidth_gb_per_s']:.0f} GB/s, product {result['tflops']:.2f} TFLOP/s; "
