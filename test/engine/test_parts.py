@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.engine.drafts import agreed, settle_all, settling
-from vla_ros.engine.launches import TILED, choose_tile
+from vla_ros.engine.launches import TILED, TILED_FOR, choose_tile
 from vla_ros.engine.programs import Programs
 from vla_ros.engine.shapes import Buckets
 from vla_ros.errors import ConfigError
@@ -160,7 +160,10 @@ def test_tiles_cover_all_rows_and_measured_ones_win(monkeypatch):
         for outputs in (4096, 12288, 22016):
             tile = choose_tile("int8", rows, outputs, 4096, 132)
             assert tile.tail == 0 or tile.tail >= 16
-    assert choose_tile("int4", 288, 4096, 11008, 132).rows < choose_tile("int4", 576, 22016, 4096, 132).rows
+    for (kind, rows, outputs, inputs), tile in TILED.items():
+        assert choose_tile(kind, rows, outputs, inputs, TILED_FOR) == tile
+    # Elsewhere, and for what was not measured, by reckoning.
+    assert choose_tile("int4", 288, 4096, 11008, 114).rows < choose_tile("int4", 576, 22016, 4096, 114).rows
     monkeypatch.setitem(TILED, ("int8", 288, 4096, 4096), None)
-    assert choose_tile("int8", 288, 4096, 4096, 132) is None
-    assert choose_tile("int4", 288, 4096, 4096, 132) is not None
+    assert choose_tile("int8", 288, 4096, 4096, TILED_FOR) is None
+    assert choose_tile("int8", 288, 4096, 4096, 114) is not None
