@@ -87,6 +87,13 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         CheckpointError: The model cannot be read.
         MissingDependencyError: torch or transformers is not installed.
     """
+    # What needs no torch to be refused is refused before it is loaded, which takes seconds.
+    if arguments.steps < 0 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
+        raise VlaRosError(
+            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
+            f"{arguments.prompt_tokens}: expected at least one step (0: the usual number) and two tokens"
+        )
+    size = _frame_size(arguments.frame) if arguments.frame else None
     try:
         import torch
     except ImportError as error:
@@ -108,12 +115,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
     steps = arguments.steps or (200 if cuda else 3)
     warmup = 20 if cuda else 1
-    if steps < 1 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
-        raise VlaRosError(
-            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
-            f"{arguments.prompt_tokens}: expected at least one step (0: the usual number) and two tokens"
-        )
-    height, width = _frame_size(arguments.frame or ("1280x720" if cuda else "320x240"))
+    height, width = size or ((720, 1280) if cuda else (240, 320))
 
     machine = measure_machine(device, getattr(torch, name))
     began = time.perf_counter()
