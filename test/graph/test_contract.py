@@ -231,16 +231,18 @@ def test_publishing_from_another_thread_while_spinning(graph, peer, spin_until):
     node = graph.create_node("vla_policy")
     publisher = ready_publisher(graph, node, peer, "/text", STRING, "default", spin_until)
     texts = [f"command {number}" for number in range(50)]
+    # Ten at a time, as many as the profile keeps: a subscriber that pauses loses none.
+    for end in range(10, len(texts) + 1, 10):
 
-    def send():
-        for text in texts:
-            publisher.publish(graph.message(STRING)(data=text))
-            time.sleep(0.005)
+        def send(some=tuple(texts[end - 10 : end])):
+            for text in some:
+                publisher.publish(graph.message(STRING)(data=text))
+                time.sleep(0.005)
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    spin_until(graph, lambda: len(peer.ask("received", topic="/text")) >= len(texts))
-    thread.join()
+        thread = threading.Thread(target=send)
+        thread.start()
+        spin_until(graph, lambda end=end: len(peer.ask("received", topic="/text")) >= end)
+        thread.join()
     got = [base64.b64decode(item) for item in peer.ask("received", topic="/text")]
     assert [cdr[8:].rstrip(b"\0").decode() for cdr in got] == texts
 
