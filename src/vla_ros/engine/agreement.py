@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -88,18 +88,32 @@ def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
     Raises:
         EngineMismatchError: With ``strict``, a product differs.
     """
+    instead = "torch multiplies instead of the engine's kernels, many times slower"
     try:
-        check_products(ops, weights)
+        return ops if agrees(lambda: check_products(ops, weights), instead, strict=strict) else TorchOps()
+    finally:
+        if weights.device.type == "cuda":
+            torch.cuda.empty_cache()  # dense copies of a layer, not needed again
+
+
+def agrees(check: Callable[[], None], instead: str, *, strict: bool) -> bool:
+    """Whether kernels pass their check; a warning says what runs instead of those that do not.
+
+    Args:
+        check: Raises where they differ, or do not run at all.
+        instead: For the warning.
+        strict: True lets what ``check`` raised through.
+
+    Raises:
+        DeviceLostError: In any case, as OutOfMemoryError: other kernels would not do better.
+    """
+    try:
+        check()
     except (DeviceLostError, OutOfMemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of a compiler, say: whatever keeps the kernels from running
         if strict:
             raise
-        logger.warning(
-            "policy.engine: torch multiplies instead of the engine's kernels, many times slower: %s", error
-        )
-        return TorchOps()
-    finally:
-        if weights.device.type == "cuda":
-            torch.cuda.empty_cache()  # dense copies of a layer, not needed again
-    return ops
+        logger.warning("policy.engine: %s: %s", instead, error)
+        return False
+    return True

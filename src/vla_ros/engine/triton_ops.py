@@ -217,7 +217,7 @@ class TritonOps:
             flat, *_data(matrix), to, count, matrix.outputs, K=matrix.inputs, KIND=matrix.kind, ADD=add,
             ASM=_use_asm(flat), UNITS=block_n // UNIT, PARTS=divisor(matrix.data.shape[1], tile.parts),
             BLOCK_M=tile.rows, TAIL=tile.tail, SPLITS=splits, EVEN=count % (tile.rows + tile.tail) == 0,
-            WGMMA=_use_asm(flat) and _has_wgmma(flat.device), PRECISION=_precision(flat),
+            WGMMA=flat.dtype != torch.float32 and _has_wgmma(flat.device), PRECISION=_precision(flat),
             num_warps=tile.warps, num_stages=tile.stages, **limit,
         )  # fmt: skip
         if splits > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_ros.engine.agreement import agrees
 from vla_ros.engine.health import EngineMismatchError, explain_device_errors
 from vla_ros.engine.towers import TorchTowerOps, TowerOps, make_tower_ops
-from vla_ros.errors import DeviceLostError, OutOfMemoryError
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.reference import BOUNDS, to_device
 from vla_ros.policies.openvla.vision_tower import Block, LayerScale, VisionTower
 from vla_ros.types import UInt8Array
-
-logger = logging.getLogger(__name__)
 
 
 class Sight:
@@ -134,14 +131,10 @@ def checked_sight(model: OpenVLAModel, pictures: Sequence[UInt8Array], *, strict
         EngineMismatchError: With ``strict``, the patch embeddings differ.
     """
     sight = Sight(model)
-    try:
+
+    def check() -> None:
         with explain_device_errors(model.device):
             check_towers(sight, pictures)
-    except (DeviceLostError, OutOfMemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # of a compiler, say: whatever keeps the kernels from running
-        if strict:
-            raise
-        logger.warning("policy.engine: torch runs the vision towers instead of the engine's kernels: %s", error)
-        return Sight(model, TorchTowerOps())
-    return sight
+
+    instead = "torch runs the vision towers instead of the engine's kernels"
+    return sight if agrees(check, instead, strict=strict) else Sight(model, TorchTowerOps())
