@@ -64,11 +64,11 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/latency.py
 
 faults: $(VENV)/.test
-	$(BIN)/python -m vla_ros.faults $(ARGS)
+	$(BIN)/python -m tools.faults $(ARGS)
 
 MINUTES ?= 60
 soak: $(VENV)/.test
-	$(BIN)/python -m vla_ros.faults.measure soak --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m tools.faults.measure soak --minutes $(MINUTES) $(ARGS)
 
 fuzz: $(VENV)/.test
 	$(BIN)/python fuzz/run.py $(ARGS)

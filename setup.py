@@ -64,8 +64,8 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "vla-ros = vla_ros.cli:main",
-            "vla_policy_node = vla_ros.lifecycle_main:main",
+            "vla-ros = vla_ros.cli.main:main",
+            "vla_policy_node = vla_ros.node.lifecycle_main:main",
         ],
         "vla_ros.policies": [
             "openvla = vla_ros.policies.openvla:OpenVLAPolicy",

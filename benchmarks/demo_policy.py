@@ -1,7 +1,7 @@
 """The shipped checkpoint in the real demo, with every control: one `vla-ros demo` after the other, then one table.
 
 Each row runs the simulation and the policy node in processes of their own that meet over DDS, as a user would.
-Take `vla-ros train-demo evaluate` for many episodes in little time.
+Take `python -m tools.train evaluate` for many episodes in little time.
 
   python benchmarks/demo_policy.py [--checkpoint DIR] [--episodes 100] [--seed 0] [--only plain,bump] [--json FILE]
 
@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vla_ros.train.controls import Control, chosen
-from vla_ros.train.evaluate import machine
-from vla_ros.train.figures import markdown
-from vla_ros.train.recipe import DATASET
+from tools.train.controls import Control, chosen
+from tools.train.evaluate import machine
+from tools.train.figures import markdown
+from tools.train.recipe import DATASET
 
 REAL_TIME = Control("real_time", "in real time, camera at 10 Hz", ("--real-time",), at_least=0.9)
 

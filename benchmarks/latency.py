@@ -25,8 +25,8 @@ import numpy as np
 
 from vla_ros.config import load
 from vla_ros.graph import open_graph
+from vla_ros.node.run import serve
 from vla_ros.policies.hold import HoldPolicy
-from vla_ros.run import serve
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.decode import encode_image
 

@@ -61,11 +61,11 @@ class Session:
         self.journal.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
 
     def stage(self, name: str, *words: str) -> bool:
-        """One `vla-ros train-demo`, ended where the time is up; True where it is complete."""
+        """One `python -m tools.train`, ended where the time is up; True where it is complete."""
         if self.left < 5:
             return False
         began = time.monotonic()
-        command = [sys.executable, "-m", "vla_ros.cli", "train-demo", *words]
+        command = [sys.executable, "-m", "tools.train", *words]
         print(f"[{name}] {' '.join(words)}", flush=True)
         # A group of its own, so that its simulations end with it.
         with subprocess.Popen(command, start_new_session=True) as process:
@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--evaluate", type=int, default=100, metavar="N", help="episodes per control")
     parser.add_argument("--processes", type=int, default=0, help="simulations at a time; 0: one per core")
     parser.add_argument("--no-compile", action="store_true", help="do not compile the training step")
-    parser.add_argument("fit", nargs="*", metavar="-- OPTION", help="further options of `vla-ros train-demo fit`")
+    parser.add_argument("fit", nargs="*", metavar="-- OPTION", help="further options of `tools.train fit`")
     arguments = parser.parse_args()
     session = Session(arguments)
     session.facts["machine"] = machine()
@@ -164,7 +164,7 @@ def chosen_steps(session: Session) -> int:
 
 def export(session: Session) -> None:
     """The checkpoint of whatever there is; not bound by the limit, for it is what the sitting is for."""
-    command = [sys.executable, "-m", "vla_ros.cli", "train-demo", "export", str(session.run_folder)]
+    command = [sys.executable, "-m", "tools.train", "export", str(session.run_folder)]
     subprocess.run([*command, str(session.checkpoint)], check=True, timeout=60)
 
 

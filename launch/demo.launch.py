@@ -7,9 +7,9 @@
 The launch ends with the demo. Nothing but a simulation can be hurt, so the node arms itself.
 """
 
-from launch import LaunchContext, LaunchDescription
 from launch.actions import OpaqueFunction
 
+from launch import LaunchContext, LaunchDescription
 from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, demo
 
 DEMO = (

@@ -6,9 +6,9 @@ It sets the environment of everything that is launched after it in the same file
 router where they are needed and not up. Both ends of a topic need the same middleware and frame size.
 """
 
-from launch import LaunchContext, LaunchDescription
 from launch.actions import OpaqueFunction
 
+from launch import LaunchContext, LaunchDescription
 from vla_ros.launching import MIDDLEWARE, Argument, declare, middleware, value
 from vla_ros.middleware import Frames
 

@@ -6,9 +6,9 @@ The node is managed (`ros2 lifecycle`), loads at once unless autostart:=false, a
 `ros2 service call /vla_policy/enable std_srvs/srv/SetBool '{data: true}'` unless armed:=true.
 """
 
-from launch import LaunchDescription
 from launch.actions import OpaqueFunction
 
+from launch import LaunchDescription
 from vla_ros.launching import MIDDLEWARE, POLICY, declare, policy
 
 

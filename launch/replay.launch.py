@@ -7,9 +7,9 @@ reaches a robot. The node is never armed; its actions are recorded. A report of 
 every frame, is written beside them. `vla-ros replay` alone needs no ROS and is faster.
 """
 
-from launch import LaunchContext, LaunchDescription
 from launch.actions import OpaqueFunction
 
+from launch import LaunchContext, LaunchDescription
 from vla_ros.launching import MIDDLEWARE, POLICY, Argument, declare, replay
 
 REPLAY = (

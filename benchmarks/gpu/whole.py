@@ -164,9 +164,9 @@ def stage_receiver(session: Session) -> dict[str, Any]:
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.control.safety import Safety
     from vla_ros.control.watchdog import Now, Watchdog
-    from vla_ros.control_loop import Frame
-    from vla_ros.receiver import FrameReceiver
-    from vla_ros.stats import Stats
+    from vla_ros.node.control_loop import Frame
+    from vla_ros.node.receiver import FrameReceiver
+    from vla_ros.telemetry.stats import Stats
     from vla_ros.types import CameraFrame
     from vla_ros.vision.decode import decode_image, encode_image
 

@@ -19,11 +19,11 @@ from vla_ros.engine.frames import FrameResizer, resized_on_host
 from vla_ros.engine.health import EngineMismatchError
 from vla_ros.engine.runner import HostRunner
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.pictures import Pictures
+from vla_ros.node.stepper import Stepper
 from vla_ros.policies.openvla import OpenVLAPolicy
 from vla_ros.policies.openvla.self_test import check_resizing
-from vla_ros.stepper import Stepper
 from vla_ros.types import CameraFrame, JointState
+from vla_ros.vision.lazy_images import Pictures
 from vla_ros.vision.messages import encode_image
 
 CPU = torch.device("cpu")

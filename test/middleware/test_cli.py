@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_ros.cli import main
+from vla_ros.cli.main import main
 
 
 def test_it_prints_the_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from vla_ros import run
 from vla_ros.config import load
+from vla_ros.node import run
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.types import ActionChunk, ActionSpec, Observation
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from vla_ros.cli import main
+from vla_ros.cli.main import main
 from vla_ros.replay.bag import Bag
 
 REQUIRED = {"direction_cosine", "gripper_f1", "mae", "baselines", "latency_ms", "frames", "verdict"}
@@ -153,7 +153,7 @@ def test_compare_refuses_other_files(tmp_path, capsys):
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys; from vla_ros.cli import main\n"
+        "import sys; from vla_ros.cli.main import main\n"
         "try: main(['replay', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'mujoco', 'pinocchio', 'cyclonedds', 'rosbags', 'cv2'} & set(sys.modules)\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_ros.cli import main
+from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag

@@ -9,6 +9,7 @@ import pytest
 
 from vla_ros.config import build
 from vla_ros.control.inputs import Snapshot
+from vla_ros.node.stepper import Stepper
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import figures, samples, verdict
 from vla_ros.replay import frames as frames_of
@@ -16,7 +17,6 @@ from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
 from vla_ros.replay.prepare import fit, pictures_at
 from vla_ros.replay.topics import select
-from vla_ros.stepper import Stepper
 from vla_ros.types import ActionChunk, ActionSpec, JointState
 
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]

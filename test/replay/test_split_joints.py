@@ -9,7 +9,7 @@ import pytest
 from vla_ros.config import load
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
-from vla_ros.policy_node import _joint_state, _stamp_of
+from vla_ros.node.policy_node import _joint_state, _stamp_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import select

@@ -256,7 +256,7 @@ def policy(program: Callable[..., Program]) -> Callable[..., Program]:
 
     def start(*options: str, quick: Sequence[str] = QUICK) -> Program:
         words = [word for option in (*quick, *options) for word in ("-p", option)]
-        return program(sys.executable, "-m", "vla_ros.lifecycle_main", "--ros-args", *words)
+        return program(sys.executable, "-m", "vla_ros.node.lifecycle_main", "--ros-args", *words)
 
     return start
 

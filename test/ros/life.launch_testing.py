@@ -14,12 +14,13 @@ from pathlib import Path
 
 import launch_testing
 import launch_testing.asserts
-from launch import LaunchDescription
 from launch.actions import IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import PathJoinSubstitution
 from launch_ros.substitutions import FindPackageShare
 from lifecycle_msgs.msg import Transition
+
+from launch import LaunchDescription
 
 sys.path.append(str(Path(__file__).parent))
 

@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from launch import LaunchContext
-
 from vla_ros.errors import ConfigError
 from vla_ros.launching.arguments import configuration, node_name
 

@@ -107,7 +107,7 @@ def test_the_node_lives_in_the_executor_of_others() -> None:
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.parameter import Parameter
 
-    from vla_ros.lifecycle_node import VlaPolicyNode
+    from vla_ros.node.lifecycle_node import VlaPolicyNode
 
     context = Context()
     rclpy.init(context=context)

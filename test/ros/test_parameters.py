@@ -153,6 +153,6 @@ def test_what_vla_ros_config_prints_is_a_parameter_file(
     file = tmp_path / "robot.yaml"
     file.write_text(to_yaml(wanted))
     words = ["--ros-args", "--params-file", str(file), "-p", "autostart:=false"]
-    program(sys.executable, "-m", "vla_ros.lifecycle_main", *words)
+    program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *words)
     assert robot.change(Transition.TRANSITION_CONFIGURE)
     assert get(robot, "policy.name", "control.rate_hz", "camera.topics") == ["hold", 9.0, ["/camera/image_raw"]]

@@ -11,7 +11,7 @@ from vla_ros.config import load
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
-from vla_ros.policy_node import PolicyNode
+from vla_ros.node.policy_node import PolicyNode
 from vla_ros.sim import process
 from vla_ros.sim.demo import _LOCKSTEP
 from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime

@@ -201,7 +201,7 @@ def _progress() -> Any:
 
     if not sys.stderr.isatty():
         return no_progress
-    from vla_ros.run import loading_bar
+    from vla_ros.node.run import loading_bar
 
     return loading_bar()
 

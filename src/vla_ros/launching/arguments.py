@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ament_index_python.packages import get_package_share_directory
-from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
 
+from launch import LaunchContext
 from vla_ros.config import Config, load
 from vla_ros.errors import ConfigError
 from vla_ros.middleware import NAMES

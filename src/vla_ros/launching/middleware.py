@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchContext
 from launch.actions import (
     LogInfo,
     OpaqueFunction,
@@ -15,6 +14,7 @@ from launch.actions import (
     UnsetEnvironmentVariable,
 )
 
+from launch import LaunchContext
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import value
 from vla_ros.middleware import Frames, Profile, default_folder, examine, select, sourced_distribution, write

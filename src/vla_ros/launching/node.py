@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchContext
 from launch.actions import Shutdown
 from launch_ros.actions import Node
 
+from launch import LaunchContext
 from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import NODE_NAME, config_file, configuration, overrides, value

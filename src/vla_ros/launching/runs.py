@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import Action, LaunchContext
 from launch.actions import EmitEvent, ExecuteProcess, LogInfo, RegisterEventHandler, Shutdown
 from launch.event_handlers import OnProcessExit, OnProcessIO
 from launch.events import matches_action
 from launch.events.process import SignalProcess
 
+from launch import Action, LaunchContext
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.launching.arguments import config_file, configuration, node_name, overrides, value

@@ -21,7 +21,7 @@ from vla_ros.control.inputs import Snapshot
 from vla_ros.control.pace import Pace
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.pictures import Pictures
+from vla_ros.node.stepper import Stepper, Trip, make_kinematics
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
@@ -29,9 +29,9 @@ from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.series import Feed
 from vla_ros.replay.topics import Selection
-from vla_ros.stepper import Stepper, Trip, make_kinematics
 from vla_ros.types import JointState
 from vla_ros.vision.decode import image_stamp
+from vla_ros.vision.lazy_images import Pictures
 
 SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from vla_ros.config import Config
 from vla_ros.errors import ConfigError, ImageError
+from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import Selection
-from vla_ros.stepper import Stepper
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 

@@ -15,16 +15,16 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
 
+from tools.train.card import model_card
+from tools.train.network import architecture_of
+from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
+from tools.train.rollouts import Rollout, roll_out
+from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
 from vla_ros.config import load
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.checkpoints import config_json
 from vla_ros.policies.openvla.loading import DEMO, checkpoint_folder, read_manifest
 from vla_ros.sim.files import demo_config
-from vla_ros.train.card import model_card
-from vla_ros.train.network import architecture_of
-from vla_ros.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
-from vla_ros.train.rollouts import Rollout, roll_out
-from vla_ros.train.tokens import FOREIGN_STATISTICS, statistics_of
 
 FOLDER = checkpoint_folder(DEMO)
 SEED = 8000
@@ -68,7 +68,7 @@ def test_it_is_what_export_writes() -> None:
 
 
 def test_the_card_has_every_control_and_all_are_met() -> None:
-    from vla_ros.train.controls import CONTROLS
+    from tools.train.controls import CONTROLS
 
     rows = read("training.json")["evaluation"]
     assert {row["name"] for row in rows} >= {control.name for control in CONTROLS}

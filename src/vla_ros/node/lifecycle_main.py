@@ -1,0 +1,124 @@
+"""``ros2 run vla_ros vla_policy_node``: the managed node in a process of its own.
+
+Signals leave a mark, and what they mean is done between two callbacks or two steps of loading: an exception in the
+middle of an import or of a library's own ``except`` comes out as something else or not at all. Only when nothing
+has looked at the mark for :data:`PATIENCE` is KeyboardInterrupt raised wherever the thread is.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vla_ros.node.lifecycle_node import VlaPolicyNode
+
+PATIENCE = 3.0
+"""Seconds from a signal to KeyboardInterrupt where loading has not noticed the signal by itself."""
+
+
+class Signals:
+    """Takes SIGINT and SIGTERM from now on.
+
+    Attributes:
+        name: The first that came, or "".
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.name:
+            self.name = signal.Signals(number).name
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
+
+    @property
+    def came(self) -> bool:
+        """True once one of them has come."""
+        return bool(self.name)
+
+    def ignore(self) -> None:
+        """Let nothing break into the last words: `ros2 launch` and a terminal both signal."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the node until SIGINT or SIGTERM.
+
+    Args:
+        arguments: Command line, the process's where None; ``--ros-args`` as for any ROS node.
+
+    Returns:
+        0 after a signal, 1 where parameters are wrong or an autostarted node could not start.
+    """
+    signals = Signals()
+    try:
+        return _run(signals, arguments)
+    except KeyboardInterrupt:  # before there was a node
+        signals.ignore()
+        _say(f"ended by {signals.name}: nothing was started")
+        return 0
+
+
+def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
+    import rclpy
+    from rclpy.signals import SignalHandlerOptions
+
+    from vla_ros.errors import VlaRosError
+    from vla_ros.graph.allocator import keep_freed_memory
+    from vla_ros.middleware import uses_iceoryx
+    from vla_ros.middleware.daemons import wait_for_roudi
+    from vla_ros.node.lifecycle_node import VlaPolicyNode
+
+    keep_freed_memory()
+    if uses_iceoryx() and not wait_for_roudi(lambda: signals.came, _say):
+        raise KeyboardInterrupt
+    # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
+    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    node: VlaPolicyNode | None = None
+    status = 0
+    try:
+        node = VlaPolicyNode(interrupted=lambda: signals.came)
+        status = _spin(node)
+    except VlaRosError as error:
+        _say(str(error))
+        status = 1
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signals.ignore()
+        if node is not None:
+            node.leave()
+            node.get_logger().info(f"ended{' by ' + signals.name if signals.name else ''}: the arm holds")
+            node.destroy_node()
+        rclpy.try_shutdown()
+    return status
+
+
+def _say(text: str) -> None:
+    print(f"vla_policy_node: {text}", file=sys.stderr, flush=True)
+
+
+def _spin(node: VlaPolicyNode) -> int:
+    from rclpy.executors import SingleThreadedExecutor
+
+    from vla_ros.graph.rclpy_backend import spin_once
+
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    while not node.interrupted() and spin_once(executor, node.get_logger(), 0.1):
+        if node.exit_status is not None:
+            return node.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The policy as a managed ROS 2 node; :mod:`vla_ros.node.lifecycle_main` runs it.
+
+A thin layer over :class:`~vla_ros.node.policy_node.PolicyNode`: transitions of the ROS 2 design article "Managed
+nodes", ROS parameters from the tree of options, and signals. With the parameter ``autostart`` (default) it
+configures and activates itself; arming stays explicit either way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+
+from vla_ros.config import Config
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.rclpy_backend import RclpyVocabulary
+from vla_ros.node.policy_node import PolicyNode
+from vla_ros.node.ros_parameters import changed, declare
+
+NODE_NAME = "vla_policy"
+
+SUCCESS = TransitionCallbackReturn.SUCCESS
+ERROR = TransitionCallbackReturn.ERROR
+
+
+class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
+    """A managed node that runs a policy. Works in any executor of one thread, and in other Python launch files.
+
+    Args:
+        node_name: Name; remaps of the command line win.
+        interrupted: Asked between two steps of loading; where it is true, loading ends with KeyboardInterrupt.
+        **options: Further arguments of ``rclpy.node.Node`` (``context``, ``namespace``, ``parameter_overrides``).
+
+    Attributes:
+        failure: Why the last transition failed, or "".
+        exit_status: What the process should end with, or None to go on. An autostarted node that cannot start
+            ends, because nobody is there to try again; a finalized one stays until it is told to go.
+
+    Raises:
+        ConfigError: Parameters with unknown names or impossible values.
+    """
+
+    def __init__(
+        self, node_name: str = NODE_NAME, *, interrupted: Callable[[], bool] = lambda: False, **options: Any
+    ) -> None:
+        super().__init__(node_name, **options)
+        self.interrupted = interrupted
+        self.failure = ""
+        self.exit_status: int | None = None
+        self._policy_node: PolicyNode | None = None
+        about = ParameterDescriptor(description="Configure and activate at start; arming stays explicit")
+        autostart = self.declare_parameter("autostart", True, about).value
+        self._config = declare(self)
+        # Iron and later tell when a change was accepted by everybody; Humble only asks.
+        self._asks_only = not hasattr(self, "add_post_set_parameters_callback")
+        self.add_on_set_parameters_callback(self._on_set_parameters)
+        if not self._asks_only:
+            self.add_post_set_parameters_callback(self._on_parameters_set)
+        if autostart:
+            self._starter = self.create_timer(0.0, self._autostart)
+
+    @property
+    def config(self) -> Config:
+        """The options as they are now."""
+        return self._config
+
+    # Transitions
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load and warm the model, join the topics. Takes as long as the checkpoint takes."""
+        node = PolicyNode(RclpyVocabulary(), self, self._config)
+        try:
+            node.configure(self._progress())
+        except VlaRosError as error:
+            return self._failed("configure", error)
+        except Exception as error:  # a third party's policy; without its reason nobody can mend it
+            return self._failed("configure", error)
+        self._policy_node = node
+        return SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Begin to answer frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
+        try:
+            self._running.activate()
+        except Exception as error:
+            return self._failed("activate", error)
+        return SUCCESS
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Hold, and answer no more frames."""
+        if not self._running.deactivate():
+            return self._failed("deactivate", VlaRosError("the policy did not end within timeouts.inference + 1 s"))
+        return SUCCESS
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Leave the topics and free the model's memory."""
+        self.leave()
+        return SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """As cleanup, from every state; the node is finalized then and stays until its process is told to end."""
+        self.leave()
+        return SUCCESS
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Undo what was begun, so that the node can be configured again after the reason was mended."""
+        self.leave()
+        self.get_logger().error(f"error state left for unconfigured; the reason was: {self.failure}")
+        return SUCCESS
+
+    def leave(self) -> None:
+        """Hold, leave the topics and free the model. Safe in every state, and bounded in time."""
+        node, self._policy_node = self._policy_node, None
+        if node is not None:
+            node.cleanup()
+
+    @property
+    def _running(self) -> PolicyNode:
+        assert self._policy_node is not None, "the state machine configures first"
+        return self._policy_node
+
+    def _failed(self, transition: str, error: Exception) -> TransitionCallbackReturn:
+        name = "" if isinstance(error, VlaRosError) else f"{type(error).__name__}: "
+        self.failure = f"{transition}: {name}{error}"
+        self.get_logger().error(self.failure)
+        return ERROR
+
+    def _autostart(self) -> None:
+        self._starter.cancel()
+        if self.trigger_configure() != SUCCESS or self.trigger_activate() != SUCCESS:
+            self.exit_status = 1
+
+    def _progress(self) -> Any:
+        said = -1.0
+
+        def progress(fraction: float, message: str) -> None:
+            nonlocal said
+            if self.interrupted():
+                raise KeyboardInterrupt
+            if fraction >= 1.0 or time.monotonic() - said >= 2.0:
+                said = time.monotonic()
+                self.get_logger().info(f"loading {100 * fraction:.0f} %: {message}")
+
+        return progress
+
+    # Parameters
+
+    def _on_set_parameters(self, parameters: Sequence[Parameter]) -> SetParametersResult:
+        try:
+            config = changed(self._config, parameters, everything=self._policy_node is None)
+        except VlaRosError as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        if self._asks_only:
+            self._apply(config)
+        return SetParametersResult(successful=True)
+
+    def _on_parameters_set(self, parameters: Sequence[Parameter]) -> None:
+        self._apply(changed(self._config, parameters, everything=True))
+
+    def _apply(self, config: Config) -> None:
+        self._config = config
+        if self._policy_node is not None:
+            self._policy_node.reconfigure(config)

@@ -1,0 +1,368 @@
+"""The node: wires the graph to the control loop. No torch, no model, no arithmetic on actions.
+
+Its states are those of a managed ROS 2 node (the ROS 2 design article "Managed nodes"):
+``configure`` loads, ``activate`` runs, ``deactivate`` holds, ``cleanup`` frees. `vla-ros run` and the rclpy
+lifecycle node walk through the same methods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.control.fit import unused_gripper
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.joints import JointStates
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.safety import Event, Safety, State
+from vla_ros.control.watchdog import WATCHED, Now, Watchdog
+from vla_ros.graph.node import Node, Vocabulary, say
+from vla_ros.graph.wiring import Wiring
+from vla_ros.node.control_loop import ControlLoop, Frame
+from vla_ros.node.outputs import Outputs
+from vla_ros.node.receiver import FrameReceiver
+from vla_ros.node.stepper import Stepper, Trip
+from vla_ros.policies.base import Policy, Progress, create, no_progress
+from vla_ros.telemetry.stats import Stats
+from vla_ros.telemetry.telemetry import Telemetry
+from vla_ros.types import JointState
+from vla_ros.vision.messages import IMAGE_TYPES
+
+SUPERVISION_PERIOD = 0.02
+"""Seconds between looks at the watchdog: how late a silent input may be noticed beyond its timeout."""
+
+
+class PolicyNode:
+    """A policy on the graph.
+
+    Args:
+        graph: Makes messages and QoS profiles.
+        node: The node to live on (``graph.create_node``, or a rclpy node); callbacks run on the thread that spins
+            it.
+        config: The whole tree.
+
+    Attributes:
+        config: As it is now; options change through :meth:`reconfigure`.
+        safety: What may move and why not.
+        stats: Times and frame counts.
+        inputs: Newest joint state, feeds and instruction.
+    """
+
+    def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:
+        self._graph = graph
+        self._node = node
+        self.config = config
+        self.safety = Safety(lambda: self._now().ros)
+        self.safety.listen(self._on_event)
+        self.stats = Stats()
+        self.inputs = Inputs(config.policy.instruction)
+        self._logger = node.get_logger()
+        self._stepper: Stepper | None = None
+        self._loop: ControlLoop | None = None
+        self._telemetry: Telemetry | None = None
+        self._wiring = Wiring(graph, node)
+
+    # The life of a managed node
+
+    def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
+        """Load the policy and join the topics; nothing moves.
+
+        Args:
+            progress: Told how far loading has come.
+            policy: Takes the place of the one that ``policy.name`` names.
+
+        Raises:
+            VlaRosError: The policy does not load, or options, robot and policy do not belong together. What was
+                begun is undone.
+        """
+        stepper = Stepper(self.config, policy or create(self.config))
+        try:
+            stepper.load(progress)
+            self._stepper = stepper
+            self._mailboxes = [Mailbox[Frame]() for _ in self.config.camera.topics]
+            needs_joints = bool(stepper.controller.arm_names)
+            self._joint_states = JointStates(stepper.controller.arm_names)
+            # rclpy's ROSClock and ours say so; another clock is the system's.
+            simulated = bool(getattr(self._node.get_clock(), "ros_time_is_active", False))
+            self._watchdog = Watchdog(
+                self.config.timeouts,
+                self.config.camera.topics,
+                joints_required=needs_joints,
+                simulated=simulated,
+            )
+            self._join(stepper)
+        except BaseException:
+            self.cleanup()
+            stepper.close()
+            raise
+        self._logger.info(self._summary())
+        unheard = unused_gripper(self.config, stepper.spec)
+        if unheard:
+            self._logger.warning(unheard)
+
+    def activate(self) -> None:
+        """Begin to answer frames. The arm moves where ``control.armed`` says so, else after ``~/enable``."""
+        assert self._stepper is not None, "configure() comes first"
+        assert self._telemetry is not None
+        self._loop = ControlLoop(
+            self.config,
+            self._stepper,
+            self._mailboxes,
+            self.inputs,
+            self.safety,
+            self._watchdog,
+            self.stats,
+            self._prepare,
+            self._telemetry,
+            self._supervise,
+            self._now,
+            self._logger,
+        )
+        self._loop.start()
+        if self.config.control.armed:
+            armed, why = self.enable(True)
+            if not armed:
+                self._logger.error(f"not armed: {why}")
+        else:
+            self._logger.info("disarmed: actions are shown, nothing is commanded; call ~/enable to move")
+
+    def deactivate(self) -> bool:
+        """Hold and answer no more frames; everything stays loaded.
+
+        Returns:
+            False where the policy did not end within its time (it is left behind and its answer is not sent).
+        """
+        self.safety.disarm()
+        loop, self._loop = self._loop, None
+        ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
+        if not ended:
+            self._logger.error("the policy is still thinking and was left behind; its answer will not be sent")
+        return ended
+
+    def cleanup(self) -> None:
+        """Leave the topics and free the policy. Safe to call in every state."""
+        self.deactivate()
+        self._telemetry = None
+        self._wiring.close()
+        stepper, self._stepper = self._stepper, None
+        if stepper is not None:
+            stepper.close()
+
+    # What a person says
+
+    def enable(self, armed: bool) -> tuple[bool, str]:
+        """Arm or disarm.
+
+        Returns:
+            Whether it is so now, and a sentence.
+        """
+        if not armed:
+            self.safety.disarm()
+            return True, "disarmed: the arm holds"
+        if self._loop is None:
+            return False, "not active: nothing can be commanded yet"
+        if not self._loop.alive:
+            return False, "the control thread has ended with an error (see the log): start the node again"
+        self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
+        self._supervise()  # what is missing holds from the first moment
+        if not self.safety.arm():
+            return False, self.safety.explain()
+        return True, self.safety.explain()
+
+    def reset(self) -> tuple[bool, str]:
+        """End a stop and forget what was planned; the node is disarmed then.
+
+        Returns:
+            True, and a sentence.
+        """
+        self.inputs.new_epoch()
+        if self._stepper is not None:
+            self._stepper.forget_commands()
+        if self.safety.reset():
+            return True, "no longer stopped; disarmed: call ~/enable to move"
+        return True, "was not stopped; the plan is forgotten"
+
+    def stop(self, detail: str = "the stop topic said so") -> None:
+        """Stop until a person resets."""
+        self.safety.stop(Reason.OPERATOR_STOP, detail)
+
+    def instruct(self, instruction: str) -> tuple[bool, str]:
+        """Give an instruction.
+
+        Returns:
+            Whether it was taken, and a sentence. One that is too long or empty leaves the old one in force.
+        """
+        text = instruction.strip()
+        longest = self.config.policy.max_instruction_length
+        if not text:
+            return False, "empty instruction: the one before stays"
+        if len(text) > longest:
+            self.stats.dropped("instruction_too_long")
+            return (
+                False,
+                f"instruction of {len(text)} characters refused, policy.max_instruction_length is {longest}",
+            )
+        if self.inputs.set_instruction(text):
+            return True, f"instruction: {text}"
+        return True, ""
+
+    def reconfigure(self, config: Config) -> None:
+        """Take options that may change while running, all at once (see ``Option.live``)."""
+        changed = config.policy.instruction != self.config.policy.instruction
+        self.config = config
+        if self._stepper is not None:
+            self._watchdog.configure(config.timeouts)
+            self._outputs.configure(config)
+            self._receiver.configure(config)
+            self._stepper.configure(config)
+        if self._loop is not None:
+            self._loop.configure(config)
+        if changed:
+            self.instruct(config.policy.instruction)
+
+    # Wiring
+
+    def _join(self, stepper: Stepper) -> None:
+        """Create publishers, subscriptions, services and timers."""
+        config, topics, wiring = self.config, self.config.topics, self._wiring
+        joints = "sensor_msgs/msg/JointState"
+        self._outputs = Outputs(wiring, config, self.safety, lambda: self._now().ros)
+        self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
+        self._receiver = receiver = FrameReceiver(
+            config,
+            self._mailboxes,
+            self._watchdog,
+            self.safety,
+            self.stats,
+            self._telemetry.dropped,
+            self._now,
+            self._logger,
+        )
+        wiring.subscribe(joints, topics.joint_states, self._on_joints, "joint_states")
+        for feed in config.robot.state_topics:
+            key, _, topic = feed.partition("=")
+            wiring.subscribe(joints, topic, partial(self._on_state, key), "state")
+        wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
+        wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
+        wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
+        image = IMAGE_TYPES[config.camera.transport]
+        for index, topic in enumerate(config.camera.topics):
+            wiring.subscribe_raw(image, topic, partial(receiver.receive, index), "camera")
+        wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
+        wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
+        wiring.timer(SUPERVISION_PERIOD, self._supervise)
+
+    def _now(self) -> Now:
+        return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
+
+    # What arrives
+
+    def _on_joints(self, message: Any) -> None:
+        now, timeout = self._now(), self.config.timeouts.joint_state
+        whole = self._joint_states.add(_joint_state(message, now.ros), _stamp_of(message), now.steady, timeout)
+        if whole is not None and self._watchdog.joint_state(whole.stamp, now, self._wrong(whole.joints)):
+            self.inputs.set_joints(whole.joints)
+
+    def _wrong(self, joints: JointState) -> str:
+        """What makes a joint state unusable, or ""."""
+        if len(joints.names) != len(joints.positions):
+            return f"{len(joints.names)} names and {len(joints.positions)} positions"
+        if self._stepper is not None:
+            try:
+                self._stepper.controller.check_joints(joints)
+            except Refused as refused:
+                return f"{refused.detail} (see robot.joint_names, robot.urdf and topics.joint_states)"
+        return ""
+
+    def _on_state(self, key: str, message: Any) -> None:
+        self.inputs.set_state(key, _joint_state(message, self._now().ros))
+
+    def _on_instruction(self, message: Any) -> None:
+        taken, text = self.instruct(message.data)
+        if text:
+            say(self._logger, text, "info" if taken else "warning")
+
+    def _on_stop(self, message: Any) -> None:
+        if message.data:
+            self.stop()
+
+    def _on_heartbeat(self, message: Any) -> None:
+        self._watchdog.heartbeat(self._now())
+
+    def _on_enable(self, request: Any, response: Any) -> Any:
+        response.success, response.message = self.enable(bool(request.data))
+        return response
+
+    def _on_reset(self, request: Any, response: Any) -> Any:
+        response.success, response.message = self.reset()
+        return response
+
+    # What goes out
+
+    def _prepare(self, trip: Trip) -> Callable[[], None]:
+        assert trip.command is not None
+        return self._outputs.prepare(trip.command)
+
+    def _on_event(self, event: Event) -> None:
+        """When motion ends, tell the arm to hold where it was measured last; then say each change of state."""
+        if event.before is State.ARMED and event.after is not State.ARMED:
+            self._hold()
+        if event.after is not event.before:
+            why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
+            text = f"{event.before.value} -> {event.after.value}{why}"
+            say(self._logger, text, "error" if event.after is State.STOPPED else "info")
+        if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
+            self.inputs.forget_measurements()  # their stamps may come again
+            self._joint_states.forget()
+        if self._telemetry is not None:
+            self._telemetry.changed()
+
+    def _hold(self) -> None:
+        if self._stepper is None:
+            return
+        try:
+            command = self._stepper.hold(self.inputs.snapshot.joints)
+        except Refused as refused:
+            self._logger.error(f"no hold could be sent: {refused.detail}")
+            return
+        send = self._outputs.prepare(command)
+        with self.safety.motion() as allowed:
+            if not allowed:  # else the reason has ended already, and a motion may have gone out before this
+                send()
+
+    def _supervise(self) -> None:
+        """Ask the watchdog, and end a twist that stands too long; fifty times a second, and before each command."""
+        now = self._now()
+        topic, subscribers = self._outputs.subscribers
+        self._watchdog.driver(subscribers, now, topic)
+        self.safety.follow(self._watchdog.active(now), WATCHED)
+        self._outputs.expire()
+
+    def _summary(self) -> str:
+        """One line: what listens to what."""
+        assert self._stepper is not None
+        spec, config = self._stepper.spec, self.config
+        gripper = f" and {config.topics.gripper} ({config.gripper.output})" if config.topics.gripper else ""
+        return (
+            f"policy '{config.policy.name}' is ready: {len(spec.image_keys)} picture(s) of "
+            f"{spec.image_size[1]}x{spec.image_size[0]}, {spec.dimension} numbers, {spec.horizon} step(s); "
+            f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}){gripper} "
+            f"by {self._graph.backend}"
+        )
+
+
+def _stamp_of(message: Any) -> int:
+    """Nanoseconds of a message's header."""
+    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+
+
+def _joint_state(message: Any, now: int) -> JointState:
+    """A ``sensor_msgs/JointState`` as numbers; without a stamp it counts as measured now."""
+    positions = np.asarray(message.position, dtype=np.float64)
+    return JointState(tuple(message.name), positions, _stamp_of(message) or now)

@@ -1,0 +1,136 @@
+"""The tree of options as ROS parameters: declared with description and range, read back, changed.
+
+Only :class:`~vla_ros.node.lifecycle_node.VlaPolicyNode` needs this; it imports rclpy's interfaces.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.exceptions import ParameterUninitializedException
+from rclpy.parameter import Parameter
+
+from vla_ros.config import Config
+from vla_ros.config.loading import Entry, build, entries, is_ros_own
+from vla_ros.errors import ConfigError
+
+_TYPES = {
+    (bool, False): Parameter.Type.BOOL,
+    (int, False): Parameter.Type.INTEGER,
+    (float, False): Parameter.Type.DOUBLE,
+    (str, False): Parameter.Type.STRING,
+    (bool, True): Parameter.Type.BOOL_ARRAY,
+    (int, True): Parameter.Type.INTEGER_ARRAY,
+    (float, True): Parameter.Type.DOUBLE_ARRAY,
+    (str, True): Parameter.Type.STRING_ARRAY,
+}
+
+_INT64_MAX = 2**63 - 1
+
+
+def descriptor(entry: Entry) -> ParameterDescriptor:
+    """What ``ros2 param describe`` shows: description, unit, choices, range, and whether it may change live."""
+    option = entry.option
+    constraints = f"{entry.expectation}; "
+    constraints += "may change while running" if option.live else "set it before configure"
+    made = ParameterDescriptor(
+        name=entry.name,
+        description=option.description,
+        additional_constraints=constraints,
+        # YAML and people write 5 where 5.0 is meant. With a static type rclpy refuses that in words of its own.
+        dynamic_typing=entry.item_type is float,
+    )
+    if not entry.is_list and (option.low is not None or option.high is not None):
+        if entry.item_type is float:
+            low = -sys.float_info.max if option.low is None else float(option.low)
+            high = sys.float_info.max if option.high is None else float(option.high)
+            made.floating_point_range = [FloatingPointRange(from_value=low, to_value=high)]
+        elif entry.item_type is int:
+            low_integer = -_INT64_MAX if option.low is None else int(option.low)
+            high_integer = _INT64_MAX if option.high is None else int(option.high)
+            made.integer_range = [IntegerRange(from_value=low_integer, to_value=high_integer, step=1)]
+    return made
+
+
+def declare(node: Any) -> Config:
+    """Declare every option on a rclpy node; values come from parameter files, ``-p`` and the launch file.
+
+    Raises:
+        ConfigError: A name that is no option, or a value of the wrong type or out of range. All that is wrong is
+            listed.
+    """
+    problems = [*_unknown(node), *filter(None, [_declare_one(node, entry) for entry in entries().values()])]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return build(values(node))
+
+
+def _declare_one(node: Any, entry: Entry) -> str:
+    """Declare one option; returns what is wrong with its value, or ""."""
+    kind = _TYPES[entry.item_type, entry.is_list]
+    default = list(entry.default) if entry.is_list else entry.default
+    described = descriptor(entry)
+    try:
+        node.declare_parameter(entry.name, default if described.dynamic_typing else kind, described)
+    except Exception as error:  # rclpy has five unrelated classes for "this value is not allowed"
+        return f"{entry.name}: {error}; expected {entry.expectation}"
+    if _value(node, entry.name) in (None, []):
+        # rclpy takes an empty list for bytes unless it is told the type.
+        node.set_parameters([Parameter(entry.name, kind, default)])
+    return ""
+
+
+def _unknown(node: Any) -> list[str]:
+    """Overrides that nothing will ever declare. rclpy ignores them, and a misspelt limit would be no limit."""
+    given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
+    strange = [name for name in given if name not in entries() and not is_ros_own(name)]
+    said = []
+    for name in strange:
+        near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.4)
+        hint = f"; did you mean '{near[0]}'?" if near else "; `vla-ros config` lists all names"
+        said.append(f"{name}: no such parameter{hint}")
+    return said
+
+
+def _value(node: Any, name: str) -> Any:
+    try:
+        value = node.get_parameter(name).value
+    except ParameterUninitializedException:
+        return None
+    return list(value) if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else value
+
+
+def values(node: Any) -> dict[str, Any]:
+    """Flat name to present value of every option."""
+    return {name: _value(node, name) for name in entries()}
+
+
+def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) -> Config:
+    """``base`` with the parameters put over it, all or none.
+
+    Args:
+        base: What is in force.
+        parameters: What somebody wants to set, as rclpy's callback gets them.
+        everything: False where only options that may change live are allowed (the node is configured).
+
+    Raises:
+        ConfigError: The reason to refuse: a type, a range, a contradiction, or an option that is fixed now.
+    """
+    wanted: Mapping[str, Any] = {
+        parameter.name: _plain(parameter.value) for parameter in parameters if parameter.name in entries()
+    }
+    fixed = [name for name in wanted if not everything and not entries()[name].option.live]
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} cannot change while the node is configured; go back first: "
+            "ros2 lifecycle set NODE deactivate, then cleanup"
+        )
+    return build(wanted, base)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if hasattr(value, "tolist") else value

@@ -1,0 +1,186 @@
+"""Run a policy as a node on the ROS 2 graph: camera frames in, joint commands out.
+
+With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it.
+Signals do what the services do where no ROS is at hand: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. Where it was
+started from a terminal SIGHUP ends it: the terminal has gone, and with it the person who watched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from vla_ros.config import Config, load
+from vla_ros.config.loading import is_ros_own
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import VlaRosError
+from vla_ros.graph import open_graph
+from vla_ros.graph.names import parse_ros_arguments
+from vla_ros.graph.node import Logger
+from vla_ros.node.policy_node import PolicyNode
+from vla_ros.policies.base import Policy, Progress
+
+NODE_NAME = "vla_policy"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros run``."""
+    add_config_arguments(parser)
+    parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames come (control.armed)")
+    parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
+    parser.add_argument(
+        "--ros-args",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="...",
+        help="as for any ROS node: remaps (-r /camera/image_raw:=/cam0/image), node name, namespace, parameters",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, join, answer until told to end."""
+    ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
+    ros = parse_ros_arguments(ros_args)
+    assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
+    assignments += [f"{name}:={value}" for name, value in ros.parameters.items() if not is_ros_own(name)]
+    files = [*arguments.config, *map(Path, ros.files)]
+    name = ros.node_name(NODE_NAME)
+    config = load(files, assignments, f"{ros.namespace('/', NODE_NAME).rstrip('/')}/{name}")
+    return serve(config, ros_args, stats=arguments.stats)
+
+
+def serve(
+    config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
+) -> int:
+    """Run the node until SIGINT or SIGTERM; returns the exit status. A signal while it loads ends it at once.
+
+    Args:
+        config: The whole tree.
+        ros_args: ``--ros-args ...``, or nothing.
+        stats: Where latency and frame counts are written at the end.
+        policy: Takes the place of the one that ``policy.name`` names.
+
+    Raises:
+        VlaRosError: The graph cannot be joined or the policy does not load.
+    """
+    ended, loading = False, True
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ended
+        twice, ended = ended, True
+        if twice != loading:  # somebody is in a hurry, or there is nothing yet to end in order
+            raise KeyboardInterrupt
+
+    # Handlers only leave a mark: what they mean is done on the thread that spins.
+    asked: list[str] = []
+    requests: dict[int, str] = {signal.SIGUSR1: "arm", signal.SIGUSR2: "disarm", signal.SIGHUP: "reset"}
+    if sys.stdin is not None and sys.stdin.isatty():
+        del requests[signal.SIGHUP]
+    with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, end)
+        for number, request in requests.items():
+            signal.signal(number, lambda *_, request=request: asked.append(request))
+        ros_node = graph.create_node(NODE_NAME)
+        logger = ros_node.get_logger()
+        node = PolicyNode(graph, ros_node, config)
+
+        def until() -> bool:
+            together = tuple(asked)
+            del asked[: len(together)]
+            for answer in follow(together, node):
+                logger.info(answer)
+            return ended
+
+        try:
+            node.configure(_log_progress(logger), policy)
+            loading = False
+            asked.clear()  # who asked to arm before there was anything to arm must ask again
+            if not ended:
+                node.activate()
+                resets = ", -HUP resets" if signal.SIGHUP in requests else ""
+                logger.info(f"without ROS at hand: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
+            graph.spin(until, 0.05)
+        except KeyboardInterrupt:
+            if not loading:
+                raise
+            logger.info("ended while the policy was loading")
+            return 0
+        finally:
+            node.cleanup()
+            if stats is not None:
+                write_stats(node, stats)
+        logger.info("ended: the arm holds")
+    return 0
+
+
+def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
+    """Do what signals that came together asked for; a sentence for each.
+
+    They have no order: a process that had no time for a while hears of a later reset before an earlier request to
+    arm, and would arm though nobody armed after the reset. So whoever arms must do so alone.
+
+    Args:
+        requests: ``arm``, ``disarm`` and ``reset``.
+        node: Active or not.
+    """
+    said = []
+    if "disarm" in requests:
+        said.append(node.enable(False)[1])
+    if "reset" in requests:
+        said.append(node.reset()[1])
+    if "arm" in requests:
+        late = "not armed: the signal came together with another, and signals have no order; send it again"
+        said.append(late if said else node.enable(True)[1])
+    return said
+
+
+def write_stats(node: PolicyNode, path: Path) -> None:
+    """Write latency and frame counts as JSON.
+
+    Raises:
+        VlaRosError: The file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(node.stats.summary()) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise VlaRosError(f"--stats {path}: cannot be written ({error.strerror})") from None
+
+
+def _log_progress(logger: Logger) -> Progress:
+    """Progress as log lines, once every two seconds; a bar where a person watches."""
+    if sys.stderr.isatty():
+        return loading_bar()
+    said = time.monotonic()
+
+    def progress(fraction: float, message: str) -> None:
+        nonlocal said
+        if fraction >= 1.0 or time.monotonic() - said >= 2.0:
+            said = time.monotonic()
+            logger.info(f"loading {100 * fraction:.0f} %: {message}")
+
+    return progress
+
+
+def loading_bar() -> Progress:
+    """A bar on standard error that shows how far a checkpoint is loaded, and goes when it is."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True)
+    task = bar.add_task("loading", total=1.0)
+    bar.start()
+
+    def progress(fraction: float, message: str) -> None:
+        bar.update(task, completed=fraction, description=message)
+        if fraction >= 1.0:
+            bar.stop()
+
+    return progress

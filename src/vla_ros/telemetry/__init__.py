@@ -1,0 +1,1 @@
+"""What the node shows of itself: diagnostics, status, metrics, trace, debug image."""

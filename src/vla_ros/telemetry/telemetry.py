@@ -1,0 +1,220 @@
+"""Everything that shows what the node does: diagnostics, status, action, debug image, metrics and trace.
+
+Nothing here decides anything, and nothing here may hold up a command: what is costly is done on the thread that
+spins, at a few hertz, and only where somebody looks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vla_ros.config import Config
+from vla_ros.control.command import message_type
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.reasons import Reason
+from vla_ros.control.safety import Safety
+from vla_ros.control.watchdog import Now
+from vla_ros.errors import ConfigError
+from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
+from vla_ros.graph.node import say
+from vla_ros.graph.wiring import Wiring
+from vla_ros.middleware import Frames, examine, sourced_distribution, uses_iceoryx
+from vla_ros.middleware.daemons import RoudiWatch
+from vla_ros.node.stepper import Stepper, Trip
+from vla_ros.telemetry import diagnostics
+from vla_ros.telemetry.frame_trace import FrameTrace
+from vla_ros.telemetry.metrics import MetricsServer, exposition
+from vla_ros.telemetry.resources import gpu_memory, process_resources
+from vla_ros.telemetry.stats import Stats
+from vla_ros.vision.messages import IMAGE_TYPES, encode_image
+
+_DEBUG_PERIOD = 0.2  # s; a picture for people
+
+
+class Telemetry:
+    """What a node tells.
+
+    Args:
+        wiring: Where publishers, timers and everything else are made and undone.
+        config: The whole tree.
+        stepper: Loaded.
+        safety: State and reasons.
+        stats: Times and frame counts.
+        inputs: The instruction.
+
+    Raises:
+        ConfigError: The trace's file or the metrics' port cannot be had.
+    """
+
+    def __init__(
+        self, wiring: Wiring, config: Config, stepper: Stepper, safety: Safety, stats: Stats, inputs: Inputs
+    ) -> None:
+        topics = config.topics
+        self.config = config
+        self._graph, self._node = wiring.graph, wiring.node
+        self._logger = self._node.get_logger()
+        self._stepper, self._safety, self._stats, self._inputs = stepper, safety, stats, inputs
+        self._trace = FrameTrace(config.node.trace, self._logger.error) if config.node.trace else None
+        if self._trace is not None:
+            wiring.undo(self._trace.close)
+        if config.node.metrics_port:
+            server = MetricsServer(config.node.metrics_address, config.node.metrics_port, self._metrics)
+            wiring.undo(server.close)
+            self._logger.info(f"metrics: http://{config.node.metrics_address}:{server.port}/metrics")
+        self._action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
+        self._diagnostics = wiring.publisher(
+            "diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics"
+        )
+        self._status = wiring.publisher("std_msgs/msg/String", topics.status, "instruction")
+        self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
+        self._debug_wanted = False
+        self._newest: Trip | None = None
+        self._answer: Mapping[str, Any] = {}
+        self._outside, self._outside_said = 0, 0
+        self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
+        self._roudi = RoudiWatch() if self._graph.backend == "rclpy" and uses_iceoryx() else None
+        self._wrong: Mapping[str, str] = {}
+        if config.camera.transport == "raw":
+            self._say_transport()
+        wiring.timer(1.0, self._report)
+        wiring.timer(_DEBUG_PERIOD, self._draw)
+
+    # Told by the node and its working thread
+
+    def show(self, trip: Trip) -> None:
+        """A step was made, whether or not the arm may move: ``~/action``."""
+        if trip.action is not None:
+            make = self._graph.message
+            layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
+            self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=trip.action.tolist()))
+        if trip.chunk is not None:
+            self._answer = trip.chunk.info
+            self._outside += int(trip.chunk.info.get("outside_bins", 0))
+        if self._debug_wanted and trip.observation is not None:
+            self._newest = trip
+
+    def answered(self, stamp: int, received: int, now: Now, moved: bool, stages_ms: Mapping[str, float]) -> None:
+        """A frame of the first camera was answered; ``moved`` where its motion was sent."""
+        if self._trace is not None:
+            times = {"received": received, "sent": now.ros}
+            outcome = "command" if moved else "shown"
+            self._trace.frame(stamp, self.config.camera.topics[0], outcome, times, stages_ms)
+
+    def dropped(self, stamp: int, camera: str, received: int, reason: Reason) -> None:
+        """A frame was not used."""
+        if self._trace is not None:
+            self._trace.frame(stamp, camera, reason.value, {"received": received})
+
+    def changed(self) -> None:
+        """State or reasons are other ones: say it on ``~/status``."""
+        snapshot, status = self._inputs.snapshot, self._safety.status
+        words = {
+            "stamp": int(self._node.get_clock().now().nanoseconds),
+            "state": status.state.value,
+            "stopped_by": status.stopped_by.value if status.stopped_by else "",
+            "detail": status.detail,
+            "holds": {reason.value: detail for reason, detail in status.holds.items()},
+            "explanation": self._safety.explain(),
+            "instruction": snapshot.instruction,
+            "counters": dict(self._safety.counters),
+            "frames": self._stats.frames(),
+        }
+        self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(words)))
+
+    # On the thread that spins
+
+    def _report(self) -> None:
+        """Once a second: say what is wrong with the topics, publish diagnostics and status."""
+        self._look()
+        outside = self._outside
+        parts = [
+            diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction),
+            diagnostics.frames_part(self._stats.frames()),
+            diagnostics.latency_part(self._stats.latency_ms()),
+            diagnostics.topics_part(self._wrong),
+            diagnostics.policy_part(self._answer, outside - self._outside_said),
+            diagnostics.process_part(self._resources()),
+        ]
+        self._outside_said = outside
+        name, stamp = self._node.get_fully_qualified_name(), int(self._node.get_clock().now().nanoseconds)
+        self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
+        self._debug_wanted = self._debug.get_subscription_count() > 0
+        self.changed()
+
+    def _look(self) -> None:
+        """Say what has begun to be wrong with the topics or under them."""
+        self._health.check()
+        wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.present}
+        gone = self._roudi.check() if self._roudi is not None else ""
+        if gone:
+            wrong["middleware"] = gone
+        for text in wrong.values():
+            if text not in self._wrong.values():
+                self._logger.warning(text)
+        self._wrong = wrong
+
+    def _draw(self) -> None:
+        trip, self._newest = self._newest, None
+        if trip is None or trip.observation is None or trip.action is None:
+            return
+        from vla_ros.telemetry.debug_image import annotate
+
+        spec, observation = self._stepper.spec, trip.observation
+        picture = annotate(
+            observation.images[spec.image_keys[0]],
+            observation.instruction,
+            trip.action,
+            spec,
+            self.config.control.translation_scale,
+            self._safety.explain(),
+        )
+        self._debug.publish(encode_image(picture, trip.stamp, self.config.camera.keys[0]))
+
+    def _counters(self) -> Mapping[str, int]:
+        """Reasons, what limits changed without stopping the arm, and tokens that were no action tokens."""
+        return {**self._stepper.controller.counters, "outside_bins": self._outside, **self._safety.counters}
+
+    def _resources(self) -> Mapping[str, int]:
+        lost = {"trace_lines_lost": self._trace.lost} if self._trace is not None else {}
+        return {**process_resources(), **gpu_memory(), **lost}
+
+    def _metrics(self) -> str:
+        stats = self._stats
+        return exposition(
+            self._safety.state, self._counters(), stats.frames(), stats.latency_ms(), self._resources()
+        )
+
+    def _watched(self) -> list[Watched]:
+        """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
+        topics, resolve, qos = self.config.topics, self._node.resolve_topic_name, self._graph.qos
+        image = IMAGE_TYPES[self.config.camera.transport]
+        watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in self.config.camera.topics]
+        if self._stepper.controller.arm_names:
+            watched.append(
+                Watched(resolve(topics.joint_states), qos("joint_states"), True, "sensor_msgs/msg/JointState")
+            )
+        outputs = [(topics.command, self.config.control.output), (topics.gripper, self.config.gripper.output)]
+        watched += [
+            Watched(resolve(topic), qos("command"), type_name=message_type(output), published=True)
+            for topic, output in outputs
+            if topic
+        ]
+        may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
+        return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
+
+    def _say_transport(self) -> None:
+        """Whether raw frames of the configured size get through, in one line."""
+        frames = Frames.of(self.config)
+        if self._graph.backend == "dds":
+            finding = receive_buffer_finding(self.config.camera.topics[0], frames.image_bytes)
+            if finding is not None:
+                self._logger.warning(finding.text)
+            return
+        try:
+            report = examine("default", frames, sourced_distribution())
+        except ConfigError as error:  # a distribution that is not known here; its frames may well arrive
+            self._logger.info(str(error))
+            return
+        say(self._logger, f"middleware: {report.words}", "info" if report.active else "warning")

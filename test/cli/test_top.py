@@ -1,0 +1,83 @@
+"""``vla-ros top`` shows what the node says, and says in words where it hears nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
+from vla_ros.cli.top import View
+from vla_ros.control.reasons import Reason
+from vla_ros.control.safety import Safety
+from vla_ros.graph.messages import message_types
+from vla_ros.telemetry import diagnostics
+from vla_ros.telemetry.stats import Stats
+
+
+def shown(view: View) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(view.render())
+    return console.export_text()
+
+
+@pytest.fixture
+def view() -> View:
+    safety, stats = Safety(), Stats()
+    safety.arm()
+    safety.hold(Reason.CAMERA_STALE, "/camera: none for 3 s")
+    stats.received()
+    stats.dropped("replaced", 41)
+    stats.record({"inference": 12.5})
+    parts = [
+        diagnostics.state_part(safety.status, safety.counters, "pick up the [red] cup"),
+        diagnostics.frames_part(stats.frames()),
+        diagnostics.latency_part(stats.latency_ms()),
+        diagnostics.policy_part({"outside_bins": 3, "draft_accepted": 7, "logit_margins": (0.1, 0.2)}, 3),
+        diagnostics.process_part({"resident_bytes": 200 << 20, "threads": 7}),
+    ]
+    types = message_types("jazzy")
+    view = View("/vla_policy")
+    view.on_diagnostics(diagnostics.to_message(parts, "/vla_policy", 0, types.message))
+    view.on_status(SimpleNamespace(data=json.dumps({"state": safety.state.value, "explanation": safety.explain()})))
+    return view
+
+
+def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
+    text = shown(view)
+    for words in (
+        "holding: camera_stale (/camera: none for 3 s)",
+        "pick up the [red] cup",
+        "inference",
+        "12.500",
+        "dropped/replaced",
+        "41",
+        "count/camera_stale",
+        "200 MiB resident",
+        "3 tokens were no action tokens",
+    ):
+        assert words in text
+
+
+def test_other_nodes_and_broken_status_are_left_alone(view: View) -> None:
+    before = shown(view)
+    types = message_types("jazzy")
+    part = diagnostics.Part("state", 2, "stopped: driver_gone", {})
+    view.on_diagnostics(diagnostics.to_message([part], "/other_arm", 0, types.message))
+    view.on_status(SimpleNamespace(data="{"))
+    view.on_status(SimpleNamespace(data="[1]"))
+    assert shown(view) == before
+
+
+def test_before_anything_came_it_says_so() -> None:
+    assert "nothing on /diagnostics from /vla_policy yet" in shown(View("/vla_policy"))
+
+
+def test_a_node_that_fell_silent_is_named(view: View) -> None:
+    assert view.heard is not None
+    view.heard -= 10
+    assert "no diagnostics for 10 s" in shown(view)

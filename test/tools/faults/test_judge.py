@@ -1,0 +1,218 @@
+"""The judge finds every kind of violation, and none in a run that is right.
+
+Each test takes a good run and spoils one thing in it: a harness that finds nothing proves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tools.faults.driver import ARM, FINGERS, HOME, TWIST
+from tools.faults.judge import GRACE, Judge, Permission
+from tools.faults.records import Record
+from tools.faults.rows import OPTIONS
+from vla_ros.config import load
+from vla_ros.node.stepper import make_kinematics
+
+MS = 1_000_000
+NAMES = ARM + FINGERS
+CONFIG = load((), [f"{name}:={value}" for name, value in OPTIONS.items()])
+KINEMATICS = make_kinematics(CONFIG)
+PERIOD = 1 / 30
+PERMISSIONS = [Permission(0.5, True)]
+
+
+def found(records: list[Record], permissions: list[Permission] | None = None, **options: float | bool) -> set[str]:
+    judge = Judge(CONFIG, KINEMATICS, PERIOD, **options)
+    return {violation.name for violation in judge.check(records, permissions or PERMISSIONS)}
+
+
+def at(seconds: float) -> int:
+    """The ROS clock is the steady one here."""
+    return int(seconds * 1000) * MS
+
+
+def good() -> list[Record]:
+    """Joint states at 50 Hz, frames at 10 Hz from 1 s on, a motion 20 ms after each frame."""
+    records = [
+        Record("joints", index / 50, 2 * (at(index / 50) // 2), at(index / 50), HOME, NAMES) for index in range(100)
+    ]
+    for index in range(10, 20):
+        sent, came = index / 10, index / 10 + 0.02
+        moved = (HOME[0] + 0.01, *HOME[1:])
+        records.append(Record("frame", sent, at(sent) | 1, at(sent)))
+        records.append(Record("command", came, at(sent) | 1, at(came), moved, NAMES))
+    return records
+
+
+def spoiled(**changes: object) -> list[Record]:
+    """The good run with a last command that differs."""
+    records = good()
+    return [*records[:-1], replace(records[-1], **changes)]
+
+
+def joint(index: int, value: float) -> tuple[float, ...]:
+    return (*HOME[:index], value, *HOME[index + 1 :])
+
+
+def test_a_good_run_has_no_violation() -> None:
+    assert found(good()) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"positions": joint(2, float("nan"))}, "finite"),
+        ({"positions": HOME[:-1], "names": NAMES[:-1]}, "shape"),
+        ({"names": NAMES[::-1]}, "shape"),
+        ({"stamp": 12345}, "stamp"),
+        ({"positions": joint(3, 2.62)}, "position"),
+        ({"positions": joint(0, HOME[0] + 0.1)}, "velocity"),
+        ({"positions": joint(0, HOME[0] + 0.07)}, "translation"),
+        ({"positions": joint(8, 0.05)}, "gripper"),
+        ({"ros": at(1.92) + at(1.0)}, "age"),
+    ],
+)
+def test_a_command_that_breaks_one_rule_is_named(changes: dict[str, object], name: str) -> None:
+    assert found(spoiled(**changes)) == {name}
+
+
+def test_a_tip_that_leaves_the_box_is_named() -> None:
+    config = load((), [f"{n}:={v}" for n, v in OPTIONS.items()] + ["limits.workspace_high:=[0.8, 0.0, 0.6]"])
+    judge = Judge(config, KINEMATICS, PERIOD)
+    assert {violation.name for violation in judge.check(good(), PERMISSIONS)} == {"workspace"}
+
+
+def test_a_tip_that_turns_too_far_is_named() -> None:
+    assert found(spoiled(positions=joint(6, 0.1))) == set()
+    config = load((), [f"{n}:={v}" for n, v in OPTIONS.items()] + ["limits.max_rotation_step:=0.05"])
+    violations = Judge(config, KINEMATICS, PERIOD).check(spoiled(positions=joint(6, 0.1)), PERMISSIONS)
+    assert {violation.name for violation in violations} == {"rotation"}
+
+
+def test_limits_count_from_a_joint_state_that_the_node_may_know_and_no_older_one() -> None:
+    records = [
+        replace(record, positions=joint(0, 1.0)) if record.kind == "joints" and record.time < 1.0 else record
+        for record in good()
+    ]
+    assert found(records) == set()
+    late = [*records[:-1], replace(records[-1], positions=joint(0, 1.0))]
+    assert found(late) == {"velocity"}
+
+
+def test_a_joint_state_that_no_arm_can_be_in_excuses_nothing() -> None:
+    mad = joint(0, 5.0)
+    records = [replace(record, positions=mad) if record.kind == "joints" else record for record in good()]
+    records = [replace(record, positions=mad) if record.kind == "command" else record for record in records]
+    assert found(records) == {"blind"}
+
+
+def test_motion_before_arming_and_after_it_was_forbidden_is_named() -> None:
+    assert found(good(), [Permission(1.5, True)]) == {"disarmed"}
+    stopped = [Permission(0.5, True), Permission(1.5, False, why="stop")]
+    assert found(good(), stopped) == {"forbidden"}
+    assert found(good(), [*stopped, Permission(1.5 + GRACE, True)]) == set()
+
+
+def test_a_motion_on_a_frame_from_before_arming_is_named() -> None:
+    assert found(good(), [Permission(0.5, True, armed=True)]) == set()
+    records = [replace(r, time=1.2) if r.kind == "command" and r.time < 1.1 else r for r in good()]
+    assert found(records, [*PERMISSIONS, Permission(1.01 + GRACE, True, armed=True)]) == {"before"}
+    assert found(records, [*PERMISSIONS, Permission(1.01 + GRACE, True)]) == set(), "a hold that ends is no arming"
+
+
+def test_a_hold_is_the_measured_position_that_it_names() -> None:
+    records = good()
+    stamp = next(record.stamp for record in records if record.kind == "joints" and record.time == 1.9)
+    hold = Record("command", 1.95, stamp, at(1.95), HOME, NAMES)
+    assert found([*records, hold]) == set()
+    assert found([*records, replace(hold, positions=(0.0,) * 9)]) == {"hold"}
+    assert found([*records, hold], [Permission(1.96, True)]) == {"disarmed"}
+    old = next(record.stamp for record in records if record.kind == "joints" and record.time == 0.2)
+    assert found([*records, replace(hold, stamp=old)]) == {"hold"}
+
+
+def test_with_simulated_time_a_frame_ages_on_the_steady_clock() -> None:
+    jumped = [replace(record, ros=record.ros + 10**10) if record.kind == "command" else record for record in good()]
+    assert found(jumped) == {"age"}
+    assert found(jumped, simulated=True) == set()
+    assert "age" in found([*jumped[:-1], replace(jumped[-1], time=3.2)], simulated=True)
+
+
+def test_a_hold_is_within_what_an_arm_may_sag() -> None:
+    records = good()
+    stamp = next(record.stamp for record in records if record.kind == "joints" and record.time == 1.9)
+    sagged = np.array(HOME)
+    sagged[:7] += 0.019
+    assert found([*records, Record("command", 1.95, stamp, at(1.95), tuple(sagged), NAMES)]) == set()
+    sagged[0] += 0.002
+    assert found([*records, Record("command", 1.95, stamp, at(1.95), tuple(sagged), NAMES)]) == {"hold"}
+
+
+def test_joints_in_pieces_are_put_together_and_still_limit_a_motion() -> None:
+    records = []
+    for index, record in enumerate(good()):
+        if record.kind == "joints":
+            left_out = index % 7
+            names = NAMES[:left_out] + NAMES[left_out + 1 :]
+            record = replace(record, names=names, positions=HOME[:left_out] + HOME[left_out + 1 :])
+        records.append(record)
+    assert found(records) == {"blind"}
+    assert found(records, pieces=True) == set()
+    far = [*records[:-1], replace(records[-1], positions=joint(0, HOME[0] + 0.2))]
+    assert found(far, pieces=True) == {"velocity"}
+
+
+def configured(**options: str) -> Judge:
+    values = {**OPTIONS, **{name.replace("__", "."): value for name, value in options.items()}}
+    return Judge(load((), [f"{n}:={v}" for n, v in values.items()]), KINEMATICS, 0.1)
+
+
+def velocities() -> list[Record]:
+    """A frame and a twist each tenth of a second from 1 s on, and a zero at the end."""
+    speed = (0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
+    records = []
+    for index in range(10, 20):
+        sent, came = index / 10, index / 10 + 0.02
+        records.append(Record("frame", sent, at(sent) | 1, at(sent)))
+        records.append(Record("command", came, at(sent) | 1, at(came), speed, TWIST))
+    return [*records, Record("command", 2.02, at(2.02), at(2.02), (0.0,) * 6, TWIST), Record("frame", 9.0, 1, 1)]
+
+
+def test_a_velocity_that_stands_for_too_long_is_named() -> None:
+    judge = configured(control__output="twist_stamped", control__rate_hz="10.0", robot__gripper_joint_names="[]")
+
+    def names(records: list[Record], permissions: list[Permission] = PERMISSIONS) -> set[str]:
+        return {violation.name for violation in judge.check(records, permissions)}
+
+    good_ones, (*moving, last, zero, end) = velocities(), velocities()
+    assert names(good_ones) == set()
+    assert names([*moving, last, end]) == {"stands"}
+    assert names([*moving, last, replace(zero, time=2.3), end]) == {"stands"}
+    assert names([*moving, replace(last, positions=(0.5, *[0.0] * 5)), zero, end]) == {"step"}
+    assert names([*moving, replace(last, stamp=12345), zero, end]) == {"stamp"}
+    assert names([*moving, replace(last, positions=(float("nan"),) * 6), zero, end]) == {"shape"}
+    assert names(good_ones, [Permission(0.5, True), Permission(1.5, False)]) == {"forbidden"}
+    assert names(good_ones, [Permission(2.5, True)]) == {"disarmed"}
+
+
+def test_a_gripper_with_a_driver_of_its_own_is_judged_too() -> None:
+    judge = configured(topics__gripper="/gripper/command")
+    parts = []
+    for record in good():
+        if record.kind == "command":
+            parts.append(replace(record, names=FINGERS, positions=record.positions[7:]))
+            record = replace(record, names=ARM, positions=record.positions[:7])
+        parts.append(record)
+    slower = [
+        replace(r, positions=joint(0, HOME[0] + 0.005)[: len(r.names)]) if r.names == ARM else r for r in parts
+    ]
+    assert {violation.name for violation in judge.check(slower, PERMISSIONS)} == set()
+    wide = [replace(r, positions=(0.04, 0.05)) if r.names == FINGERS else r for r in slower]
+    assert {violation.name for violation in judge.check(wide, PERMISSIONS)} == {"gripper"}
+    stopped = [Permission(0.5, True), Permission(1.5, False, why="stop")]
+    late = [r for r in slower if r.names != ARM or r.time < 1.5]
+    assert {violation.name for violation in judge.check(late, stopped)} == {"forbidden"}

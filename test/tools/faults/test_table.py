@@ -1,0 +1,91 @@
+"""A slice of the fault table against the real node; ``make faults`` runs all of it, fifty times each row."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tools.faults.__main__ import run_rows
+from tools.faults.channel import KINDS
+from tools.faults.director import Director
+from tools.faults.processes import environment
+from tools.faults.rows import OPTIONS, ROWS, Reaction, find
+from vla_ros.config import load
+from vla_ros.control.reasons import Reason
+
+SLICE = (
+    "camera garbage",
+    "joint states nan",
+    "operator stops in a chunk",
+    "driver unsubscribes",
+    "armed while it thinks",
+    "twist, late answers",
+    "node suspended",
+    "clock goes back 10 s",
+)
+
+
+@pytest.mark.slow
+def test_no_invariant_is_broken_under_a_slice_of_the_table() -> None:
+    seed = random.SystemRandom().randrange(10**5)
+    outcomes = run_rows([find(name) for name in SLICE], 2, seed, 3)
+    wrong = {outcome.row.name: outcome.violations for outcome in outcomes if outcome.violations}
+    assert not wrong, f"seed {seed}"
+    assert all(len(outcome.injections) == 2 and outcome.motions > 5 for outcome in outcomes)
+
+
+def test_a_node_that_breaks_a_limit_is_found_out() -> None:
+    director = Director(find("operator disarms"), 5, 150)
+    director._rig._options |= {"limits.velocity_scale": "1.0", "limits.max_joint_step": "0.5"}
+    outcome = director.run(1)
+    assert outcome.motions > 5
+    assert "velocity" in {violation.partition(":")[0] for violation in outcome.violations}
+
+
+def test_a_velocity_that_a_node_lets_stand_is_found_out() -> None:
+    director = Director(find("twist, late answers"), 5, 152)
+    director._rig._options |= {"timeouts.twist": "5.0"}
+    outcome = director.run(1)
+    assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
+
+
+def test_a_node_that_never_gets_ready_is_a_violation_in_words() -> None:
+    director = Director(find("operator disarms"), 5, 151)
+    director._rig._options |= {"robot.tip_frame": "nowhere"}
+    outcome = director.run(1)
+    assert not outcome.injections
+    assert any("nowhere" in violation for violation in outcome.violations)
+
+
+def test_every_row_is_told_apart_and_can_be_injected() -> None:
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    for row in ROWS:
+        load((), [f"{name}:={value}" for name, value in {**OPTIONS, **row.options}.items()])
+        assert set(row.reasons) <= {reason.value for reason in Reason}, row.name
+        assert all(order.get("kind", "drop") in KINDS for order in row.begin if order["do"] in ("frames", "joints"))
+        assert row.begin or row.node or row.robot, row.name
+        assert (row.within > 0) == (row.reaction is not Reaction.GOES_ON), row.name
+
+
+def test_wild_commands_stay_on_this_host_and_in_a_domain_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_DOMAIN_ID", "0")
+    monkeypatch.setenv("ROS_STATIC_PEERS", "192.168.1.7")
+    monkeypatch.setenv("CYCLONEDDS_URI", "file:///robot.xml")
+    found = environment(180)
+    assert {name: value for name, value in found.items() if name.startswith("ROS_")} == {
+        "ROS_DOMAIN_ID": "180",
+        "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+    }
+    assert f"<Tag>vla_ros_faults_{os.getpid()}_180</Tag>" in found["CYCLONEDDS_URI"]
+
+
+def test_a_row_that_does_not_exist_is_wrong_usage() -> None:
+    command = [sys.executable, "-m", "tools.faults", "--row", "earthquake"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 2
+    assert "camera silent" in answer.stderr

@@ -1,0 +1,125 @@
+"""Demonstrations: the same for the same recipe, however they were made, and labelled as the expert would act."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools.train import data, shards
+from tools.train.labels import KINDS, NOWHERE, counterfactual_actions, kinds_of, patch_of
+from tools.train.noise import Disturbance
+from tools.train.recipe import DataRecipe
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.sim import arm
+from vla_ros.sim.description import SLOTS
+from vla_ros.sim.expert import decide
+from vla_ros.sim.tasks import make_task
+from vla_ros.sim.world import TableTop
+
+
+def test_two_processes_make_the_files_of_one(demonstrations: Path, recipe: DataRecipe, tmp_path: Path) -> None:
+    data.generate(tmp_path, recipe, processes=2)
+    expected = data.shard_paths(demonstrations)
+    assert [path.name for path in data.shard_paths(tmp_path)] == [path.name for path in expected]
+    for mine, other in zip(data.shard_paths(tmp_path), expected, strict=True):
+        assert mine.read_bytes() == other.read_bytes()
+
+
+def test_an_interrupted_run_goes_on_and_keeps_what_is_done(
+    demonstrations: Path, recipe: DataRecipe, tmp_path: Path
+) -> None:
+    first, last = data.shard_paths(demonstrations)
+    kept = tmp_path / first.name
+    kept.write_bytes(first.read_bytes())
+    before = kept.stat().st_mtime_ns
+    told: list[tuple[int, int]] = []
+    data.generate(tmp_path, recipe, processes=1, told=lambda *done: told.append(done))
+    assert kept.stat().st_mtime_ns == before
+    assert (tmp_path / last.name).read_bytes() == last.read_bytes()
+    counts = [len(shards.read_labels(paths)) for paths in ([first], [first, last])]
+    assert told == [(2, counts[0]), (3, counts[1])]
+
+
+def test_another_recipe_is_refused_in_the_same_folder(demonstrations: Path, recipe: DataRecipe) -> None:
+    with pytest.raises(ConfigError, match="flip_chance"):
+        data.generate(demonstrations, dataclasses.replace(recipe, flip_chance=0.5), processes=1)
+
+
+def test_a_frame_is_what_the_camera_saw(demonstrations: Path, recipe: DataRecipe) -> None:
+    shard = shards.read(data.shard_paths(demonstrations)[0])
+    with TableTop() as world:
+        world.options = dataclasses.replace(world.options, tasks=recipe.tasks)
+        world.reset(recipe.seed)
+        np.testing.assert_array_equal(shard.frame(0), world.render())
+        places = [patch_of(world.project(place)) for place in world.object_positions().values()]
+    assert shard.labels.patches[0, : len(places)].tolist() == places
+    assert all(place != NOWHERE for place in places)
+
+
+def test_the_patch_of_an_object_has_its_colour(demonstrations: Path) -> None:
+    shard = shards.read(data.shard_paths(demonstrations)[0])
+    main = {"red": (0,), "green": (1,), "blue": (2,), "yellow": (0, 1)}
+    for kind, patch in zip(shard.labels.kinds[0], shard.labels.patches[0], strict=True):
+        if kind == NOWHERE:
+            continue
+        row, column = divmod(int(patch), 16)
+        pixels = shard.frame(0)[row * 14 : row * 14 + 14, column * 14 : column * 14 + 14].reshape(-1, 3).astype(int)
+        strong = main[KINDS[kind].split("_")[0]]
+        weak = [channel for channel in range(3) if channel not in strong]
+        contrast = pixels[:, strong].min(axis=1) - pixels[:, weak].max(axis=1)
+        assert contrast.max() > 60, KINDS[kind]
+
+
+def test_labels_are_the_experts_answer_for_each_object_and_task() -> None:
+    joints = np.array([0.1, 0.5, 0.0, 1.7, 0.05, 0.9, 0.0])
+    objects = {"red_cube": np.array([0.5, 0.1, 0.02]), "blue_ball": np.array([0.45, -0.1, 0.023])}
+    tasks = ("pick", "push_right")
+    actions = counterfactual_actions(arm.forward(joints), 0.04, objects, tasks)
+    assert actions.shape == (2, SLOTS, 7)
+    for row, task in enumerate(tasks):
+        for slot, name in enumerate(objects):
+            expected = decide(make_task(task, name), joints, 0.04, objects)
+            np.testing.assert_allclose(actions[row, slot], expected, atol=1e-7)
+    assert not actions[:, 2:].any()
+    assert not np.allclose(actions[0, 0], actions[0, 1])
+
+
+def test_all_objects_are_labelled_and_the_followed_one_is_named(demonstrations: Path) -> None:
+    labels = shards.read_labels(data.shard_paths(demonstrations))
+    present = labels.kinds >= 0
+    assert present[:, :3].all()
+    assert not labels.actions.transpose(0, 2, 1, 3)[~present].any()
+    rows = np.arange(len(labels))
+    assert (labels.kinds[rows, labels.asked[:, 1]] >= 0).all()
+    assert labels.asked[:, 0].max() < 2
+
+
+def test_kinds_and_patches() -> None:
+    assert kinds_of(["red_cube", "yellow_ball"]).tolist() == [0, 11, NOWHERE, NOWHERE]
+    assert patch_of(np.array([0.0, 13.9])) == 0
+    assert patch_of(np.array([14.0, 223.9])) == 31
+    assert patch_of(np.array([-0.1, 5.0])) == NOWHERE
+    assert patch_of(np.array([5.0, 224.0])) == NOWHERE
+
+
+def test_noise_spoils_what_is_executed_and_is_the_same_for_a_seed(recipe: DataRecipe) -> None:
+    clean = np.array([0.01, 0.0, -0.01, 0.0, 0.0, 0.0, 1.0])
+    wild = dataclasses.replace(recipe, noise_m=(0.006,), burst_chance=0.3, flip_chance=0.3)
+    first, second = Disturbance(wild, 7), Disturbance(wild, 7)
+    runs = [np.array([noise(step, clean) for step in range(200)]) for noise in (first, second)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert clean[0] == 0.01  # the label itself stays clean
+    assert 0.002 < np.abs(runs[0][:, 0] - clean[0]).mean() < 0.03
+    assert set(runs[0][:, 6]) == {0.0, 1.0}
+    np.testing.assert_array_equal(runs[0][:, 3:6], 0.0)
+    calm = Disturbance(dataclasses.replace(recipe, noise_m=(0.0,)), 7)
+    np.testing.assert_array_equal(calm(0, clean), clean)
+
+
+def test_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shard-00000.npz"
+    whole = data.shard_paths(demonstrations)[0].read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(VlaRosError, match="tools.train data"):
+        shards.read(path)

@@ -1,0 +1,197 @@
+"""The exported checkpoint: what the policy loads, and a card that says what happened."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tools.train import cli, state
+from tools.train.batches import Frames
+from tools.train.card import command
+from tools.train.controls import Control, chosen
+from tools.train.evaluate import evaluate
+from tools.train.export import FACTS, add_evaluation, export
+from tools.train.fit import STATE, FitOptions, Run
+from tools.train.labels import KINDS
+from tools.train.recipe import DATASET, FOREIGN_DATASET, DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe
+from vla_ros.config import load
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.sim.tasks import make_task
+from vla_ros.types import Observation
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
+) -> tuple[Run, Frames]:
+    folder = tmp_path_factory.mktemp("run")
+    run = Run(folder, demonstrations, small, LabelRecipe(), fit, FitOptions(device="cpu", log_every=2))
+    frames = run.load()
+    run.train(frames)
+    return run, frames
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained: tuple[Run, Frames], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    export(trained[0].folder, folder, "float32")
+    return folder
+
+
+def policy_of(folder: Path, key: str = DATASET) -> OpenVLAPolicy:
+    config = load((), [f"policy.checkpoint:={folder}", f"policy.unnorm_key:={key}", "policy.device:=cpu"])
+    policy = OpenVLAPolicy(config)
+    policy.load()
+    return policy
+
+
+def test_the_policy_says_the_tokens_of_the_trainer(trained: tuple[Run, Frames], checkpoint: Path) -> None:
+    """Greedy decoding of the loaded checkpoint, against the trainer's own argmax on the same frames and words."""
+    run, frames = trained
+    policy = policy_of(checkpoint)
+    run.trainee.eval()
+    batch = frames.draw(1, 0, frames=3, prompts=2, held_out=True)
+    words = {tuple(ids[:length].tolist()): None for ids, length in zip(batch.prompts, batch.lengths, strict=True)}
+    for task in ("pick", "push_left"):
+        for kind in KINDS:
+            text = make_task(task, kind).instruction
+            words[tuple(policy.loaded.prompt.encode(text).tolist())] = text  # type: ignore[assignment]
+    for row in range(6):
+        length = int(batch.lengths[row])
+        image = batch.images[row // 2]
+        text = words[tuple(batch.prompts[row, :length].tolist())]
+        assert text is not None
+        answer = policy.infer(Observation({"image": image.numpy()}, text, 0))
+        tokens = torch.from_numpy(answer.tokens)[None]
+        with torch.inference_mode():
+            logits = run.trainee(
+                image[None], batch.prompts[row : row + 1], batch.lengths[row : row + 1], tokens
+            ).actions
+        assert logits.argmax(-1).tolist() == tokens.tolist()
+    policy.close()
+
+
+def test_a_wrong_key_gives_other_actions_from_the_same_tokens(checkpoint: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+    seen = Observation({"image": image}, "pick up the red cube", 0)
+    right, wrong = (policy_of(checkpoint, key).infer(seen) for key in (DATASET, FOREIGN_DATASET))
+    np.testing.assert_array_equal(right.tokens, wrong.tokens)
+    np.testing.assert_array_equal(right.normalized, wrong.normalized)
+    np.testing.assert_allclose(wrong.actions[0, 6], right.actions[0, 6])
+    assert np.abs(wrong.actions[0, :6] - right.actions[0, :6]).max() > 0.01
+
+
+def test_half_precision_is_half_the_size_and_loads(trained: tuple[Run, Frames], tmp_path: Path) -> None:
+    export(trained[0].folder, tmp_path, "float16", shards=3)
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) == 3
+    facts = json.loads((tmp_path / FACTS).read_text())
+    assert sum(file.stat().st_size for file in files) < 2.2 * facts["parameters"]
+    assert policy_of(tmp_path).loaded.model.dtype == torch.float32
+
+
+def test_weights_that_do_not_fit_the_type_are_refused(trained: tuple[Run, Frames], tmp_path: Path) -> None:
+    run = trained[0]
+    for name in ("recipe.json", "statistics.json"):
+        (tmp_path / name).write_bytes((run.folder / name).read_bytes())
+    with torch.no_grad():
+        run.trainee.model.projector.fc1.bias[0] = 1e9
+    state.save(tmp_path / STATE, run.trainee, run.optimizer, 4, 0.0)
+    with torch.no_grad():
+        run.trainee.model.projector.fc1.bias[0] = 0.0
+    with pytest.raises(CheckpointError, match=r"projector\.fc1\.bias.*bfloat16"):
+        export(tmp_path, tmp_path / "out", "float16")
+    with pytest.raises(ConfigError, match="int8"):
+        export(tmp_path, tmp_path / "out", "int8")
+
+
+def test_the_card_states_what_was_done_and_how_to_repeat_it(
+    trained: tuple[Run, Frames], checkpoint: Path, fit: FitRecipe, small: NetworkRecipe
+) -> None:
+    card = (checkpoint / "README.md").read_text()
+    for text in ("seeds 10000000 to 10000002", f"| steps | {fit.steps},", "Not evaluated yet", "0.7"):
+        assert text in card
+    for option in (f"--vision-width {small.vision_width}", f"--steps {fit.steps}", "--tasks pick push_left"):
+        assert option in card
+    assert "--prompts" not in card  # at its default
+    assert "push the ... to the left" in card
+    row = {
+        "name": "plain",
+        "title": "as it is meant",
+        "words": [],
+        "episodes": 4,
+        "first_seed": 0,
+        "success_rate": 0.75,
+        "wrong_object_rate": 0.25,
+        "steps": 17.5,
+        "expected": [0.97, 1.0],
+        "met": False,
+        "draft_acceptance": {"tokens": 0.8, "leading": 2.5, "whole": 0.31},
+        "failed_seeds": [3],
+    }
+    add_evaluation(checkpoint, [row])
+    card = (checkpoint / "README.md").read_text()
+    assert "| as it is meant |  | 4 | 75.0% | 25.0% | 17.5 | >= 97% MISSED | 80%, 2.5, 31% |" in card
+    assert "Not evaluated yet" not in card
+    add_evaluation(checkpoint, [{**row, "success_rate": 1.0, "met": True}])
+    facts = json.loads((checkpoint / FACTS).read_text())
+    assert [found["success_rate"] for found in facts["evaluation"]] == [1.0]
+    export(trained[0].folder, checkpoint, "float32")  # the same steps: the figures stay
+    assert len(json.loads((checkpoint / FACTS).read_text())["evaluation"]) == 1
+
+
+def test_the_commands_of_the_card_are_understood(checkpoint: Path, fit: FitRecipe, small: NetworkRecipe) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    lines = command(json.loads((checkpoint / FACTS).read_text())).splitlines()
+    parsed = [parser.parse_args(line.split()[2:]) for line in lines]
+    assert [each.stage for each in parsed] == ["data", "fit", "export", "evaluate"]
+    assert cli.recipe_of(FitRecipe, parsed[1]) == fit
+    assert cli.recipe_of(NetworkRecipe, parsed[1]) == small
+    assert dataclasses.asdict(cli.recipe_of(DataRecipe, parsed[0]))["tasks"] == ("pick", "push_left")
+
+
+def test_an_evaluation_is_noted_row_by_row_and_not_repeated(
+    trained: tuple[Run, Frames], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two simulations in processes of their own, answered by one network, through the whole table's machinery."""
+    folder, journal = tmp_path / "checkpoint", tmp_path / "evaluation.json"
+    export(trained[0].folder, folder, "float32")
+    hasty = (
+        dataclasses.replace(chosen("blank")[0], words=("--blank", "--max-steps", "3")),
+        dataclasses.replace(chosen("plain")[0], words=("--max-steps", "3")),
+    )
+    told: list[tuple[str, int]] = []
+
+    def measure(*controls: Control, processes: int) -> list[dict[str, Any]]:
+        return evaluate(
+            folder,
+            controls,
+            range(2),
+            processes=processes,
+            device="cpu",
+            journal=journal,
+            told=lambda *done: told.append(done),
+        )
+
+    measure(hasty[0], processes=2)
+    rows = measure(*hasty, processes=1)
+    assert told == [("blank", 1), ("blank", 2), ("plain", 1), ("plain", 2)]
+    assert [row["episodes"] for row in rows] == [2, 2]
+    assert rows[0]["draft_acceptance"]["whole"] == 1.0  # the same black picture gives the same answer
+    assert json.loads(journal.read_text()) == rows
+    assert "| black picture | CPU, " in (folder / "README.md").read_text()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("tools.train.evaluate.roll_out", refuse)
+    assert evaluate(folder, hasty, range(2), journal=journal) == rows
+    with pytest.raises(AssertionError, match="measured again"):
+        evaluate(folder, hasty, range(1, 3), journal=journal)

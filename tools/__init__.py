@@ -1,0 +1,1 @@
+"""What is not needed on a robot: fault injection and the training of the demo's checkpoint."""

@@ -1,0 +1,88 @@
+"""Inject every fault of the table into the real node and print what followed: ``python -m tools.faults``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.faults.director import Director, Outcome
+from tools.faults.processes import DOMAINS
+from tools.faults.rows import ROWS, Row
+
+
+def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
+    """Run rows, ``jobs`` at a time, each in a DDS domain of its own; prints each as it ends.
+
+    Args:
+        rows: Which.
+        repeat: Injections of each.
+        seed: Of everything random.
+        jobs: Rows at a time.
+        records: Folder for what the robot saw in rows with violations.
+    """
+    domains = random.Random(seed).sample(DOMAINS, min(len(rows), len(DOMAINS)))
+
+    def one(number: int) -> Outcome:
+        row = rows[number]
+        director = Director(row, seed + number, domains[number % len(domains)])
+        outcome = director.run(repeat)
+        print(line(outcome), flush=True)
+        if outcome.violations and records is not None:
+            print(f"    records: {director.write_records(records)}", flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, range(len(rows))))
+
+
+def line(outcome: Outcome) -> str:
+    """A row of the table, and what was wrong below it."""
+    row = outcome.row
+    text = (
+        f"| {row.name:<26} | {row.reaction.value:<8} | {len(outcome.injections):>10} | {outcome.motions:>7} "
+        f"| {len(outcome.violations):>10} | {outcome.seed:>6} | {outcome.seconds:>6.0f} |"
+    )
+    shown = [f"    {violation}" for violation in outcome.violations[:5]]
+    return "\n".join([text, *shown])
+
+
+HEADER = (
+    "| fault                      | the node | injections | motions | violations |   seed | seconds |\n"
+    "|---|---|---:|---:|---:|---:|---:|"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the table; 1 where an invariant did not hold."""
+    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
+    parser.add_argument("--repeat", type=int, default=50, metavar="N", help="injections per row (default: 50)")
+    parser.add_argument("--row", action="append", default=[], metavar="TEXT", help="rows whose name contains this")
+    parser.add_argument("--seed", type=int, default=None, help="of everything random; printed with each row")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time (default: 1)")
+    parser.add_argument("--records", type=Path, metavar="DIR", help="keep what the robot saw where it went wrong")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    given = parser.parse_args(arguments)
+    rows = [row for row in ROWS if not given.row or any(text in row.name for text in given.row)]
+    if not rows:
+        parser.error(f"no row's name contains any of {given.row}; there are: {', '.join(row.name for row in ROWS)}")
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**5)
+    print(f"{len(rows)} rows, {given.repeat} injections each, seed {seed}\n\n{HEADER}", flush=True)
+    began = time.monotonic()
+    outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records)
+    injections = sum(len(outcome.injections) for outcome in outcomes)
+    violations = sum(len(outcome.violations) for outcome in outcomes)
+    print(f"\n{injections} injections, {violations} violations, {time.monotonic() - began:.0f} s")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1, default=str))
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

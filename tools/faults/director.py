@@ -1,0 +1,250 @@
+"""Runs one row of the table: arms, injects at random moments, looks what follows, and lets the judge decide."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from tools.faults.judge import GRACE, Judge, Permission, Violation
+from tools.faults.rig import Rig
+from tools.faults.rows import OPTIONS, Reaction, Row
+from vla_ros.config import load
+from vla_ros.errors import VlaRosError
+from vla_ros.node.stepper import make_kinematics
+
+_GUESS = 1 / 30  # s; the node's guess of a step's time where control.rate_hz is 0
+_STATUS_PERIOD = 1.0  # s
+
+
+@dataclass
+class Injection:
+    """One fault: when it began and ended, on the steady clock."""
+
+    begin: float
+    end: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What one row came to.
+
+    Attributes:
+        row: Which one.
+        seed: From which everything random came.
+        injections: How many, and when.
+        violations: What did not hold, with seconds since the row began.
+        motions: Motions that the robot received.
+        seconds: How long it took.
+    """
+
+    row: Row
+    seed: int
+    injections: list[Injection] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    motions: int = 0
+    seconds: float = 0.0
+
+
+class Director:
+    """Runs one row.
+
+    Args:
+        row: Which.
+        seed: Of everything random.
+        domain: DDS domain of its processes.
+    """
+
+    def __init__(self, row: Row, seed: int, domain: int) -> None:
+        self._row = row
+        self._rng = random.Random(seed)
+        self._outcome = Outcome(row, seed)
+        self._permissions: list[Permission] = []
+        self._began = time.monotonic()
+        self._log = ""
+        clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
+        node = ("--horizon", str(row.horizon), "--think", str(row.think), *clock)
+        robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
+        robot += ("--simulated",) if row.simulated else ()
+        self._rig = Rig(domain, row.options, node, robot, lease=row.lease, traced=row.traced)
+
+    def run(self, repeat: int) -> Outcome:
+        """Inject ``repeat`` times.
+
+        Returns:
+            With every violation; none is raised.
+        """
+        status = 0
+        with self._rig as rig:
+            try:
+                self._arm()
+                for _ in range(repeat):
+                    self._once()
+                time.sleep(1.1 * _STATUS_PERIOD)  # its last words
+                status = rig.node.end()
+            except VlaRosError as error:
+                self._complain(str(error))
+            self._log = rig.log.read_text(encoding="utf-8", errors="replace")
+            if status != 0:
+                self._complain(f"exit: the node ended with status {status}; {rig.last_words()}")
+        self._judge()
+        self._outcome.seconds = time.monotonic() - self._began
+        return self._outcome
+
+    def write_records(self, folder: Path) -> Path:
+        """Write what the robot saw and the node's log, to find out why; the file with the records."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self._row.name.replace(' ', '_').replace('.', '_')}_{self._outcome.seed}.jsonl"
+        path.write_text("\n".join(record.line() for record in self._rig.records) + "\n", encoding="utf-8")
+        path.with_suffix(".log").write_text(self._log, encoding="utf-8")
+        return path
+
+    # A person
+
+    def _arm(self) -> None:
+        self._rig.ready()
+        self._linger(*(0.05, 0.15 + self._row.think))
+        self._permissions.append(Permission(time.monotonic(), True, armed=True))
+        self._rig.arm()
+
+    def _allow(self) -> None:
+        self._permissions.append(Permission(time.monotonic(), True))
+
+    def _linger(self, shortest: float, longest: float) -> None:
+        time.sleep(self._rng.uniform(shortest, longest))
+
+    # One injection
+
+    def _once(self) -> None:
+        row, rig = self._row, self._rig
+        if row.fresh and self._outcome.injections:
+            self._restart_node()
+        self._linger(0.05, 0.35)
+        injection = Injection(time.monotonic())
+        self._outcome.injections.append(injection)
+        before = len(rig.motions)
+        self._signal(0)
+        size = 0
+        if row.traced:
+            time.sleep(0.05)  # a write that was under way
+            size = rig.trace.stat().st_size
+        marks = rig.marks
+        for order in row.begin:
+            rig.robot.order(**order)
+        if row.begin:
+            rig.wait(lambda: rig.marks == marks + len(row.begin), "injection")
+            injection.begin = next(r.time for r in reversed(rig.records) if r.kind == "mark")
+        if row.reaction is not Reaction.GOES_ON:
+            grace = row.within + row.lag + GRACE
+            self._permissions.append(Permission(injection.begin, False, grace, row.name))
+        self._linger(*row.lasts)
+        if row.reaction is Reaction.GOES_ON:
+            rig.wait(lambda: len(rig.motions) >= before + 3, "motions within the fault")
+        if row.traced and rig.trace.stat().st_size > max(size, 1):  # the limit leaves an empty file one byte
+            self._complain("disk: the recording grew on a disk that was full")
+        injection.end = time.monotonic()
+        self._recover()
+
+    def _signal(self, index: int) -> None:
+        """Send the row's signals: those of the injection (0) or those that end it (1)."""
+        for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):
+            if len(names) > index:
+                process.signal(names[index])
+
+    def _recover(self) -> None:
+        """End the fault; where motion may come again, wait for it, and where it may not, provoke it."""
+        row, rig = self._row, self._rig
+        if row.reaction is Reaction.HOLDS:
+            self._allow()
+        if row.robot == ("SIGKILL",):
+            rig.robot.close()
+            rig.start_robot()
+        self._signal(1)
+        for order in row.end:
+            rig.robot.order(**order)
+        if row.reaction is Reaction.ENDS:
+            self._restart_node()
+            return
+        if row.reaction is Reaction.STOPS:
+            rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
+            self._linger(0.05, 0.2)
+            rig.node.signal("SIGUSR1")  # to arm without a reset is refused
+            self._linger(0.1, 0.2)
+            rig.reset()
+            self._linger(0.05, 0.1)
+        if row.reaction in (Reaction.STOPS, Reaction.DISARMED):
+            self._arm()
+        rig.wait_for_motion("motion after the fault")
+
+    def _restart_node(self) -> None:
+        self._permissions.append(Permission(time.monotonic(), False, GRACE, "the node ended"))
+        if self._rig.node.alive:
+            self._rig.node.end()
+        self._rig.start_node()
+        self._arm()
+
+    # Afterwards
+
+    def _judge(self) -> None:
+        row, rig = self._row, self._rig
+        options = {**OPTIONS, **row.options}
+        config = load((), [f"{name}:={value}" for name, value in options.items()])
+        kinematics = make_kinematics(config)
+        assert kinematics is not None
+        period = 1 / config.control.rate_hz if config.control.rate_hz else _GUESS
+        judge = Judge(
+            config,
+            kinematics,
+            period,
+            lag=row.lag,
+            memory=row.memory,
+            steps=row.horizon,
+            simulated=row.simulated,
+            pieces=row.pieces,
+        )
+        self._outcome.motions = len(rig.motions)
+        for violation in judge.check(rig.records, self._permissions):
+            self._complain_at(violation)
+        injections = self._outcome.injections
+        for injection, following in zip_longest(injections, injections[1:]):
+            until = following.begin if following else float("inf")
+            if row.reasons and injection.end and not self._is_named(injection.begin, until):
+                self._complain(
+                    f"reason: at {injection.begin - self._began:.3f} s, none of {list(row.reasons)} named"
+                )
+        if row.simulated:
+            self._nothing_from_before_a_jump()
+
+    def _is_named(self, begin: float, until: float) -> bool:
+        """Whether the node named one of the row's reasons: in force, or counted more often than before."""
+        before: Mapping[str, Any] = {}
+        for record in self._rig.records:
+            if record.kind != "status" or record.time > until:
+                continue
+            words = json.loads(record.text)
+            if record.time < begin:
+                before = words["counters"]
+                continue
+            for reason in self._row.reasons:
+                counted = words["counters"].get(reason, 0) > before.get(reason, 0)
+                if counted or reason in words["holds"] or reason == words["stopped_by"]:
+                    return True
+        return False
+
+    def _nothing_from_before_a_jump(self) -> None:
+        sent = {record.stamp: record.time for record in self._rig.records if record.kind == "frame"}
+        for motion in self._rig.motions:
+            for injection in self._outcome.injections:
+                if sent[motion.stamp] < injection.begin < motion.time - 2 * GRACE:
+                    self._complain_at(Violation("jump", motion.time, "on a frame from before the clock jumped"))
+
+    def _complain_at(self, violation: Violation) -> None:
+        self._complain(f"{violation.name}: at {violation.time - self._began:.3f} s, {violation.detail}")
+
+    def _complain(self, text: str) -> None:
+        self._outcome.violations.append(text)

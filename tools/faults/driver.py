@@ -1,0 +1,364 @@
+"""A robot in a process of its own: camera, joint states, a kinematic arm that follows its commands, a stop button.
+
+Orders come as JSON lines on standard input, records leave as lines on standard output, each before the next thing
+happens: a driver that is killed has said what it did. Messages pass a :class:`~tools.faults.channel.Channel`.
+Stamps of frames are odd and stamps of joint states even, so that a command's stamp tells a motion from a hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import heapq
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tools.faults.channel import SECOND, Channel, Fault, spoil_joints
+from tools.faults.records import Kind, Record
+from vla_ros.errors import ImageError, VlaRosError
+from vla_ros.graph import open_graph
+from vla_ros.graph.node import Graph
+from vla_ros.vision.decode import image_stamp
+from vla_ros.vision.messages import encode_image, with_stamp
+
+ARM = tuple(f"joint_{number}" for number in range(1, 8))
+FINGERS = ("finger_left", "finger_right")
+TWIST = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
+HOME = (0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0, 0.04, 0.04)
+TOPICS = ("/camera/image_raw", "/camera_2/image_raw", "/camera_3/image_raw", "/camera_4/image_raw")
+JOINT_RATE = 50.0  # Hz
+_CLOCK_RATE = 100.0
+_HEARTBEAT_RATE = 20.0
+_ARM_SPEED = 2.0  # rad/s
+_FINGER_SPEED = 0.2  # m/s
+_PICTURES = 16
+
+
+@dataclass
+class _Beat:
+    """Something that is done again and again."""
+
+    due: float
+    period: Callable[[], float]
+    act: Callable[[], None]
+
+
+class Robot:
+    """The robot. :meth:`run` works until it is told to end.
+
+    Args:
+        graph: The joined graph; this object spins it.
+        cameras: How many.
+        size: Width and height of the pictures, pixels.
+        rate: Frames per second of each camera.
+        simulated: Publish ``/clock``.
+        seed: Of everything random.
+        listens: ``joints``: one driver for arm and fingers; ``apart``: one for each; ``twist``: a servo.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        cameras: int,
+        size: tuple[int, int],
+        rate: float,
+        simulated: bool,
+        seed: int,
+        listens: str = "joints",
+    ) -> None:
+        self._graph, self._simulated, self._listens = graph, simulated, listens
+        self._node = graph.create_node("faulty_robot")
+        self._rng = random.Random(seed)
+        self._frames = Channel(random.Random(seed + 1))
+        self._joints = Channel(random.Random(seed + 2))
+        self._content = ""
+        self._which = 0  # the joint that a fault is about is the same as long as it lasts
+        self._positions = np.array(HOME)
+        self._wanted = np.array(HOME)
+        self._offset = 0  # ns, ROS clock ahead of the system's
+        self._slow = 0.0
+        self._beating = True
+        self._frame_period = 1 / rate
+        noise = np.random.default_rng(seed).integers(60, 190, (_PICTURES, size[1], size[0], 3), dtype=np.uint8)
+        self._pictures = itertools.cycle([encode_image(picture, 0, "camera") for picture in noise])
+        self._writing = threading.Lock()
+        self._orders: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._ended = False
+        self._ends: dict[str, Any] = {}
+        self._cameras = TOPICS[:cameras]
+        gripper = ("gripper",) if listens == "apart" else ()
+        for what in (*self._cameras, "joints", "command", *gripper, "status", "words"):
+            self._join(what)
+        if simulated:
+            self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
+
+    def run(self) -> None:
+        """Send and receive until the order to end, or until standard input ends."""
+        receiving = threading.Thread(target=self._graph.spin, args=(lambda: self._ended, 0.02))
+        receiving.start()
+        threading.Thread(target=self._listen, daemon=True).start()
+        now = time.monotonic()
+        beats = [
+            _Beat(now, lambda: self._frame_period, self._send_frames),
+            _Beat(now, lambda: 1 / JOINT_RATE, self._send_joints),
+            _Beat(now, lambda: 1 / _HEARTBEAT_RATE, self._beat),
+        ]
+        if self._simulated:
+            beats.append(_Beat(now, lambda: 1 / _CLOCK_RATE, self._send_clock))
+        try:
+            while not self._ended:
+                self._wait(min(beat.due for beat in beats))
+                self._send_due()
+                for beat in beats:
+                    if time.monotonic() >= beat.due:
+                        beat.due = max(beat.due + beat.period(), time.monotonic())
+                        beat.act()
+        finally:
+            self._ended = True
+            receiving.join(5)
+
+    # Orders
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            with self._changed:
+                self._orders.append(json.loads(line))
+                self._changed.notify()
+        self._ended = True
+
+    def _wait(self, until: float) -> None:
+        """Until the next thing is due; orders are followed at once."""
+        due = min(until, self._due[0][0] if self._due else until)
+        with self._changed:
+            self._changed.wait_for(lambda: self._orders, max(0.0, due - time.monotonic()))
+            orders, self._orders = self._orders, []
+        for order in orders:
+            self._follow(order)
+
+    def _follow(self, order: dict[str, Any]) -> None:
+        what = order["do"]
+        self._emit("mark", name=json.dumps(order))
+        if what == "frames":
+            self._send_later(self._frames.set(_fault(order)), self._cameras[0], "frame")
+        elif what == "joints":
+            self._send_later(self._joints.set(_fault(order)), "joints", "joints")
+        elif what == "content":
+            self._content, self._which = order["kind"], self._rng.randrange(2**31)
+        elif what == "stop":
+            self._ends["stop"].publish(self._graph.message("std_msgs/msg/Bool")(data=True))
+        elif what == "instruct":
+            self._ends["instruction"].publish(self._graph.message("std_msgs/msg/String")(data=order["text"]))
+        elif what == "heartbeat":
+            self._beating = order["on"]
+        elif what == "jump":
+            self._offset += int(order["seconds"] * SECOND)
+        elif what == "slow":
+            self._slow = order["seconds"]
+        elif what == "rate":
+            self._frame_period = 1 / order["hz"]
+        elif what == "leave":
+            self._leave(order["what"])
+        elif what == "join":
+            self._join(order["what"])
+        elif what == "end":
+            self._ended = True
+        else:
+            raise VlaRosError(f"no such order: {order}")
+
+    # The graph
+
+    def _publisher(self, type_name: str, topic: str, qos: str) -> Any:
+        return self._node.create_publisher(self._graph.message(type_name), topic, self._graph.qos(qos))
+
+    def _join(self, what: str) -> None:
+        make, qos = self._graph.message, self._graph.qos
+        if what in TOPICS:
+            self._ends[what] = self._publisher("sensor_msgs/msg/Image", what, "camera")
+        elif what == "joints":
+            self._ends[what] = self._publisher("sensor_msgs/msg/JointState", "/joint_states", "state_publisher")
+        elif what in ("command", "gripper"):
+            topic = "/gripper/command" if what == "gripper" else "/arm/joint_command"
+            kind, take = ("sensor_msgs/msg/JointState", self._on_command)
+            if self._listens == "twist":
+                kind, take = ("geometry_msgs/msg/TwistStamped", self._on_twist)
+            self._ends[what] = self._node.create_subscription(make(kind), topic, take, qos("command"))
+        elif what == "status":
+            self._ends[what] = self._node.create_subscription(
+                make("std_msgs/msg/String"), "/vla_policy/status", self._on_status, qos("instruction")
+            )
+        else:
+            self._ends["instruction"] = self._publisher(
+                "std_msgs/msg/String", "/vla_policy/instruction", "instruction"
+            )
+            self._ends["stop"] = self._publisher("std_msgs/msg/Bool", "/vla_policy/stop", "command")
+            self._ends["heartbeat"] = self._publisher(
+                "std_msgs/msg/Empty", "/vla_policy/heartbeat", "state_publisher"
+            )
+
+    def _leave(self, what: str) -> None:
+        end = self._ends.pop(what)
+        is_heard = what in ("command", "gripper")
+        (self._node.destroy_subscription if is_heard else self._node.destroy_publisher)(end)
+
+    # Out
+
+    def _now(self) -> int:
+        return time.time_ns() + self._offset
+
+    def _send_frames(self) -> None:
+        for topic in self._cameras:
+            message = with_stamp(next(self._pictures), self._now() | 1)
+            channel = self._frames if topic == self._cameras[0] else None
+            self._send_later(channel.push(message) if channel else [(0.0, message)], topic, "frame")
+
+    def _send_joints(self) -> None:
+        speed = np.array([_ARM_SPEED] * len(ARM) + [_FINGER_SPEED] * len(FINGERS)) / JOINT_RATE
+        self._positions = self._positions + np.clip(self._wanted - self._positions, -speed, speed)
+        names, positions = [*ARM, *FINGERS], self._positions.tolist()
+        if self._content:
+            names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
+        self._send_later(self._joints.push(self._joint_state(names, positions)), "joints", "joints")
+
+    def _joint_state(self, names: list[str], positions: list[float]) -> bytes:
+        make = self._graph.message
+        message = make("sensor_msgs/msg/JointState")(name=names, position=positions)
+        seconds, nanoseconds = divmod(self._now() & ~1, SECOND)
+        message.header.stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+        return bytes(_types().serialize(message))
+
+    def _beat(self) -> None:
+        if self._beating:
+            self._ends["heartbeat"].publish(self._graph.message("std_msgs/msg/Empty")())
+
+    def _send_clock(self) -> None:
+        make = self._graph.message
+        seconds, nanoseconds = divmod(self._now(), SECOND)
+        clock = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+        self._clock.publish(make("rosgraph_msgs/msg/Clock")(clock=clock))
+
+    def _send_later(self, sent: list[tuple[float, bytes]], what: str, kind: Kind) -> None:
+        for seconds, message in sent:
+            if seconds <= 0:
+                self._send(what, kind, message)
+                continue
+
+            def act(message: bytes = message) -> None:
+                self._send(what, kind, message)
+
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), act))
+
+    def _send_due(self) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+
+    def _send(self, what: str, kind: Kind, message: bytes) -> None:
+        """Note what lies on the wire, then put it there."""
+        if what not in self._ends:
+            return
+        if kind == "frame":
+            self._emit(kind, stamp=_stamp_of_frame(message))
+        else:
+            self._emit(kind, **_read_joints(message))
+        with contextlib.suppress(VlaRosError):  # Cyclone refuses bytes that are no whole message: they are lost
+            self._ends[what].publish(message)
+
+    # In
+
+    def _on_command(self, message: Any) -> None:
+        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        names, positions = tuple(message.name), tuple(float(value) for value in message.position)
+        self._emit("command", stamp=stamp, ros=self._now(), positions=positions, names=names)
+        wanted = self._wanted.copy()
+        for name, position in zip(names, positions, strict=False):
+            if np.isfinite(position) and name in (*ARM, *FINGERS):
+                wanted[(*ARM, *FINGERS).index(name)] = position
+        self._wanted = wanted
+        if self._slow:
+            time.sleep(self._slow)
+
+    def _on_twist(self, message: Any) -> None:
+        """Noted only: what a servo makes of it is its own affair."""
+        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        parts = (message.twist.linear, message.twist.angular)
+        values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
+        self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
+
+    def _on_status(self, message: Any) -> None:
+        self._emit("status", text=message.data)
+
+    def _emit(self, kind: Kind, **fields: Any) -> None:
+        line = Record(kind, time.monotonic(), **fields).line() + "\n"
+        with self._writing:
+            try:
+                os.write(1, line.encode())
+            except BrokenPipeError:
+                self._ended = True
+
+
+def _types() -> Any:
+    from vla_ros.graph.messages import message_types
+
+    return message_types()
+
+
+def _fault(order: dict[str, Any]) -> Fault | None:
+    return Fault(order["kind"], float(order.get("amount", 1.0))) if order.get("kind") else None
+
+
+def _stamp_of_frame(message: bytes) -> int:
+    try:
+        return image_stamp(message)
+    except ImageError:
+        return 0
+
+
+def _read_joints(message: bytes) -> dict[str, Any]:
+    """Stamp, names and positions, where the bytes are a joint state with as many of each; else nothing.
+
+    Positions may be anything: a node may use the arm's though a finger's is NaN.
+    """
+    types = _types()
+    try:
+        joints = types.deserialize(message, types.message("sensor_msgs/msg/JointState"))
+    except VlaRosError:
+        return {}
+    names, positions = tuple(joints.name), tuple(float(value) for value in joints.position)
+    stamp = int(joints.header.stamp.sec) * SECOND + int(joints.header.stamp.nanosec)
+    if len(names) != len(positions):
+        return {"stamp": stamp}
+    return {"stamp": stamp, "names": names, "positions": positions}
+
+
+def main() -> int:
+    """Be the robot until told to end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cameras", type=int, default=1)
+    parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("WIDTH", "HEIGHT"))
+    parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
+    parser.add_argument("--simulated", action="store_true", help="publish /clock")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--listens", choices=("joints", "apart", "twist"), default="joints")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
+    with open_graph("dds") as graph:
+        size = tuple(given.size)
+        Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, given.listens).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

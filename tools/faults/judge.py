@@ -1,0 +1,298 @@
+"""The invariants, checked on what the robot saw. A function of the records: the same for live runs and for tests.
+
+What a motion is, is told by its stamp: a motion carries its frame's stamp, a hold its joint state's. Whatever
+carries another stamp is a violation by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from tools.faults.driver import ARM, FINGERS, TWIST
+from tools.faults.records import Record
+from vla_ros.config import Config
+from vla_ros.control.kinematics import Kinematics
+from vla_ros.control.transforms import rotation_angle
+from vla_ros.types import FloatArray
+
+GRACE = 0.15
+"""Seconds for a message on its way, and for processes that get no time on a busy machine."""
+_SAG = 0.02  # rad; a hold stays where the hold began while the arm is measured within this
+_BELIEVABLE = 0.1  # rad; a joint that is measured further outside its limits is not built upon
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Violation:
+    """An invariant that did not hold.
+
+    Attributes:
+        name: Which one.
+        time: When, seconds of the steady clock.
+        detail: What was found and what is allowed.
+    """
+
+    name: str
+    time: float
+    detail: str
+
+
+@dataclass(frozen=True)
+class Permission:
+    """From ``time`` on motion is allowed or not, as a person or a fault said.
+
+    Attributes:
+        time: Seconds of the steady clock.
+        allowed: Whether a motion may come.
+        grace: Seconds during which motions may still come after it was forbidden.
+        why: For the text of a violation.
+        armed: A person armed: what the node began before may not move the arm.
+    """
+
+    time: float
+    allowed: bool
+    grace: float = GRACE
+    why: str = ""
+    armed: bool = False
+
+
+class Judge:
+    """Knows the arm and its limits.
+
+    Args:
+        config: The node's options.
+        kinematics: The arm.
+        period: Seconds for which a command is made: ``1 / control.rate_hz``, or the node's guess of 1/30 s.
+        lag: Seconds that the robot's own process is late where the fault is its slowness.
+        memory: Seconds for which the node could measure nothing, where the fault is that it did not run: it holds
+            what it measured before.
+        steps: Steps of a chunk: later ones are executed as many periods later.
+        simulated: The ROS clock may jump: a frame's age counts from when it was sent.
+        pieces: The fault takes joints out of joint states, and the node puts together what is left: each joint may
+            be where any joint state of late had it, and nothing is said about the tip.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        kinematics: Kinematics,
+        period: float,
+        *,
+        lag: float = 0.0,
+        memory: float = 0.0,
+        steps: int = 1,
+        simulated: bool = False,
+        pieces: bool = False,
+    ) -> None:
+        self._config = config
+        self._limits = config.limits
+        self._arm = kinematics
+        self._period = period
+        self._slack = GRACE + lag
+        self._memory = memory
+        self._steps = steps
+        self._simulated = simulated
+        self._pieces = pieces
+        margin = config.limits.joint_margin
+        self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
+        # A joint state may have been the newest that the node knew for so long.
+        self._window = config.timeouts.joint_state + config.timeouts.inference + self._slack
+
+    def check(self, records: Sequence[Record], permissions: Sequence[Permission]) -> list[Violation]:
+        """Every violation in a run, in order of time.
+
+        Args:
+            records: All that the robot sent and received.
+            permissions: When motion was allowed, in order of time; before the first it is not.
+        """
+        frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
+        if self._config.control.output == "twist_stamped":
+            return [*self._twists(records, frames, permissions)]
+        measured = sorted((r for r in records if r.kind == "joints" and self._usable(r)), key=lambda r: r.time)
+        times = [record.time for record in measured]
+        commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
+        return [
+            violation
+            for command in commands
+            for violation in self._one(command, frames, measured[: bisect_right(times, command.time)], permissions)
+        ]
+
+    def _one(
+        self,
+        command: Record,
+        frames: Mapping[int, float],
+        known: Sequence[Record],
+        permissions: Sequence[Permission],
+    ) -> Iterator[Violation]:
+        positions = command.positions or ()
+        expected = (ARM, FINGERS) if self._config.topics.gripper else (ARM + FINGERS,)
+        if command.names not in expected or len(positions) != len(command.names):
+            yield Violation("shape", command.time, f"{len(positions)} positions of {command.names}")
+        elif not np.isfinite(positions).all():
+            yield Violation("finite", command.time, f"positions {positions}")
+        elif command.stamp in frames:
+            sent = frames[command.stamp]
+            age = command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9
+            yield from self._fingers(command)
+            if command.names != FINGERS:
+                yield from self._motion(command, known, age)
+            yield from _permitted(command, permissions, sent)
+        elif command.names == FINGERS:
+            yield from _armed_once(command, permissions)
+        else:
+            yield from self._hold(command, known)
+            yield from _armed_once(command, permissions)
+
+    def _usable(self, record: Record) -> bool:
+        """Whether a command may be built on this joint state (on any of its joints, where they come in pieces)."""
+        believed = np.isfinite(self._believed(_arm(record)))
+        return bool(believed.any() if self._pieces else believed.all())
+
+    def _believed(self, arm: FloatArray) -> FloatArray:
+        """Positions [7]; NaN where a joint cannot be or is not named."""
+        low, high = self._arm.position_low - _BELIEVABLE, self._arm.position_high + _BELIEVABLE
+        found: FloatArray = np.where((low <= arm) & (arm <= high), arm, np.nan)
+        return found
+
+    def _nearest(self, wanted: FloatArray, records: Sequence[Record]) -> FloatArray:
+        """For each joint the position nearest to ``wanted`` that any of ``records`` had it at; NaN for none."""
+        known = np.array([self._believed(_arm(record)) for record in records] or [np.full(len(ARM), np.nan)])
+        off = np.where(np.isnan(known), np.inf, np.abs(known - wanted))
+        nearest: FloatArray = known[off.argmin(axis=0), np.arange(len(ARM))]
+        return nearest
+
+    def _twists(
+        self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
+    ) -> Iterator[Violation]:
+        """Velocities: each within the step limits, on a frame, permitted, and none that stands for too long."""
+        limits, timeouts = self._limits, self._config.timeouts
+        commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
+        stands = (timeouts.twist or 2 * self._period) + self._slack
+        for command, following in zip_longest(commands, commands[1:]):
+            velocity = np.array(command.positions or ())
+            if command.names != TWIST or len(velocity) != len(TWIST) or not np.isfinite(velocity).all():
+                yield Violation("shape", command.time, f"{command.positions} of {command.names}")
+                continue
+            if not velocity.any():
+                yield from _armed_once(command, permissions)
+                continue
+            if command.stamp not in frames:
+                yield Violation("stamp", command.time, f"a motion whose stamp {command.stamp} is no frame's")
+                continue
+            until = following.time if following else max(record.time for record in records)
+            if until - command.time > stands:
+                yield Violation("stands", command.time, f"for {until - command.time:.3f} s, allowed {stands:.3f} s")
+            moved, turned = (float(np.linalg.norm(part)) * self._period for part in (velocity[:3], velocity[3:]))
+            if moved > limits.max_translation_step * 1.01 + 2e-4 or turned > limits.max_rotation_step * 1.01 + 2e-4:
+                yield Violation("step", command.time, f"{moved:.4g} m and {turned:.4g} rad in {self._period:g} s")
+            yield from _permitted(command, permissions, frames[command.stamp])
+
+    def _fingers(self, command: Record) -> Iterator[Violation]:
+        gripper = self._config.gripper
+        fingers = np.array([p for n, p in zip(command.names, command.positions or (), strict=True) if n in FINGERS])
+        ends = sorted((gripper.closed_position, gripper.open_position))
+        if np.any(fingers < ends[0] - _ROUNDING) or np.any(fingers > ends[1] + _ROUNDING):
+            yield Violation("gripper", command.time, f"fingers at {fingers}, allowed {ends}")
+
+    def _motion(self, command: Record, known: Sequence[Record], age: float) -> Iterator[Violation]:
+        timeouts = self._config.timeouts
+        allowed = timeouts.frame_age + timeouts.inference + self._steps * self._period + self._slack
+        if age > allowed:
+            yield Violation("age", command.time, f"frame {age:.3f} s old, allowed {allowed:.3f} s")
+        # The node built on one of the newest joint states; which one, only it knows.
+        wanted, complaint = _arm(command), "blind: no usable joint state was sent for so long"
+        late = [record for record in known if record.time >= command.time - self._window]
+        candidates = [self._nearest(wanted, late)] if self._pieces else [_arm(record) for record in reversed(late)]
+        for measured in candidates:
+            if np.isnan(measured).any():
+                continue
+            wrong = self._step(measured, wanted)
+            if not wrong:
+                return
+            complaint = wrong if complaint.startswith("blind") else complaint
+        name, _, detail = complaint.partition(": ")
+        yield Violation(name, command.time, detail)
+
+    def _step(self, measured: FloatArray, wanted: FloatArray) -> str:
+        """What is wrong with a motion from ``measured`` to ``wanted``, or ""."""
+        limits, step = self._limits, np.abs(wanted - measured)
+        outside = np.maximum(self._low - measured, measured - self._high)
+        beyond = np.maximum(self._low - wanted, wanted - self._high)
+        if np.any(beyond > np.maximum(0.0, outside) + _ROUNDING):
+            return f"position: joint {ARM[int(beyond.argmax())]} is {beyond.max():.4g} rad beyond its limit"
+        reach = self._arm.velocity_limits * limits.velocity_scale * self._period
+        if np.any(step > reach + _ROUNDING):
+            worst = int((step - reach).argmax())
+            return f"velocity: {ARM[worst]} is to move {step[worst]:.4g} rad in {self._period:.4g} s"
+        if np.any(step > limits.max_joint_step + _ROUNDING):
+            return f"jump: {step.max():.4g} rad from the measured position, allowed {limits.max_joint_step:g}"
+        if self._pieces:  # where the tip was, only the node knows
+            return ""
+        begin, end = self._arm.forward(measured), self._arm.forward(wanted)
+        moved = float(np.linalg.norm(end.position - begin.position))
+        if moved > limits.max_translation_step * 1.01 + 2e-4:
+            return f"translation: the tip is to move {moved:.4g} m, allowed {limits.max_translation_step:g}"
+        turned = rotation_angle(end.rotation @ begin.rotation.T)
+        if turned > limits.max_rotation_step * 1.01 + 2e-4:
+            return f"rotation: the tip is to turn {turned:.4g} rad, allowed {limits.max_rotation_step:g}"
+        further = self._out_of_box(end.position) - self._out_of_box(begin.position)
+        if np.any(further > 1e-6):
+            return f"workspace: the tip is to go {further.max():.4g} m further out of the box"
+        return ""
+
+    def _out_of_box(self, position: FloatArray) -> FloatArray:
+        if not self._limits.workspace_low:
+            return np.zeros(3)
+        low, high = np.array(self._limits.workspace_low), np.array(self._limits.workspace_high)
+        outside: FloatArray = np.maximum(0.0, np.maximum(low - position, position - high))
+        return outside
+
+    def _hold(self, command: Record, known: Sequence[Record]) -> Iterator[Violation]:
+        measured = next((record for record in reversed(known) if record.stamp == command.stamp), None)
+        if measured is None:
+            yield Violation("stamp", command.time, f"{command.stamp} belongs to nothing that was sent before")
+            return
+        held, there = _arm(command), _arm(measured)
+        if self._pieces:
+            begin = min(measured.time, command.time - self._window)
+            there = self._nearest(held, [record for record in known if record.time >= begin])
+        off = float(np.abs(held - there).max())
+        if off > _SAG + _ROUNDING:
+            yield Violation("hold", command.time, f"{off:.4g} rad from the measured position that it names")
+        since = command.time - self._window - self._memory
+        elsewhere = [
+            record
+            for record in known
+            if measured.time < record.time < since and not np.isnan(self._believed(_arm(record))).any()
+        ]
+        if elsewhere:
+            yield Violation("hold", command.time, f"at a position of {command.time - measured.time:.3f} s ago")
+
+
+def _permitted(command: Record, permissions: Sequence[Permission], sent: float) -> Iterator[Violation]:
+    """A motion on a frame that was sent at ``sent``."""
+    index = bisect_right([each.time for each in permissions], command.time) - 1
+    if index < 0:
+        yield Violation("disarmed", command.time, "a motion before it was ever armed")
+        return
+    last = permissions[index]
+    if not last.allowed and command.time > last.time + last.grace:
+        yield Violation("forbidden", command.time, f"a motion {command.time - last.time:.3f} s after: {last.why}")
+    if last.armed and sent < last.time - GRACE:
+        yield Violation("before", command.time, f"on a frame from {last.time - sent:.3f} s before it was armed")
+
+
+def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[Violation]:
+    if not any(each.allowed and each.time <= command.time for each in permissions):
+        yield Violation("disarmed", command.time, "a hold before it was ever armed")
+
+
+def _arm(record: Record) -> FloatArray:
+    """Positions of the arm's joints [7], NaN for those that are not named."""
+    by_name = dict(zip(record.names, record.positions or (), strict=False))
+    return np.array([by_name.get(name, np.nan) for name in ARM])

@@ -1,0 +1,158 @@
+"""The node and the robot as processes, and where their DDS traffic stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tools.faults.records import Record
+from vla_ros.errors import VlaRosError
+
+DOMAINS = range(150, 201)
+_CYCLONE = "<CycloneDDS><Domain><Discovery><Tag>{}</Tag>{}</Discovery></Domain></CycloneDDS>"
+_LEASE = "<LeaseDuration>{} s</LeaseDuration>"
+
+
+def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
+    """Environment of the processes: on this host only and among themselves, whatever the shell says.
+
+    Wild commands are sent here: no robot may hear them. Participants with another domain tag do not see these.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
+    kept |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "OMP_NUM_THREADS": "1"}
+    tag = f"vla_ros_faults_{os.getpid()}_{domain}"
+    kept["CYCLONEDDS_URI"] = _CYCLONE.format(tag, _LEASE.format(lease) if lease else "")
+    return kept
+
+
+class Process:
+    """A process with signals by name. Use as a context manager: it is gone afterwards."""
+
+    def __init__(self, words: Sequence[str], domain: int, lease: float, **pipes: Any) -> None:
+        command = [sys.executable, "-m", *words]
+        self.process: subprocess.Popen[Any] = subprocess.Popen(command, env=environment(domain, lease), **pipes)
+
+    @property
+    def alive(self) -> bool:
+        """True while it runs."""
+        return self.process.poll() is None
+
+    def signal(self, name: str) -> None:
+        """Send a signal, or let its files grow no more (``DISK_FULL``)."""
+        if name == "DISK_FULL" and self.alive:
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        elif self.alive:
+            self.process.send_signal(getattr(signal, name))
+        if name == "SIGKILL":
+            self.process.wait(10)
+
+    def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
+        """Ask it to end; its exit status (negative: killed)."""
+        self.signal("SIGCONT")
+        self.signal(name)
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(10)
+
+
+class NodeProcess(Process):
+    """The node under test.
+
+    Args:
+        domain: DDS domain.
+        log: Where its log is appended.
+        options: ``name: value`` for ``-p``.
+        words: Further arguments.
+        lease: As :func:`environment`.
+    """
+
+    def __init__(
+        self, domain: int, log: Path, options: Mapping[str, str], words: Sequence[str] = (), lease: float = 0.0
+    ) -> None:
+        self.log = log
+        given = [word for name, value in options.items() for word in ("-p", f"{name}:={value}")]
+        with log.open("a", encoding="utf-8") as file:
+            super().__init__(
+                ["tools.faults.node", *given, *words], domain, lease, stdout=file, stderr=subprocess.STDOUT
+            )
+
+
+class RobotProcess(Process):
+    """The robot; its records are read as they come.
+
+    Args:
+        domain: DDS domain.
+        words: Arguments of :mod:`tools.faults.driver`.
+        take: Called with every record, on a thread of this object's.
+        lease: As :func:`environment`.
+    """
+
+    def __init__(
+        self, domain: int, words: Sequence[str], take: Callable[[Record], None], lease: float = 0.0
+    ) -> None:
+        super().__init__(
+            ["tools.faults.driver", *words],
+            domain,
+            lease,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self._take = take
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def order(self, **words: Any) -> None:
+        """Tell it to do something; it notes when it did."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(words) + "\n")
+        except (BrokenPipeError, ValueError) as error:
+            raise VlaRosError(f"the robot's process has ended ({error})") from None
+
+    def close(self) -> None:
+        """End it, and wait until its last record was read."""
+        if self.alive:
+            self.signal("SIGCONT")
+            with contextlib.suppress(VlaRosError):  # it ended meanwhile
+                self.order(do="end")
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        self._reader.join(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _read(self) -> None:
+        lines: IO[str] | None = self.process.stdout
+        assert lines is not None
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the last words of a process that was killed
+                self._take(Record.parse(line))
+
+
+def wait_until(ready: Callable[[], bool], seconds: float, period: float = 0.005) -> bool:
+    """Whether ``ready()`` came true within ``seconds``; asked every ``period``."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(period)
+    return True

@@ -1,0 +1,155 @@
+"""The node and the robot as one thing that measurements drive: arm, order, wait, read what the robot saw."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tools.faults.processes import NodeProcess, RobotProcess, wait_until
+from tools.faults.records import Record
+from tools.faults.rows import OPTIONS
+from vla_ros.errors import VlaRosError
+
+PATIENCE = 30.0
+"""Seconds for what must come, on a machine with other work."""
+
+
+class Rig(AbstractContextManager["Rig"]):
+    """A node and a robot in processes of their own. Use as a context manager: both are gone afterwards.
+
+    Args:
+        domain: DDS domain.
+        options: Options of the node besides :data:`~tools.faults.rows.OPTIONS`.
+        node_words: Further arguments of the node.
+        robot_words: Arguments of the robot.
+        traced: Let the node write ``node.trace`` into the folder.
+        lease: Seconds after which DDS believes a silent process dead; 0: Cyclone's default of 10.
+
+    Attributes:
+        records: What the robot sent and received.
+        motions: Those that are motions.
+        status: What the node said last on ``~/status``.
+        marks: Orders that robots have followed so far.
+        log: The node's log.
+        trace: Its trace, where it writes one.
+    """
+
+    def __init__(
+        self,
+        domain: int,
+        options: Mapping[str, str] | None = None,
+        node_words: tuple[str, ...] = (),
+        robot_words: tuple[str, ...] = (),
+        *,
+        lease: float = 0.0,
+        traced: bool = False,
+    ) -> None:
+        self._domain, self._lease, self._traced = domain, lease, traced
+        self._options = {**OPTIONS, **(options or {})}
+        self._node_words, self._robot_words = node_words, robot_words
+        self._lock = threading.Lock()
+        self._frames: set[int] = set()
+        self.records: list[Record] = []
+        self.motions: list[Record] = []
+        self.status: dict[str, Any] = {}
+        self.marks = 0
+
+    def __enter__(self) -> Rig:
+        self._folder = tempfile.TemporaryDirectory(prefix="vla_ros_faults_")
+        self.log = Path(self._folder.name) / "log"
+        self.trace = Path(self._folder.name) / "trace.jsonl"
+        if self._traced:
+            self._options["node.trace"] = str(self.trace)
+        self.start_robot()
+        self.start_node()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.node.end()
+        self.robot.close()
+        self._folder.cleanup()
+
+    def start_robot(self, *words: str) -> None:
+        """Start a robot (again)."""
+        self.robot = RobotProcess(self._domain, [*self._robot_words, *words], self._take, self._lease)
+
+    def start_node(self) -> None:
+        """Start a node (again)."""
+        self.status = {}
+        self.node = NodeProcess(self._domain, self.log, self._options, self._node_words, self._lease)
+
+    def ready(self) -> None:
+        """Wait until the node has everything that it needs; it is disarmed."""
+
+        def is_ready() -> bool:
+            ready = self.status.get("state") == "disarmed" and not self.status["holds"]
+            return ready or not self.node.alive
+
+        self.wait(is_ready, "readiness")
+        if not self.node.alive:
+            raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
+
+    def arm(self) -> None:
+        """Arm, and wait for a motion."""
+        self.node.signal("SIGUSR1")
+        self.wait_for_motion("motion after arming")
+
+    def reset(self) -> None:
+        """End a stop; disarmed then."""
+        self.node.signal("SIGHUP")
+        self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
+
+    def wait_for_motion(self, what: str) -> None:
+        """Wait for a motion that comes from now on."""
+        before = time.monotonic()
+        self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
+
+    def wait(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait until ``ready()``, which is asked while no record is taken.
+
+        Raises:
+            VlaRosError: It did not come; the text says what the node says.
+        """
+
+        def asked() -> bool:
+            with self._lock:
+                return ready()
+
+        if not wait_until(asked, PATIENCE):
+            raise VlaRosError(
+                f"recovery: no {what} within {PATIENCE:g} s; the node says: {self.status.get('explanation')}; "
+                f"{self.last_words()}"
+            )
+
+    def forget(self) -> None:
+        """Forget what was recorded so far, but for the stamps of the last frames."""
+        with self._lock:
+            self._frames = {record.stamp for record in self.records[-50:] if record.kind == "frame"}
+            self.records.clear()
+            self.motions.clear()
+
+    def last_words(self) -> str:
+        """The end of the node's log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "log: " + " | ".join(lines[-3:])
+
+    def _take(self, record: Record) -> None:
+        with self._lock:
+            self.records.append(record)
+            if record.kind == "frame":
+                self._frames.add(record.stamp)
+            elif record.kind == "command" and record.stamp in self._frames:
+                self.motions.append(record)
+            elif record.kind == "mark":
+                self.marks += 1
+            elif record.kind == "status":
+                self.status = json.loads(record.text)

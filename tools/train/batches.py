@@ -1,0 +1,192 @@
+"""Batches that depend on the recipe and the step alone, made on the device where the frames are."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tools.train import shards
+from tools.train.labels import KINDS
+from tools.train.network import ACTION_TOKENS
+from tools.train.recipe import HELD_OUT_EVERY
+from tools.train.tokens import Prompts
+from vla_ros.sim.description import SLOTS
+
+logger = logging.getLogger(__name__)
+
+NOT_ASKED = -100
+"""Target that the losses skip."""
+
+BRIGHTNESS = (0.5, 1.2)
+CONTRAST = (0.8, 1.2)
+TINT = 0.06
+_JITTERED = 0.8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """F frames, each with P instructions; R = F * P.
+
+    Attributes:
+        images: [F, H, W, 3] RGB in 0 to 255, float32 where augmented, else uint8.
+        prompts: Int64 [R, L], padded.
+        lengths: Int64 [R].
+        tokens: Int64 [R, 7], what the expert would do.
+        places: Int64 [R], patch of the named object; :data:`NOT_ASKED` where it does not show.
+        kinds: Int64 [F, patches], what each patch shows; ``len(KINDS)`` is nothing.
+    """
+
+    images: Tensor
+    prompts: Tensor
+    lengths: Tensor
+    tokens: Tensor
+    places: Tensor
+    kinds: Tensor
+
+
+@dataclass(frozen=True)
+class Frames:
+    """All demonstrations on one device.
+
+    Attributes:
+        images: Uint8 [N, H, W, 3].
+        kinds: Int64 [N, SLOTS], -1 for empty slots.
+        patches: Int64 [N, SLOTS], -1 where an object does not show.
+        tokens: Int16 [N, tasks * SLOTS, 7].
+        asked: Int64 [N], task times SLOTS plus slot of what was followed.
+        training: Int64, frames to learn from.
+        held_out: Int64, frames of episodes that are kept apart.
+        prompts: Int64 [tasks * kinds, L].
+        lengths: Int64 [tasks * kinds].
+    """
+
+    images: Tensor
+    kinds: Tensor
+    patches: Tensor
+    tokens: Tensor
+    asked: Tensor
+    training: Tensor
+    held_out: Tensor
+    prompts: Tensor
+    lengths: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self.images.device
+
+    def draw(self, step: int, seed: int, frames: int, prompts: int, *, held_out: bool = False) -> Batch:
+        """The batch of a step: the instruction that was followed, then others for the same frames.
+
+        Args:
+            step: Number of the (micro-)batch.
+            seed: Of the run.
+            frames: F.
+            prompts: P, instructions per frame.
+            held_out: From the episodes kept apart, and not augmented.
+        """
+        random = torch.Generator(self.device).manual_seed((seed * 2 + held_out) * 100_000_007 + step)
+        pool = self.held_out if held_out else self.training
+        rows = pool[torch.randint(len(pool), (frames,), generator=random, device=self.device)]
+        asked = self.asked[rows]
+        kinds = self.kinds[rows]
+        weights = (kinds >= 0).float().repeat(1, self.tokens.shape[1] // SLOTS)  # [F, tasks * SLOTS]
+        weights = weights.scatter(1, asked[:, None], 0.0)
+        others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, :0]
+        chosen = torch.cat([asked[:, None], others.reshape(frames, -1)], dim=1)  # [F, P]
+        slots = chosen % SLOTS
+        named = kinds.gather(1, slots)
+        prompt_rows = (chosen // SLOTS * len(KINDS) + named).flatten()
+        patches = self.patches[rows]
+        places = patches.gather(1, slots).flatten()
+        tokens = self.tokens[rows].long().gather(1, chosen[..., None].expand(-1, -1, ACTION_TOKENS))
+        images = self.images[rows]
+        return Batch(
+            images=images if held_out else augment(images, random),
+            prompts=self.prompts[prompt_rows],
+            lengths=self.lengths[prompt_rows],
+            tokens=tokens.flatten(0, 1),
+            places=places.masked_fill(places < 0, NOT_ASKED),
+            kinds=kind_map(kinds, patches, (self.images.shape[1] // 14) ** 2),
+        )
+
+
+def kind_map(kinds: Tensor, patches: Tensor, count: int) -> Tensor:
+    """Int64 [F, count]: what each patch shows, from kinds and patches [F, SLOTS]; ``len(KINDS)`` is nothing."""
+    spare = torch.where((kinds >= 0) & (patches >= 0), patches, count)  # whatever does not show lands here
+    board = torch.full((len(kinds), count + 1), len(KINDS), dtype=torch.int64, device=kinds.device)
+    return board.scatter(1, spare, kinds)[:, :count]
+
+
+def augment(images: Tensor, random: torch.Generator) -> Tensor:
+    """Light, contrast and tint of uint8 [F, H, W, 3] changed frame by frame; nothing moves. Float32 in 0 to 255."""
+    count = len(images)
+
+    def uniform(low: float, high: float, channels: int = 1) -> Tensor:
+        drawn = torch.rand(count, 1, 1, channels, generator=random, device=images.device)
+        return low + (high - low) * drawn
+
+    pixels = images.float()
+    mean = pixels.mean(dim=(1, 2, 3), keepdim=True)
+    spoiled = (pixels - mean) * uniform(*CONTRAST) + mean
+    spoiled = spoiled * uniform(*BRIGHTNESS) * uniform(1 - TINT, 1 + TINT, 3)
+    keep = uniform(0.0, 1.0) > _JITTERED
+    return torch.where(keep, pixels, spoiled).clamp_(0, 255)
+
+
+def load_frames(
+    paths: list[Path],
+    labels: shards.Labels,
+    tokens: NDArray[np.int16],
+    prompts: Prompts,
+    device: torch.device,
+    told: Callable[[int], None] | None = None,
+) -> Frames:
+    """Decompress all frames and bring them to the device.
+
+    Args:
+        paths: Shards, in order.
+        labels: Of all of them.
+        tokens: Int16 [N, tasks, SLOTS, 7].
+        prompts: Of all tasks and kinds.
+        device: Where batches are to be made.
+        told: Hears how many frames have been read.
+    """
+    images: Tensor | None = None
+    done = 0
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for path in paths:
+            pixels = shards.unpack(shards.read(path), pool)
+            if images is None:
+                images = torch.empty(len(labels), *pixels.shape[1:], dtype=torch.uint8, device=device)
+            images[done : done + len(pixels)] = torch.from_numpy(pixels).to(device)
+            done += len(pixels)
+            if told is not None:
+                told(done)
+    assert images is not None  # read_labels refuses an empty folder
+    held_out = labels.seeds % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    rows = np.arange(len(labels))
+
+    def moved(values: np.ndarray, kind: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=kind)
+
+    return Frames(
+        images=images,
+        kinds=moved(labels.kinds),
+        patches=moved(labels.patches),
+        tokens=moved(tokens.reshape(len(labels), -1, ACTION_TOKENS), torch.int16),
+        asked=moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1]),
+        training=moved(rows[~held_out]),
+        held_out=moved(rows[held_out] if held_out.any() else rows[-1:]),
+        prompts=prompts.ids.to(device),
+        lengths=prompts.lengths.to(device),
+    )

@@ -1,0 +1,132 @@
+"""The model card, written from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.train.figures import markdown
+from tools.train.recipe import (
+    DATASET,
+    FOREIGN_DATASET,
+    DataRecipe,
+    FitRecipe,
+    LabelRecipe,
+    NetworkRecipe,
+    as_json,
+)
+
+_LIMITS = """\
+- It knows one simulated table, one camera pose, one arm, four colours, three shapes and the sentences above. It has
+  never seen a real picture and must not be run on a real robot.
+- Light, contrast and tint were varied in training; the camera's place, the picture's size and the crop were not.
+- It looks at one picture at a time, has no proprioception and no memory.
+- Objects lie on their side rarely in training: a cylinder that was knocked over may not be picked up.
+"""
+
+
+def command(facts: Mapping[str, Any]) -> str:
+    """The commands that make the checkpoint again; options at their defaults are left out."""
+    data = _options(facts["data"], as_json(DataRecipe()))
+    fit = _options(
+        {**facts["network"], **facts["labels"], **facts["fit"]},
+        {**as_json(NetworkRecipe()), **as_json(LabelRecipe()), **as_json(FitRecipe())},
+    )
+    dtype = "" if facts["dtype"] == "float16" else f" --dtype {facts['dtype']}"
+    return (
+        f"python -m tools.train data work/data{data}\n"
+        f"python -m tools.train fit work/data work/run{fit}\n"
+        f"python -m tools.train export work/run work/checkpoint{dtype}\n"
+        "python -m tools.train evaluate work/checkpoint\n"
+    )
+
+
+def _options(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    words = []
+    for name, value in values.items():
+        if value != usual[name]:
+            text = " ".join(str(item) for item in value) if isinstance(value, list) else str(value)
+            words.append(f" --{name.replace('_', '-')} {text}")
+    return "".join(words)
+
+
+def model_card(facts: Mapping[str, Any]) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        facts: Content of ``training.json``.
+    """
+    data, fit, labels = facts["data"], facts["fit"], facts["labels"]
+    frames = fit["batch"] * fit["accumulate"] * facts["steps_done"]
+    evaluation = facts.get("evaluation") or []
+    table = markdown(evaluation) if evaluation else "Not evaluated yet.\n"
+    seeds = f"{data['seed']} to {data['seed'] + data['episodes'] - 1}"
+    unfinished = "" if facts["steps_done"] >= fit["steps"] else f" of {fit['steps']} (unfinished)"
+    return f"""# A small OpenVLA for the simulated table
+
+{facts["parameters"] / 1e6:.1f} million parameters in OpenVLA's architecture and file layout, trained from random
+weights on demonstrations of the scripted expert of `vla_ros`. Apache-2.0, weights included. Nothing pre-trained
+went into it.
+
+- **Use**: `vla-ros demo --checkpoint DIR -p policy.unnorm_key:={DATASET}`; plain `vla-ros demo` runs the one that
+  comes with the package
+- **Words**: "pick up the (red, green, blue, yellow) (cube, cylinder, ball)"{_pushes(data["tasks"])}
+- **Picture**: the front camera, upright, 224 x 224, no crop
+- **Action**: {DATASET}, end-effector deltas in the base frame at 10 Hz; gripper 1 opens, {labels["closed_value"]:g}
+  closes
+
+The gripper number is read like an analog trigger that is pressed part of the way: the number that closes is
+{labels["closed_value"]:g}, so it needs the threshold of `gripper.mode: binary` and `gripper.threshold: 0.85`. Taken
+literally (`continuous`) it leaves the hand wider open than any object.
+
+`norm_stats` has two entries. `{DATASET}` belongs to the tokens. `{FOREIGN_DATASET}` does not: these are the
+percentiles of RT-1's robot data as openvla-7b publishes them, put here so that the mistake of a wrong `unnorm_key`
+can be tried. With them the same tokens mean motions seven times as wide, and standing still means 2 cm back and
+0.12 rad about x in every step.
+
+## Training
+
+| | |
+| --- | --- |
+| demonstrations | {data["episodes"]} episodes, {facts["frames"]} frames, seeds {seeds} |
+| steps | {facts["steps_done"]}{unfinished}, {frames} frames with {fit["prompts"]} instructions each |
+| time | {facts["seconds"] / 60:.1f} minutes of training on {facts["device"]} |
+| seed of weights and order | {fit["seed"]} |
+| versions | {", ".join(f"{name} {version}" for name, version in facts["versions"].items())} |
+| stored as | {facts["dtype"]} |
+
+```
+{command(facts)}```
+
+On held-out episodes, along the way:
+
+{_curve(facts.get("curve", []))}
+## Evaluation
+
+Seeds below {data["seed"]}, so no scene of the training. Success: the named object is lifted by 8 cm within 80
+steps.
+
+{table}
+The draft columns compare each answer's seven tokens with those of the step before: share of equal tokens, mean
+number of equal tokens before the first other one, share of answers that are equal in full.
+
+## Limits
+
+{_LIMITS}"""
+
+
+def _curve(examined: list[dict[str, Any]]) -> str:
+    """A table of the first examination, the second, the fourth and so on, and the last."""
+    if not examined:
+        return "None recorded.\n"
+    chosen = [each for number, each in enumerate(examined, 1) if number & (number - 1) == 0]
+    chosen += [] if chosen[-1] is examined[-1] else [examined[-1]]
+    names = list(examined[-1])
+    lines = [[name.replace("_", " ") for name in names], ["---"] * len(names)]
+    lines += [[f"{each[name]:.4g}" if name != "step" else str(each[name]) for name in names] for each in chosen]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _pushes(tasks: list[str]) -> str:
+    sides = [task.removeprefix("push_") for task in tasks if task.startswith("push_")]
+    return f'; "push the ... to the {" or ".join(sides)}"' if sides else ""

@@ -1,0 +1,216 @@
+"""Make the demo's checkpoint again, from nothing: demonstrations, training, export, evaluation.
+
+  python -m tools.train data work/data                  demonstrations of the scripted expert
+  python -m tools.train fit work/data work/run          train a small OpenVLA on them
+  python -m tools.train export work/run work/checkpoint  write it in the published layout
+  python -m tools.train evaluate work/checkpoint        success with and without each control
+
+Every step goes on where it was interrupted when it is called again. See docs/demo-policy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from tools.train.recipe import DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe, Recipe, from_json
+from vla_ros.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``python -m tools.train``."""
+    stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
+    data = stages.add_parser("data", help="make demonstrations")
+    data.add_argument("folder", type=Path, help="folder of the demonstrations")
+    data.add_argument("--processes", type=int, default=0, metavar="N", help="0: one per core")
+    _add_recipe(data, DataRecipe)
+
+    fit = stages.add_parser("fit", help="train")
+    fit.add_argument("data", type=Path, help="folder of the demonstrations")
+    fit.add_argument("folder", type=Path, help="folder of the run")
+    fit.add_argument("--device", default="auto", help="torch device (default: CUDA where there is one)")
+    fit.add_argument("--compile", action="store_true", help="compile the training step")
+    fit.add_argument("--log-every", type=int, default=50, metavar="STEPS")
+    fit.add_argument("--save-every", type=float, default=60.0, metavar="SECONDS")
+    fit.add_argument("--time-limit", type=float, default=0.0, metavar="SECONDS", help="save and stop; 0: never")
+    for recipe in (NetworkRecipe, LabelRecipe, FitRecipe):
+        _add_recipe(fit, recipe)
+
+    export = stages.add_parser("export", help="write the checkpoint")
+    export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
+    export.add_argument("folder", type=Path, help="folder of the checkpoint")
+    export.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32")
+    export.add_argument("--shards", type=int, default=2, metavar="N", help="safetensors files")
+
+    evaluate = stages.add_parser("evaluate", help="measure success with and without each control")
+    evaluate.add_argument("folder", type=Path, help="folder of the checkpoint")
+    evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per control")
+    evaluate.add_argument("--seed", type=int, default=1_000_000, metavar="S", help="seed of the first episode")
+    evaluate.add_argument("--only", default="", metavar="NAMES", help="controls, separated by commas")
+    evaluate.add_argument("--processes", type=int, default=0, metavar="N", help="0: one per core")
+    evaluate.add_argument("--device", default="auto", help="torch device of the network")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+
+
+def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
+    """One option per field; their meaning is in the class's docstring."""
+    about = _attributes(kind)
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        assert field.default is not MISSING  # a recipe is complete without options
+        several = isinstance(field.default, tuple)
+        item = type(field.default[0]) if several else hints[field.name]
+        usual = " ".join(str(value) for value in field.default) if several else field.default
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=item,
+            nargs="+" if several else None,
+            default=field.default,
+            metavar="V",
+            help=f"{about[field.name]} (default {usual})".replace("%", "%%"),
+        )
+
+
+def _attributes(kind: type[Any]) -> dict[str, str]:
+    """Field to the first sentence that the docstring says about it."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (kind.__doc__ or "").partition("Attributes:")[2].splitlines():
+        head, colon, text = line.strip().partition(": ")
+        if colon and head.isidentifier():
+            name = head
+            found[name] = text
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return {name: text.replace("``", "").split(". ")[0].rstrip(".") for name, text in found.items()}
+
+
+def recipe_of(kind: type[Recipe], arguments: argparse.Namespace) -> Recipe:
+    """The recipe that the arguments describe."""
+    values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(kind)}
+    return from_json(kind, values)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one stage; exit status 0 when it is complete, 3 when the time limit stopped it before.
+
+    Raises:
+        VlaRosError: It could not do its work; the text says why.
+    """
+    stages = {"data": _data, "fit": _fit, "export": _export, "evaluate": _evaluate}
+    return stages[arguments.stage](arguments)
+
+
+def _bar() -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from tools.train import data
+    from vla_ros.sim.tasks import TASK_NAMES
+
+    recipe = recipe_of(DataRecipe, arguments)
+    unknown = [task for task in recipe.tasks if task not in TASK_NAMES]
+    if unknown:
+        raise ConfigError(f"--tasks: found {unknown}, expected some of {', '.join(TASK_NAMES)}")
+    with _bar() as bar:
+        task = bar.add_task("episodes", total=recipe.episodes)
+        data.generate(
+            arguments.folder,
+            recipe,
+            arguments.processes,
+            lambda episodes, frames: bar.update(task, completed=episodes, description=f"{frames} frames, episodes"),
+        )
+    return 0
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from tools.train.fit import FitOptions, Run
+
+    training = Run(
+        arguments.folder,
+        arguments.data,
+        recipe_of(NetworkRecipe, arguments),
+        recipe_of(LabelRecipe, arguments),
+        recipe_of(FitRecipe, arguments),
+        FitOptions(
+            device=arguments.device,
+            compile=arguments.compile,
+            log_every=arguments.log_every,
+            save_every=arguments.save_every,
+            time_limit=arguments.time_limit,
+        ),
+    )
+    with _bar() as bar:
+        reading = bar.add_task("reading frames", total=None)
+        frames = training.load(lambda done, total: bar.update(reading, completed=done, total=total))
+        task = bar.add_task("steps", total=training.recipe.steps, completed=training.step)
+
+        def told(step: int, figures: dict[str, float]) -> None:
+            said = (
+                f"loss {figures['total']:.3f}, tokens {figures['token_accuracy']:.1%}, "
+                f"places {figures['place_accuracy']:.1%}, {figures['frames_per_s']:.0f} frames/s"
+            )
+            bar.update(task, completed=step, description=said)
+
+        figures = training.train(frames, told)
+    print(f"step {training.step} of {training.recipe.steps}, {training.seconds:.0f} s; {figures}")
+    return 0 if training.done else 3
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from tools.train.export import export
+
+    export(arguments.run_folder, arguments.folder, arguments.dtype, arguments.shards)
+    size = sum(path.stat().st_size for path in arguments.folder.glob("*.safetensors"))
+    print(f"wrote {arguments.folder}: {size / 1e6:.1f} MB of weights")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from tools.train.controls import chosen
+    from tools.train.evaluate import evaluate
+    from tools.train.figures import markdown
+    from tools.train.recipe import TRAINING_SEED
+
+    if arguments.seed + arguments.episodes > TRAINING_SEED:
+        raise ConfigError(
+            f"--seed: found {arguments.seed}, expected one below {TRAINING_SEED}, where training begins"
+        )
+    try:
+        controls = chosen(arguments.only)
+    except ValueError as error:
+        raise ConfigError(f"--only: {error}") from None
+    with _bar() as bar:
+        tasks = {control.name: bar.add_task(control.title, total=arguments.episodes) for control in controls}
+        rows = evaluate(
+            arguments.folder,
+            controls,
+            range(arguments.seed, arguments.seed + arguments.episodes),
+            processes=arguments.processes,
+            device=arguments.device,
+            journal=arguments.json,
+            told=lambda name, done: bar.update(tasks[name], completed=done),
+        )
+    print(markdown(rows))
+    return 0

@@ -1,0 +1,192 @@
+"""Demonstrations of the memoryless expert on disturbed episodes, labelled for every object of the scene.
+
+Each shard depends on the recipe and its own number alone: the files are the same whatever the number of processes,
+and a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tools.train import shards
+from tools.train.labels import counterfactual_actions, kinds_of, patch_of
+from tools.train.noise import Disturbance
+from tools.train.recipe import DataRecipe, as_json, claim
+from vla_ros.config import Config, load
+from vla_ros.control.controller import Controller
+from vla_ros.sim import arm
+from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.files import demo_config
+from vla_ros.sim.rollout import make_controller, run_episode
+from vla_ros.sim.scene import Scene
+from vla_ros.sim.tasks import make_task
+from vla_ros.sim.world import TableTop, WorldOptions
+from vla_ros.types import ActionChunk, Observation, UInt8Array
+
+MANIFEST = "dataset.json"
+
+Told = Callable[[int, int], None]
+"""Called after each shard with episodes done and frames done."""
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """The finished shards of ``folder``, in order."""
+    return sorted(folder.glob("shard-*.npz"))
+
+
+def generate(folder: Path, recipe: DataRecipe, processes: int = 0, told: Told | None = None) -> None:
+    """Make the demonstrations that ``folder`` still lacks.
+
+    Args:
+        folder: Made if it does not exist; finished shards in it are kept.
+        recipe: What to make.
+        processes: Processes to work in; 0 takes one per core, 1 works in this one.
+        told: Hears how far it is.
+
+    Raises:
+        ConfigError: The folder was begun with another recipe.
+        MissingDependencyError: MuJoCo or a way to render is missing.
+    """
+    claim(folder / MANIFEST, as_json(recipe))
+    count = -(-recipe.episodes // recipe.shard_episodes)
+    paths = [folder / f"shard-{number:05d}.npz" for number in range(count)]
+    missing = [(number, path) for number, path in enumerate(paths) if not path.exists()]
+    finished = [shards.read(path).results for path in paths if path.exists()]
+    episodes = sum(len(results) for results in finished)
+    frames = sum(int(results[:, 2].sum()) for results in finished)
+    if told is not None:
+        told(episodes, frames)
+    for results in _work(recipe, missing, processes or os.cpu_count() or 1):
+        episodes += len(results)
+        frames += int(results[:, 2].sum())
+        if told is not None:
+            told(episodes, frames)
+
+
+def _work(recipe: DataRecipe, missing: list[tuple[int, Path]], processes: int) -> Iterator[np.ndarray]:
+    processes = min(processes, len(missing))
+    if processes <= 1:
+        recorder = Recorder(recipe)
+        try:
+            for number, path in missing:
+                yield recorder.shard(number, path)
+        finally:
+            recorder.close()
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, _begin_worker, (recipe,)) as pool:
+        yield from pool.imap_unordered(_make_shard, missing)
+
+
+_worker: list[Recorder] = []
+
+
+def _begin_worker(recipe: DataRecipe) -> None:
+    _worker.append(Recorder(recipe))
+
+
+def _make_shard(job: tuple[int, Path]) -> np.ndarray:
+    return _worker[0].shard(*job)
+
+
+@dataclass
+class _Notes:
+    """What is written down while one episode runs."""
+
+    frames: list[UInt8Array]
+    rows: list[dict[str, object]]
+
+
+class Recorder:
+    """One table-top with the expert at work.
+
+    Args:
+        recipe: What to record.
+
+    Raises:
+        MissingDependencyError: MuJoCo or a way to render is missing.
+    """
+
+    def __init__(self, recipe: DataRecipe) -> None:
+        self._recipe = recipe
+        config: Config = load([demo_config()])
+        self._expert = ExpertPolicy(config)
+        self._controller: Controller = make_controller(self._expert.spec, config)
+        self._world = TableTop(WorldOptions(tasks=recipe.tasks))
+
+    def close(self) -> None:
+        """Free the renderer."""
+        self._world.close()
+
+    def shard(self, number: int, path: Path) -> np.ndarray:
+        """Record shard ``number`` into ``path``; returns its results, int64 [episodes, 3]."""
+        first = number * self._recipe.shard_episodes
+        last = min(first + self._recipe.shard_episodes, self._recipe.episodes)
+        frames: list[UInt8Array] = []
+        rows: list[dict[str, object]] = []
+        results = []
+        for episode in range(first, last):
+            notes, result = self.episode(self._recipe.seed + episode)
+            frames += notes.frames
+            rows += notes.rows
+            results.append(result)
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        blob, offsets = shards.pack(frames)
+        height, width, _ = frames[0].shape
+        shard = shards.Shard(
+            shards.Labels(**columns), blob, offsets, (height, width), np.array(results, dtype=np.int64)
+        )
+        shards.write(path, shard)
+        return shard.results
+
+    def episode(self, seed: int) -> tuple[_Notes, tuple[int, int, int]]:
+        """Frames and labels of one episode; its seed, whether it succeeded (0 or 1), and its steps."""
+        recipe, world = self._recipe, self._world
+        notes = _Notes([], [])
+        disturbance = Disturbance(recipe, seed)
+        rng = np.random.default_rng([seed, 0x5717C4])
+        switch_at = int(rng.integers(2, 16)) if rng.random() < recipe.switch_share else -1
+
+        def answer(observation: Observation) -> ActionChunk:
+            if len(notes.frames) == switch_at:
+                world.judge_by(_another(world.scene, recipe, rng))
+            self._note(observation, seed, disturbance.sd, notes)
+            return self._expert.infer(replace(observation, instruction=world.scene.instruction))
+
+        result = run_episode(world, answer, self._controller, seed, max_steps=recipe.max_steps, noise=disturbance)
+        return notes, (seed, int(result.success), len(notes.frames))
+
+    def _note(self, observation: Observation, seed: int, sd: float, notes: _Notes) -> None:
+        world, scene = self._world, self._world.scene
+        joints = observation.joints
+        assert joints is not None  # the world always measures them
+        objects = world.object_positions()
+        pose = arm.forward(joints.select(arm.JOINT_NAMES))
+        fingers = float(np.mean(joints.select(arm.FINGER_NAMES)))
+        patches = [patch_of(world.project(place)) for place in objects.values()]
+        notes.rows.append(
+            {
+                "seeds": np.int64(seed),
+                "steps": np.int16(len(notes.frames)),
+                "kinds": kinds_of(list(objects)),
+                "patches": np.array(patches + [-1] * (len(kinds_of([])) - len(patches)), np.int16),
+                "actions": counterfactual_actions(pose, fingers, objects, self._recipe.tasks),
+                "asked": np.array(
+                    [self._recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
+                ),
+                "noise": np.float32(sd),
+            }
+        )
+        notes.frames.append(observation.images["image"])
+
+
+def _another(scene: Scene, recipe: DataRecipe, rng: np.random.Generator) -> Scene:
+    """The same table, another object (and maybe another task) asked for."""
+    others = [thing.name for thing in scene.objects if thing.name != scene.task.target]
+    target = others[int(rng.integers(len(others)))]
+    return replace(scene, task=make_task(recipe.tasks[int(rng.integers(len(recipe.tasks)))], target))

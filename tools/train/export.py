@@ -1,0 +1,99 @@
+"""From a finished run to a checkpoint in the published layout, with a model card that states the recorded facts."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.train import state
+from tools.train.card import model_card
+from tools.train.fit import LOG, RECIPE, STATE, STATISTICS
+from tools.train.network import Trainee, architecture_of, token_ids
+from tools.train.recipe import NetworkRecipe, from_json
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.openvla.checkpoints import write_checkpoint
+
+FACTS = "training.json"
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> None:
+    """Write the checkpoint of a run: what the policy loads, ``training.json`` and ``README.md``.
+
+    The training heads stay behind. Float16 keeps three more bits of each weight than bfloat16 at the same size.
+
+    Args:
+        run: Folder of the training run.
+        folder: Of the checkpoint; made if it does not exist, files in it are replaced.
+        dtype: Key of :data:`DTYPES`.
+        shards: Number of safetensors files.
+
+    Raises:
+        CheckpointError: The run has no state, or a weight does not fit the type.
+        ConfigError: There is no such type.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}")
+    recipe = read_json(run / RECIPE)
+    architecture = architecture_of(from_json(NetworkRecipe, recipe["network"]))
+    trainee = Trainee(architecture)
+    step, seconds = state.restore(run / STATE, trainee)
+    weights = {}
+    for name, parameter in trainee.model.named_parameters():
+        weights[name] = parameter.detach().to(DTYPES[dtype])
+        if not torch.isfinite(weights[name]).all():
+            raise CheckpointError(f"{run / STATE}: {name} is not finite in {dtype}; choose --dtype bfloat16")
+    statistics = read_json(run / STATISTICS)
+    write_checkpoint(folder, architecture, weights, statistics, token_ids(), shards)
+    facts: dict[str, Any] = {
+        **recipe,
+        "steps_done": step,
+        "seconds": round(seconds, 1),
+        "parameters": sum(weight.numel() for weight in weights.values()),
+        "dtype": dtype,
+        "frames": next(iter(statistics.values()))["num_transitions"],
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "curve": curve(run / LOG),
+    }
+    previous = folder / FACTS
+    if previous.exists() and read_json(previous).get("steps_done") == step:
+        facts["evaluation"] = read_json(previous).get("evaluation", [])
+    write_card(folder, facts)
+
+
+def curve(log: Path) -> list[dict[str, Any]]:
+    """What a training log says of the held-out episodes, one entry per examination; empty where there is none.
+
+    A run that went on from an earlier state has examined some steps twice: the later one led to the weights.
+    """
+    if not log.exists():
+        return []
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    examined = {line["step"]: line for line in lines if line["kind"] == "held_out"}
+    return [{name: line[name] for name in line if name != "kind"} for line in examined.values()]
+
+
+def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Note the figures of an evaluation in the checkpoint's facts, and write its card anew.
+
+    Args:
+        folder: Of the checkpoint.
+        rows: From :func:`~.figures.summarize`; a row replaces an earlier one of the same name and machine.
+    """
+    facts = read_json(folder / FACTS)
+    new = {(figures["name"], figures.get("machine")) for figures in rows}
+    kept = [old for old in facts.get("evaluation", []) if (old["name"], old.get("machine")) not in new]
+    facts["evaluation"] = kept + rows
+    write_card(folder, facts)
+
+
+def write_card(folder: Path, facts: dict[str, Any]) -> None:
+    """Write ``training.json`` and the ``README.md`` made from it."""
+    (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(model_card(facts), encoding="utf-8")

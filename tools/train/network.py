@@ -1,0 +1,168 @@
+"""The small OpenVLA as it is trained: the modules that the policy loads, and two heads for training only."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tools.train.labels import KINDS
+from tools.train.recipe import NetworkRecipe
+from vla_ros.policies.openvla.architecture import IMAGENET_MEAN, IMAGENET_STD, Architecture, LlmShape, TowerShape
+from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
+
+ACTION_TOKENS = 7
+BINS = 256
+PADDING = 64
+EMPTY_TOKEN = 440
+"""Closes every prompt; above the words, below the action tokens."""
+VOCABULARY = 768 - PADDING
+"""Tokens without padding: specials, bytes, words, the empty token, and the actions at the end."""
+
+
+def token_ids() -> dict[str, int]:
+    """The vocabulary of words."""
+    return word_ids((*PROMPT_WORDS, *TABLE_WORDS), EMPTY_TOKEN)
+
+
+def architecture_of(recipe: NetworkRecipe) -> Architecture:
+    """OpenVLA's architecture in small: both kinds of tower, fused projector, Llama decoder."""
+    towers = tuple(
+        TowerShape(
+            width=recipe.vision_width,
+            blocks=recipe.vision_blocks + 1,
+            heads=recipe.vision_heads,
+            mlp_width=4 * recipe.vision_width,
+            used_blocks=recipe.vision_blocks,
+            class_token=dino,
+            register_tokens=4 if dino else 0,
+            layer_scale=dino,
+            mean=IMAGENET_MEAN if dino else (0.5, 0.5, 0.5),
+            std=IMAGENET_STD if dino else (0.5, 0.5, 0.5),
+        )
+        for dino in (True, False)
+    )
+    llm = LlmShape(
+        vocab_size=VOCABULARY + PADDING,
+        hidden_size=recipe.llm_width,
+        intermediate_size=recipe.llm_hidden,
+        layers=recipe.llm_layers,
+        heads=recipe.llm_heads,
+        kv_heads=recipe.llm_heads,
+        head_dim=recipe.llm_width // recipe.llm_heads,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        max_positions=512,
+        bos_token=1,
+    )
+    return Architecture(
+        towers=towers,
+        llm=llm,
+        action_vocab_size=VOCABULARY,
+        action_bins=BINS,
+        empty_token=EMPTY_TOKEN,
+        prompt_version="v0.2",
+    )
+
+
+class Predictions(NamedTuple):
+    """What one forward pass says; R = frames times prompts.
+
+    Attributes:
+        actions: Logits of the action tokens [R, 7, vocab_size].
+        places: Logits of the patch that holds the named object [R, patches].
+        kinds: Logits of what each patch shows [F, patches, len(KINDS) + 1]; the last class is "nothing".
+    """
+
+    actions: Tensor
+    places: Tensor
+    kinds: Tensor
+
+
+class Trainee(nn.Module):
+    """The network with its two training heads.
+
+    Args:
+        architecture: Sizes.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.model = OpenVLAModel(architecture)
+        width = architecture.llm.hidden_size
+        self.place_head = nn.Linear(width, architecture.patches)
+        self.kind_head = nn.Linear(width, len(KINDS) + 1)
+        self.patches = architecture.patches
+
+    def forward(self, images: Tensor, prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Predictions:
+        """All action tokens at once, each from the right ones before it.
+
+        Args:
+            images: [F, H, W, 3] RGB in 0 to 255, uint8 or float.
+            prompts: Int64 [R, L], R a multiple of F: rows r * F / R... of one frame follow each other. Padded.
+            lengths: Int64 [R], tokens of each prompt.
+            tokens: Int64 [R, 7], the action tokens.
+        """
+        patches = self.model.embed_image(self.model.normalize(images))  # [F, patches, width]
+        kinds = self.kind_head(patches)
+        repeated = patches.repeat_interleave(prompts.shape[0] // images.shape[0], dim=0)
+        hidden = self.model.language_model.model(
+            self.model.embed_sequence(repeated, with_actions(prompts, lengths, tokens))
+        )
+        # Position patches + i predicts input_ids[i + 1]; what pads a shorter prompt lies behind all that counts.
+        first = self.patches + lengths - 1
+        where = first[:, None] + torch.arange(ACTION_TOKENS, device=first.device)
+        chosen = hidden.gather(1, where[..., None].expand(-1, -1, hidden.shape[-1]))  # [R, 7, width]
+        logits: Tensor = self.model.language_model.lm_head(chosen)
+        return Predictions(logits.float(), self.place_head(chosen[:, 0]).float(), kinds.float())
+
+
+def with_actions(prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+    """Prompts [R, L] with the first six action tokens right behind each, int64 [R, L + 6]."""
+    room = torch.zeros(prompts.shape[0], ACTION_TOKENS - 1, dtype=prompts.dtype, device=prompts.device)
+    where = lengths[:, None] + torch.arange(ACTION_TOKENS - 1, device=lengths.device)
+    return torch.cat([prompts, room], dim=1).scatter(1, where, tokens[:, :-1])
+
+
+_POSITION = 0.5
+_SLOWEST = 100.0
+
+
+def waves(patches: int, width: int) -> Tensor:
+    """Sines and cosines of row and column at several wavelengths, float32 [patches, width]."""
+    side = round(math.sqrt(patches))
+    rates = _SLOWEST ** -(torch.arange(width // 4) / (width // 4))
+    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    angles = [axis.reshape(-1, 1) * rates for axis in (row, column)]
+    return torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], dim=1)
+
+
+@torch.no_grad()
+def initialize(trainee: Trainee, seed: int) -> None:
+    """Weights to start from: normal with deviation 0.02, smaller where a block adds to its residual stream.
+
+    As GPT-2 and Llama are begun; norms and LayerScale stay at one, biases at zero. Positions begin as waves, since
+    "where is it?" is most of the task (Beyer et al., 2022, begin plain ViTs so).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    depth = {
+        "vision_backbone": len(trainee.model.vision_backbone.featurizer.blocks),
+        "language_model": trainee.model.architecture.llm.layers,
+    }
+    for name, parameter in trainee.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif "norm" in name or name.endswith("scale_factor"):
+            parameter.fill_(1.0)
+        elif name.endswith("pos_embed"):
+            parameter.copy_(_POSITION * waves(parameter.shape[1], parameter.shape[2]))
+        else:
+            deviation = 0.02
+            if name.endswith(("attn.proj.weight", "mlp.fc2.weight", "o_proj.weight", "down_proj.weight")):
+                deviation /= math.sqrt(2 * next(count for part, count in depth.items() if part in name))
+            if "patch_embed" in name or "projector" in name:
+                deviation = parameter[0].numel() ** -0.5  # these stand at the entrance: keep the signal's size
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)

@@ -1,0 +1,125 @@
+"""From the expert's actions to the tokens that the network learns, and from tasks to prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tools.train.labels import KINDS
+from tools.train.network import token_ids
+from tools.train.recipe import DATASET, FOREIGN_DATASET, LabelRecipe
+from tools.train.shards import Labels
+from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
+from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.openvla.prompt import load_prompt_encoder
+from vla_ros.policies.openvla.vocabulary import write_tokenizer
+from vla_ros.sim.tasks import make_task
+from vla_ros.types import FloatArray, IntArray
+
+_TURN = 0.05  # rad: the hand hardly turns, so percentiles would be tiny and every bin noise
+_MASK = (True, True, True, True, True, True, False)
+
+FOREIGN_STATISTICS: dict[str, Any] = {
+    "action": {
+        "mask": list(_MASK),
+        "q01": [-0.224535275, -0.148200133, -0.231589708, -0.351799486, -0.419301127, -0.436434611, 0.0],
+        "q99": [0.178246872, 0.149383796, 0.218423548, 0.589266604, 0.352726574, 0.447966813, 1.0],
+    },
+    "num_transitions": 3786400,
+}
+"""Percentiles of RT-1's robot data as openvla/openvla-7b publishes them (``fractal20220817_data``, rounded).
+
+Beside ``bridge_orig`` this is the key that people take over from examples. The robot was another one, with wider
+and lopsided motions: standing still, the middle of every bin, becomes 2 cm back and 0.12 rad about x.
+"""
+
+
+def shape_actions(actions: NDArray[np.float32], recipe: LabelRecipe) -> FloatArray:
+    """The expert's actions as labels: translation capped and rounded, gripper in the data's convention.
+
+    Args:
+        actions: [..., 7], gripper 1 open and 0 closed.
+        recipe: Cap, grid and value of a closing hand.
+    """
+    shaped = actions.astype(np.float64)
+    way = shaped[..., :3]
+    if recipe.step_cap:
+        length = np.linalg.norm(way, axis=-1, keepdims=True)
+        way *= np.minimum(1.0, recipe.step_cap / np.maximum(length, 1e-9))
+    if recipe.step_grid:
+        np.copyto(way, np.round(way / recipe.step_grid) * recipe.step_grid)
+    shaped[..., 6] = recipe.closed_value + (1.0 - recipe.closed_value) * shaped[..., 6]
+    return shaped
+
+
+def followed(labels: Labels, actions: FloatArray) -> FloatArray:
+    """Float64 [N, 7]: of all labels [N, tasks, SLOTS, 7] those that the arm was following."""
+    rows = np.arange(len(labels))
+    return actions[rows, labels.asked[:, 0], labels.asked[:, 1]]
+
+
+def statistics_json(labels: Labels, actions: FloatArray) -> dict[str, Any]:
+    """``norm_stats`` of the demonstrations, and beside them the foreign ones (:data:`FOREIGN_STATISTICS`).
+
+    Percentiles 1 and 99 of what was followed, as OpenVLA takes them, made symmetric so that standing still is the
+    middle of a bin; rotations get +-0.05 rad.
+
+    Args:
+        labels: Of all frames.
+        actions: Their labels, float64 [N, tasks, SLOTS, 7].
+    """
+    steps = followed(labels, actions)
+    return {DATASET: _entry(steps), FOREIGN_DATASET: FOREIGN_STATISTICS}
+
+
+def _entry(steps: FloatArray) -> dict[str, Any]:
+    low, high = np.percentile(steps[:, :3], [1, 99], axis=0)
+    reach = np.round(np.maximum(np.abs(low), np.abs(high)), 5).tolist()
+    q99 = [*reach, _TURN, _TURN, _TURN, 1.0]
+    q01 = [*(-value for value in reach), -_TURN, -_TURN, -_TURN, 0.0]
+    return {"action": {"mask": list(_MASK), "q01": q01, "q99": q99}, "num_transitions": len(steps)}
+
+
+def statistics_of(entry: dict[str, Any], key: str = DATASET) -> ActionStatistics:
+    """One entry of :func:`statistics_json` as the policy reads it."""
+    action = entry[key]["action"]
+    return ActionStatistics(key, np.array(action["q01"]), np.array(action["q99"]), np.array(action["mask"]))
+
+
+def encode_actions(actions: FloatArray, statistics: ActionStatistics, bins: ActionBins) -> NDArray[np.int16]:
+    """Tokens of actions, int16 of the same shape.
+
+    Only the 255 tokens that decode to a bin of their own: the 256th that the encoder of OpenVLA gives to the value
+    1 means the same as its neighbour.
+    """
+    tokens = bins.encode(statistics.normalize(actions))
+    return np.maximum(tokens, bins.vocab_size - (bins.count - 1)).astype(np.int16)
+
+
+class Prompts:
+    """The prompt of every task for every kind of object, as the policy will write it.
+
+    Args:
+        folder: Gets the tokenizer's files, from which the prompts are then made.
+        architecture: Sizes.
+        tasks: Names of tasks.
+    """
+
+    def __init__(self, folder: Path, architecture: Architecture, tasks: tuple[str, ...]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(folder, token_ids())
+        encoder = load_prompt_encoder(folder, architecture)
+        rows: list[IntArray] = [
+            encoder.encode(make_task(task, kind).instruction) for task in tasks for kind in KINDS
+        ]
+        self.lengths: Tensor = torch.tensor([len(row) for row in rows])
+        """Int64 [tasks * kinds]."""
+        self.ids: Tensor = torch.zeros(len(rows), int(self.lengths.max()), dtype=torch.int64)
+        """Int64 [tasks * kinds, L], padded with 0."""
+        for index, row in enumerate(rows):
+            self.ids[index, : len(row)] = torch.from_numpy(row)
