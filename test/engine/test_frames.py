@@ -242,7 +242,7 @@ INPUTS = Snapshot(JOINTS, instruction="pick up the red cube")
 
 def trips(steppers, message):
     """The engine's trip and that of the reference path, which must agree."""
-    one, other = (stepper.trip([message], INPUTS, 0.2) for stepper in steppers)
+    one, other = (stepper.step([message], INPUTS, 0.2) for stepper in steppers)
     assert np.array_equal(one.chunk.tokens, other.chunk.tokens)
     assert np.array_equal(one.action, other.action)
     np.testing.assert_allclose(one.chunk.info["logit_margins"], other.chunk.info["logit_margins"], atol=1e-3)
@@ -281,5 +281,5 @@ def test_a_message_that_is_no_picture_is_the_same_error(steppers):
     damaged = encode_image(noise(48, 64), 1, "camera")[:-1]
     for stepper in pair:
         with pytest.raises(ImageError, match="/camera/image_raw: "):
-            stepper.trip([damaged], INPUTS, 0.2)
+            stepper.step([damaged], INPUTS, 0.2)
     trips(pair, encode_image(noise(48, 64), 2, "camera"))

@@ -1,4 +1,4 @@
-"""The one trip, without graph and threads: what it makes of good and bad input, step by step."""
+"""The one step, without graph and threads: what it makes of good and bad input, step by step."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ INPUTS = Snapshot(JOINTS, instruction="pick up the cube")
 
 def test_a_trip_moves_the_tip_as_the_action_says_and_keeps_the_frames_stamp() -> None:
     policy = Forward()
-    trip = loaded(policy).trip([picture()], INPUTS, 0.2)
-    assert trip.refused is None
-    assert trip.command is not None
-    assert trip.stamp == trip.command.stamp == STAMP
+    step = loaded(policy).step([picture()], INPUTS, 0.2)
+    assert step.refused is None
+    assert step.command is not None
+    assert step.stamp == step.command.stamp == STAMP
     arm = Kinematics.from_urdf("demo")
-    moved = arm.forward(trip.command.positions[:7]).position - arm.forward(JOINTS.positions).position
+    moved = arm.forward(step.command.positions[:7]).position - arm.forward(JOINTS.positions).position
     assert np.allclose(moved, [0.01, 0, 0], atol=2e-4)
-    assert {"preprocess", "inference", "policy/decode", "control"} <= set(trip.stages_ms)
+    assert {"preprocess", "inference", "policy/decode", "control"} <= set(step.stages_ms)
     assert policy.seen[0].instruction == "pick up the cube"
 
 
 def test_pictures_are_turned_and_resized_as_the_options_say() -> None:
     policy = Forward()
-    loaded(policy, config(camera__orientation=["rotate_180"])).trip([picture()], INPUTS, 0.2)
+    loaded(policy, config(camera__orientation=["rotate_180"])).step([picture()], INPUTS, 0.2)
     image = policy.seen[0].images["image"]
     assert image.shape == (224, 224, 3)
     assert image[:100, :, 0].max() == 0
@@ -95,11 +95,11 @@ def test_a_chunk_is_executed_step_by_step_before_the_policy_is_asked_again() -> 
     policy = Forward()
     stepper = loaded(policy)
     assert stepper.wants_frame
-    assert stepper.trip([picture()], INPUTS, 0.2).index == 0
+    assert stepper.step([picture()], INPUTS, 0.2).index == 0
     stepper.schedule.executed()
     indices = []
     while not stepper.wants_frame:
-        indices.append(stepper.act(JOINTS, 0.2).index)
+        indices.append(stepper.next_command(JOINTS, 0.2).index)
         stepper.schedule.executed()
     assert indices == [1, 2]
     assert len(policy.seen) == 1
@@ -107,17 +107,17 @@ def test_a_chunk_is_executed_step_by_step_before_the_policy_is_asked_again() -> 
 
 def test_a_step_that_was_not_sent_is_not_consumed() -> None:
     stepper = loaded(Forward())
-    stepper.trip([picture()], INPUTS, 0.2)
-    assert stepper.act(JOINTS, 0.2).index == 0
-    assert stepper.act(JOINTS, 0.2).index == 0
+    stepper.step([picture()], INPUTS, 0.2)
+    assert stepper.next_command(JOINTS, 0.2).index == 0
+    assert stepper.next_command(JOINTS, 0.2).index == 0
 
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 70, 1000])
 def test_a_message_that_was_cut_off_is_an_error_that_names_the_topic(keep: int) -> None:
     stepper = loaded(Forward())
     with pytest.raises(ImageError, match="/camera/image_raw"):
-        stepper.trip([picture()[:keep]], INPUTS, 0.2)
-    assert stepper.trip([picture()], INPUTS, 0.2).command is not None
+        stepper.step([picture()[:keep]], INPUTS, 0.2)
+    assert stepper.step([picture()], INPUTS, 0.2).command is not None
 
 
 @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ def test_a_message_that_was_cut_off_is_an_error_that_names_the_topic(keep: int) 
 )
 def test_what_is_missing_is_named(inputs: Snapshot, frames: list[bytes | None], reason: Reason) -> None:
     with pytest.raises(Refused) as caught:
-        loaded(Forward()).trip(frames, inputs, 0.2)
+        loaded(Forward()).step(frames, inputs, 0.2)
     assert caught.value.reason is reason
 
 
 def test_feeds_and_joints_that_a_policy_needs_are_waited_for() -> None:
     stepper = loaded(Forward(needs_joints=True, state_keys=("objects",)))
     with pytest.raises(Refused, match="no joint state"):
-        stepper.trip([picture()], Snapshot(instruction="go"), 0.2)
+        stepper.step([picture()], Snapshot(instruction="go"), 0.2)
     with pytest.raises(Refused, match="objects"):
-        stepper.trip([picture()], INPUTS, 0.2)
+        stepper.step([picture()], INPUTS, 0.2)
     ready = Snapshot(JOINTS, {"objects": dataclasses.replace(JOINTS, stamp=STAMP)}, "go")
-    assert stepper.trip([picture()], ready, 0.2).command is not None
+    assert stepper.step([picture()], ready, 0.2).command is not None
 
 
 def test_a_feed_that_fell_silent_is_not_shown_to_the_policy() -> None:
@@ -170,12 +170,12 @@ def test_an_answer_that_is_no_action_never_becomes_a_command() -> None:
     ):
         policy.answer = answer
         with pytest.raises(Refused) as caught:
-            stepper.trip([picture()], INPUTS, 0.2)
+            stepper.step([picture()], INPUTS, 0.2)
         assert caught.value.reason is Reason.ACTION_INVALID
         assert stepper.wants_frame
     policy.error = ValueError("tensor of size 3")
     with pytest.raises(Refused, match="ValueError: tensor of size 3"):
-        stepper.trip([picture()], INPUTS, 0.2)
+        stepper.step([picture()], INPUTS, 0.2)
 
 
 @pytest.mark.parametrize("answer", [np.zeros((1, 7)), None, ActionChunk([[0.0] * 7], STAMP)])
@@ -183,25 +183,25 @@ def test_an_answer_of_a_wrong_type_is_refused_in_words(answer: object) -> None:
     policy = Forward()
     policy.infer = lambda observation: answer
     with pytest.raises(Refused, match="expected an ActionChunk") as refused:
-        loaded(policy).trip([picture()], INPUTS, 0.2)
+        loaded(policy).step([picture()], INPUTS, 0.2)
     assert refused.value.reason is Reason.ACTION_INVALID
 
 
 def test_without_a_joint_state_the_action_is_shown_and_the_command_refused() -> None:
-    trip = loaded(Forward()).trip([picture()], Snapshot(instruction="go"), 0.2)
-    assert trip.action is not None
-    assert trip.command is None
-    assert trip.refused is not None
+    step = loaded(Forward()).step([picture()], Snapshot(instruction="go"), 0.2)
+    assert step.action is not None
+    assert step.command is None
+    assert step.refused is not None
 
 
 def test_the_delta_counts_from_the_pose_at_the_frames_stamp() -> None:
     stepper = loaded(Forward())
     moved = JointState(NAMES, JOINTS.positions + np.array([0.02, 0, 0, 0, 0, 0, 0]), 20)
-    trip = stepper.trip([picture()], INPUTS, 0.2, reference=JOINTS, newest=lambda: moved)
-    assert trip.command is not None
+    step = stepper.step([picture()], INPUTS, 0.2, reference=JOINTS, newest=lambda: moved)
+    assert step.command is not None
     arm = Kinematics.from_urdf("demo")
     expected = arm.forward(JOINTS.positions).position + np.array([0.01, 0, 0])
-    assert np.allclose(arm.forward(trip.command.positions[:7]).position, expected, atol=3e-4)
+    assert np.allclose(arm.forward(step.command.positions[:7]).position, expected, atol=3e-4)
 
 
 def test_a_picture_that_no_camera_gives_is_refused_at_start() -> None:
@@ -212,7 +212,7 @@ def test_a_picture_that_no_camera_gives_is_refused_at_start() -> None:
 def test_a_reset_forgets_the_plan() -> None:
     policy = Forward()
     stepper = loaded(policy)
-    stepper.trip([picture()], INPUTS, 0.2)
+    stepper.step([picture()], INPUTS, 0.2)
     stepper.reset()
     assert stepper.wants_frame
     assert policy.resets == 1
@@ -224,7 +224,7 @@ def test_a_new_task_does_not_let_go_of_what_is_gripped() -> None:
     policy.answer = np.tile([0.0, 0, 0, 0, 0, 0, 0.0], (3, 1))  # close
     stepper = loaded(policy, config(robot__gripper_joint_names=["finger_left"]))
     gripping = JointState((*NAMES, "finger_left"), np.array([*JOINTS.positions, 0.013]), 10)
-    stepper.trip([picture()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
+    stepper.step([picture()], Snapshot(gripping, instruction="pick up the cube"), 0.2)
     stepper.executed()
     stepper.new_task()
     assert stepper.wants_frame
@@ -237,11 +237,11 @@ def test_a_new_task_does_not_let_go_of_what_is_gripped() -> None:
 def test_fewer_steps_per_chunk_may_be_asked_for_in_the_middle_of_one() -> None:
     policy = Forward()
     stepper = loaded(policy)
-    assert stepper.trip([picture()], INPUTS, 0.2).command is not None
+    assert stepper.step([picture()], INPUTS, 0.2).command is not None
     stepper.executed()
     assert not stepper.wants_frame
     stepper.configure(config(control__execute_steps=1))
-    assert stepper.act(JOINTS, 0.2).index == 1
+    assert stepper.next_command(JOINTS, 0.2).index == 1
     stepper.executed()
     assert stepper.wants_frame
 
@@ -249,7 +249,7 @@ def test_fewer_steps_per_chunk_may_be_asked_for_in_the_middle_of_one() -> None:
 def test_ensembling_goes_on_when_other_options_change() -> None:
     stepper = loaded(Forward(), config(control__chunk_blending="ensemble"))
     stepper.configure(config(control__chunk_blending="ensemble", control__rate_hz=3.0))
-    stepper.trip([picture()], INPUTS, 0.2)
+    stepper.step([picture()], INPUTS, 0.2)
     stepper.executed()
     assert stepper.wants_frame, "ACT asks after every step"
 
@@ -257,10 +257,10 @@ def test_ensembling_goes_on_when_other_options_change() -> None:
 def test_options_that_may_change_take_effect_with_the_next_step() -> None:
     stepper = loaded(Forward())
     stepper.configure(config(limits__max_translation_step=0.001))
-    trip = stepper.trip([picture()], INPUTS, 0.2)
-    assert trip.command is not None
+    step = stepper.step([picture()], INPUTS, 0.2)
+    assert step.command is not None
     arm = Kinematics.from_urdf("demo")
-    moved = arm.forward(trip.command.positions[:7]).position - arm.forward(JOINTS.positions).position
+    moved = arm.forward(step.command.positions[:7]).position - arm.forward(JOINTS.positions).position
     assert np.linalg.norm(moved) < 0.0011
 
 
@@ -304,12 +304,12 @@ def test_a_picture_is_resized_when_the_policy_looks_and_its_time_is_counted_as_p
 
     blind, looking = Forward(), Looking()
     for policy, prepared in ((blind, 0), (looking, 1)):
-        trip = loaded(policy).trip([picture()], INPUTS, 0.2)
-        assert trip.observation is not None
-        images = trip.observation.images
+        step = loaded(policy).step([picture()], INPUTS, 0.2)
+        assert step.observation is not None
+        images = step.observation.images
         assert isinstance(images, Pictures)
         assert images.prepared == prepared
         assert (images.spent_ms > 0) == bool(prepared)
-        assert trip.stages_ms["preprocess"] >= images.spent_ms
-        assert trip.stages_ms["inference"] >= 0
+        assert step.stages_ms["preprocess"] >= images.spent_ms
+        assert step.stages_ms["inference"] >= 0
         assert (images["image"] == Preprocessor(config().camera)(picture()).image).all()

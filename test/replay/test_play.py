@@ -1,4 +1,4 @@
-"""A bag goes through the very trip of the live node, in open loop and as it would have run.
+"""A bag goes through the very step of the live node, in open loop and as it would have run.
 
 Pins: wrong pairing of frames and actions, memory of past episodes, frames answered twice, a busy policy that makes
 the queue grow, resuming that counts frames twice or not at all, pictures that differ from the live ones.
@@ -104,10 +104,10 @@ def test_replay_gives_what_the_live_stepper_gives(play, write_bag, recording, br
             stepper.reset()  # another instruction
         joints = JointState(JOINTS, np.array(HOME), int(outcome.samples.stamps[index]))
         words = outcome.samples.instructions[index // 20]
-        trip = stepper.trip([frame], Snapshot(joints, {}, words), 0.1, joints)
+        step = stepper.step([frame], Snapshot(joints, {}, words), 0.1, joints)
         stepper.schedule.executed()
-        assert (trip.action == outcome.samples.predicted[index]).all()
-        assert (trip.command.positions == outcome.samples.commands[index]).all()
+        assert (step.action == outcome.samples.predicted[index]).all()
+        assert (step.command.positions == outcome.samples.commands[index]).all()
     assert outcome.samples.command_names == JOINTS
 
 

@@ -1,4 +1,4 @@
-"""The working thread: takes the newest frame, makes the trip, and sends what may be sent.
+"""The working thread: takes the newest frame, makes the step, and sends what may be sent.
 
 Receiving threads only leave things behind (mailboxes, inputs); this thread decides and sends. It never waits
 for anything without a bound, and a frame is used once.
@@ -16,13 +16,13 @@ from typing import Protocol
 from vla_ros.config import Config
 from vla_ros.control.inputs import Inputs, Snapshot
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.pace import Pace
+from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.control.safety import Safety
 from vla_ros.control.watchdog import Now, Watchdog
 from vla_ros.errors import ImageError
 from vla_ros.graph.node import Logger
-from vla_ros.node.stepper import Stepper, Trip
+from vla_ros.node.stepper import Stepper, StepResult
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes
@@ -54,7 +54,7 @@ class Frame:
 class Witness(Protocol):
     """Looks on; see :class:`vla_ros.telemetry.telemetry.Telemetry`."""
 
-    def show(self, trip: Trip) -> None:
+    def show(self, step: StepResult) -> None:
         """A step was made."""
 
     def answered(self, stamp: int, received: int, now: Now, moved: bool, stages_ms: Mapping[str, float]) -> None:
@@ -70,15 +70,15 @@ class ControlLoop:
     Args:
         config: The whole tree; :meth:`configure` takes a changed one.
         stepper: Loaded.
-        cameras: One mailbox per ``camera.topics``; the first camera sets the pace.
+        cameras: One mailbox per ``camera.topics``; the first camera sets the limiter.
         inputs: Joint state, feeds and instruction.
         safety: Decides what may be sent.
         watchdog: Told about inference.
         stats: Told about everything.
-        prepare: Makes the message of a trip's command; what it returns sends it, and is called only while motion is
+        prepare: Makes the message of a step's command; what it returns sends it, and is called only while motion is
             allowed.
         witness: Told of every step and of what became of every frame, whether or not the arm may move.
-        supervise: Asks the watchdog and tells ``safety``; called before each trip, so that a frame which ends a
+        supervise: Asks the watchdog and tells ``safety``; called before each step, so that a frame which ends a
             hold is itself answered.
         now: The present on both clocks.
         logger: Says what is refused, each reason at most once a second.
@@ -93,7 +93,7 @@ class ControlLoop:
         safety: Safety,
         watchdog: Watchdog,
         stats: Stats,
-        prepare: Callable[[Trip], Callable[[], None]],
+        prepare: Callable[[StepResult], Callable[[], None]],
         witness: Witness,
         supervise: Callable[[], None],
         now: Callable[[], Now],
@@ -115,14 +115,14 @@ class ControlLoop:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._task = (-1, -1)  # of the inputs and of the arming to which the plan belongs
-        self._pace = Pace.from_config(config.control)
+        self._limiter = RateLimiter.from_config(config.control)
         self._held: set[Reason] = set()
         self._said: dict[Reason, float] = {}
 
     def start(self) -> None:
         """Begin on a thread of its own."""
         self._ending.clear()
-        self._pace.reset()
+        self._limiter.reset()
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
@@ -147,7 +147,7 @@ class ControlLoop:
     def configure(self, config: Config) -> None:
         """Take options that may change while running; from any thread."""
         self._config = config
-        self._pace.configure(config.control.rate_hz)
+        self._limiter.configure(config.control.rate_hz)
         self._stepper.configure(config)
 
     def _run(self) -> None:
@@ -166,8 +166,8 @@ class ControlLoop:
         if not self._safety.may_move:
             self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
         if not self._stepper.wants_frame:
-            self._finish(self._stepper.act(self._fresh_joints(), self._pace.period), None)
-            self._pace.executed(time.monotonic())
+            self._finish(self._stepper.next_command(self._fresh_joints(), self._limiter.period), None)
+            self._limiter.executed(time.monotonic())
             return
         frame = self._next_frame()
         if frame is not None:
@@ -179,7 +179,7 @@ class ControlLoop:
         frame = mailbox.take(_PATIENCE)
         if frame is None or self._config.control.lockstep:
             return frame
-        patience = self._pace.patience(time.monotonic(), frame.arrived, frame.arrived + frame.interval)
+        patience = self._limiter.patience(time.monotonic(), frame.arrived, frame.arrived + frame.interval)
         newer = mailbox.take(min(patience, _PATIENCE)) if patience else None
         if newer is None:
             return frame
@@ -204,11 +204,11 @@ class ControlLoop:
     def _is_due(self) -> bool:
         """Wait for the next step; False where its time has not come yet (or the thread is to end).
 
-        In lockstep the simulation sets the pace.
+        In lockstep the simulation sets the limiter.
         """
         if self._config.control.lockstep:
             return True
-        due = self._pace.frame_due if self._stepper.wants_frame else self._pace.planned_due
+        due = self._limiter.frame_due if self._stepper.wants_frame else self._limiter.planned_due
         left = due - time.monotonic()
         if left <= 0:
             return True
@@ -216,7 +216,7 @@ class ControlLoop:
         return not self._ending.is_set() and due <= time.monotonic()
 
     def _answer(self, frame: Frame) -> None:
-        """Make the trip for one frame of the first camera."""
+        """Make the step for one frame of the first camera."""
         began = time.monotonic()
         self._newest[0] = frame
         for index, mailbox in enumerate(self._cameras[1:], start=1):
@@ -225,7 +225,7 @@ class ControlLoop:
                 self._newest[index] = other
                 self._stats.used()
         try:
-            trip = self._trip(frame, began)
+            step = self._step(frame, began)
         except ImageError as error:
             self._watchdog.pictures(self._now(), readable=False)
             self._drop(frame, Reason.IMAGE_INVALID, str(error))
@@ -234,16 +234,16 @@ class ControlLoop:
             self._drop(frame, refused.reason, refused.detail)
             return
         self._stats.used()
-        self._stats.record({"wait": 1e3 * (began - frame.arrived), **trip.stages_ms})
-        self._finish(trip, frame)
-        self._pace.answered(began, time.monotonic())
+        self._stats.record({"wait": 1e3 * (began - frame.arrived), **step.stages_ms})
+        self._finish(step, frame)
+        self._limiter.answered(began, time.monotonic())
 
     def _drop(self, frame: Frame, reason: Reason, detail: str) -> None:
         self._stats.dropped(reason.value)
         self._witness.dropped(frame.stamp, self._config.camera.topics[0], frame.received, reason)
         self._refuse(reason, detail)
 
-    def _trip(self, frame: Frame, began: float) -> Trip:
+    def _step(self, frame: Frame, began: float) -> StepResult:
         if self._config.control.lockstep:
             keys = self._stepper.spec.state_keys
             if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT):
@@ -253,10 +253,10 @@ class ControlLoop:
         inputs = replace(self._take_task(), joints=self._fresh_joints())
         self._watchdog.inference_began(self._now())
         try:
-            trip = self._stepper.trip(
+            step = self._stepper.step(
                 [newest.data if newest else None for newest in self._newest],
                 inputs,
-                self._pace.step_time(began),
+                self._limiter.step_time(began),
                 self._inputs.joints_at(frame.stamp),
                 self._fresh_joints,
             )
@@ -271,12 +271,12 @@ class ControlLoop:
             raise Refused(
                 Reason.TASK_CHANGED, "another instruction, a reset or an arming came while the policy was thinking"
             )
-        return trip
+        return step
 
-    def _finish(self, trip: Trip, frame: Frame | None) -> None:
+    def _finish(self, step: StepResult, frame: Frame | None) -> None:
         """Show the action, and send the command where it may be sent."""
-        self._witness.show(trip)
-        refused = trip.refused or self._too_old(trip)
+        self._witness.show(step)
+        refused = step.refused or self._too_old(step)
         if refused is not None:
             self._stepper.schedule.reset()
             self._refuse(refused.reason, refused.detail)
@@ -285,7 +285,7 @@ class ControlLoop:
             self._safety.clear(reason)
         self._held.clear()
         began = time.monotonic()
-        allowed = self._send_allowed(trip)
+        allowed = self._send_allowed(step)
         if allowed:
             self._stats.commanded()
             stages = {"publish": 1e3 * (time.monotonic() - began)}
@@ -294,16 +294,16 @@ class ControlLoop:
                 stages["total"] = 1e3 * (time.monotonic() - frame.arrived)
             self._stats.record(stages)
         if frame is not None:
-            self._witness.answered(frame.stamp, frame.received, self._now(), allowed, trip.stages_ms)
+            self._witness.answered(frame.stamp, frame.received, self._now(), allowed, step.stages_ms)
 
-    def _send_allowed(self, trip: Trip) -> bool:
+    def _send_allowed(self, step: StepResult) -> bool:
         """Send the command where it may be sent; True where it was.
 
         A process that was suspended between the watchdog's look and the sending looks again. What remains is the
         sending itself: a driver that wants certainty looks at the stamp. A thread that was told to end sends
         nothing: it may have been left behind, and the arm be armed for another.
         """
-        send = self._prepare(trip)
+        send = self._prepare(step)
         while not self._ending.is_set():
             self._supervise()
             looked = time.monotonic()
@@ -317,7 +317,7 @@ class ControlLoop:
                 return allowed
         return False
 
-    def _too_old(self, trip: Trip) -> Refused | None:
+    def _too_old(self, step: StepResult) -> Refused | None:
         """No motion on a frame that is older than it may be when it comes, and thinking and its turn may take.
 
         The watchdog looks at frames as they come. This catches what happens to them later: a process that was
@@ -326,8 +326,8 @@ class ControlLoop:
         timeouts = self._config.timeouts
         if not timeouts.frame_age:
             return None
-        allowed = timeouts.frame_age + timeouts.inference + (trip.index + 1) * self._pace.period
-        age = (self._now().ros - trip.stamp) / 1e9
+        allowed = timeouts.frame_age + timeouts.inference + (step.index + 1) * self._limiter.period
+        age = (self._now().ros - step.stamp) / 1e9
         if age <= allowed:
             return None
         return Refused(Reason.FRAME_OLD, f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s")

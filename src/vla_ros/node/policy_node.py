@@ -27,7 +27,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.node.control_loop import ControlLoop, Frame
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import FrameReceiver
-from vla_ros.node.stepper import Stepper, Trip
+from vla_ros.node.stepper import Stepper, StepResult
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.telemetry.stats import Stats
 from vla_ros.telemetry.telemetry import Telemetry
@@ -305,9 +305,9 @@ class PolicyNode:
 
     # What goes out
 
-    def _prepare(self, trip: Trip) -> Callable[[], None]:
-        assert trip.command is not None
-        return self._outputs.prepare(trip.command)
+    def _prepare(self, step: StepResult) -> Callable[[], None]:
+        assert step.command is not None
+        return self._outputs.prepare(step.command)
 
     def _on_event(self, event: Event) -> None:
         """When motion ends, tell the arm to hold where it was measured last; then say each change of state."""

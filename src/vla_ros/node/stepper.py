@@ -1,6 +1,6 @@
-"""The one trip from camera bytes to a command, the same for the live node and replay.
+"""The one step from camera bytes to a command, the same for the live node and replay.
 
-``observe`` makes the observation, ``think`` asks the policy, ``act`` turns the next step of the chunk into a
+``observe`` makes the observation, ``infer`` asks the policy, ``next_command`` turns the next step of the chunk into a
 command. Only the two ends differ between uses: where frames come from and where commands go.
 """
 
@@ -35,7 +35,7 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
-class Trip:
+class StepResult:
     """What one step came to.
 
     Attributes:
@@ -204,7 +204,7 @@ class Stepper:
                     "(timeouts.joint_state_age)",
                 )
 
-    def think(self, observation: Observation) -> ActionChunk:
+    def infer(self, observation: Observation) -> ActionChunk:
         """Ask the policy, check its answer and put it into the schedule.
 
         Raises:
@@ -230,7 +230,7 @@ class Stepper:
         self.schedule.load(answer)
         return answer
 
-    def act(self, joints: JointState | None, dt: float, reference: JointState | None = None) -> Trip:
+    def next_command(self, joints: JointState | None, dt: float, reference: JointState | None = None) -> StepResult:
         """The command for the next step of the chunk.
 
         Args:
@@ -242,16 +242,16 @@ class Stepper:
         # Overrun: options taken just now may have shortened the plan; the step that was due is still a right one.
         step = self.schedule.next(overrun=True)
         if step is None:
-            raise RuntimeError("act() without a step: think() first")
+            raise RuntimeError("next_command() without a step: call infer() first")
         began = time.perf_counter()
         try:
             first = reference if step.index == 0 else None
             with self._lock:
                 command = self.controller.command(step.action, joints, step.stamp, dt, first)
         except Refused as refused:
-            return Trip(step.stamp, step.index, step.action, refused=refused)
+            return StepResult(step.stamp, step.index, step.action, refused=refused)
         took = {"control": _since(began)}
-        return Trip(step.stamp, step.index, step.action, command, stages_ms=took)
+        return StepResult(step.stamp, step.index, step.action, command, stages_ms=took)
 
     def executed(self) -> None:
         """The command of the last step was sent: it counts, for the schedule and for what follows from it."""
@@ -259,15 +259,15 @@ class Stepper:
         with self._lock:
             self.controller.executed()
 
-    def trip(
+    def step(
         self,
         frames: Sequence[CdrBytes | None],
         inputs: Snapshot,
         dt: float,
         reference: JointState | None = None,
         newest: Callable[[], JointState | None] | None = None,
-    ) -> Trip:
-        """Observe, think and act on one set of frames: the whole trip.
+    ) -> StepResult:
+        """Observe, think and act on one set of frames: the whole step.
 
         The step is not yet counted as executed: call :meth:`executed` once the command was sent.
 
@@ -281,18 +281,20 @@ class Stepper:
 
         Raises:
             ImageError: As :meth:`observe`.
-            Refused: As :meth:`observe` and :meth:`think`; what only the command lacks is in the answer.
+            Refused: As :meth:`observe` and :meth:`infer`; what only the command lacks is in the answer.
         """
         self._take_options()
         began = time.perf_counter()
         observation = self.observe(frames, inputs)
         seen = time.perf_counter()
-        chunk = self.think(observation)
+        chunk = self.infer(observation)
         looked = observation.images.spent_ms if isinstance(observation.images, Pictures) else 0.0
         took = {"preprocess": 1e3 * (seen - began) + looked, "inference": _since(seen) - looked}
-        done = self.act(newest() if newest else inputs.joints, dt, reference)
+        done = self.next_command(newest() if newest else inputs.joints, dt, reference)
         stages = {**took, **{f"policy/{name}": ms for name, ms in chunk.stages_ms.items()}, **done.stages_ms}
-        return Trip(done.stamp, done.index, done.action, done.command, done.refused, chunk, observation, stages)
+        return StepResult(
+            done.stamp, done.index, done.action, done.command, done.refused, chunk, observation, stages
+        )
 
     def _take_options(self) -> None:
         """Options that another thread left here."""

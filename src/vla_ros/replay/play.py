@@ -1,4 +1,4 @@
-"""One bag through the very trip that live frames take: open loop, or as it would have run on this machine.
+"""One bag through the very step that live frames take: open loop, or as it would have run on this machine.
 
 Open loop: every (k-th) frame is answered from what was recorded, whatever was answered before (teacher-forced), and
 a chunk's first action is compared. As it would have run: frames arrive at their recorded times, the policy takes as
@@ -18,10 +18,10 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.pace import Pace
+from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.stepper import Stepper, Trip, make_kinematics
+from vla_ros.node.stepper import Stepper, StepResult, make_kinematics
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
@@ -106,7 +106,7 @@ class Player:
         self._saved = self._began
         rate = config.control.rate_hz or stepper.spec.rate_hz or 30.0
         self._period = 1.0 / rate
-        self._pace = Pace.from_config(config.control)
+        self._limiter = RateLimiter.from_config(config.control)
 
     def play(self) -> Samples:
         """Answer the frames. On Ctrl-C what there is comes back with ``complete`` False."""
@@ -158,28 +158,30 @@ class Player:
 
     def _gives_way(self, waiting: Record, following: Record, free: int) -> bool:
         """True where a frame that waits is passed over for the one that is about to come."""
-        return self._pace.patience(free / 1e9, waiting.time / 1e9, following.time / 1e9) > 0
+        return self._limiter.patience(free / 1e9, waiting.time / 1e9, following.time / 1e9) > 0
 
     def _busy(self, record: Record, begin: int) -> int:
         """Answer a frame at ``begin`` (nanoseconds of the recording); when the next step may begin."""
-        pace, began = self._pace, begin / 1e9
-        took = self._answer(record, begin, pace.step_time(began), True)
+        limiter, began = self._limiter, begin / 1e9
+        took = self._answer(record, begin, limiter.step_time(began), True)
         sent = began + took * self._options.speed
-        pace.answered(began, sent)
+        limiter.answered(began, sent)
         # The rest of a chunk is executed step by step before the policy is asked again.
         while not self._stepper.wants_frame:
-            sent = pace.planned_due
-            trip = self._stepper.act(self._newest(self._recording.joints, round(sent * 1e9), 0), pace.period)
-            if trip.command is None:
-                self._refuse(trip.refused)
+            sent = limiter.planned_due
+            step = self._stepper.next_command(
+                self._newest(self._recording.joints, round(sent * 1e9), 0), limiter.period
+            )
+            if step.command is None:
+                self._refuse(step.refused)
                 self._stepper.schedule.reset()
                 break
             self._stepper.executed()
-            pace.executed(sent)
-        return round(1e9 * max(sent, pace.frame_due))
+            limiter.executed(sent)
+        return round(1e9 * max(sent, limiter.frame_due))
 
     def _first_camera(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Frames of the first camera, which sets the pace; the others' newest ones are kept."""
+        """Frames of the first camera, which sets the rhythm; the others' newest ones are kept."""
         for record in records:
             if self._frames == self._options.limit > 0:
                 return
@@ -191,7 +193,7 @@ class Player:
             yield record
 
     def _answer(self, record: Record, now: int, dt: float, as_run: bool) -> float:
-        """One trip, whose command is made for ``dt`` seconds; the seconds that it took."""
+        """One step, whose command is made for ``dt`` seconds; the seconds that it took."""
         self._frames += 1
         self._frames_of[0] = record.data
         try:
@@ -207,7 +209,7 @@ class Player:
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
         began = time.perf_counter()
         try:
-            trip = self._stepper.trip(self._frames_of, Snapshot(joints, feeds, instruction), dt, reference)
+            step = self._stepper.step(self._frames_of, Snapshot(joints, feeds, instruction), dt, reference)
         except ImageError as error:
             self._dropped[f"{Reason.IMAGE_INVALID.value}: {error}"[:200]] += 1
             return time.perf_counter() - began
@@ -217,13 +219,13 @@ class Player:
             self._dropped[text] += 1
             return time.perf_counter() - began
         took = time.perf_counter() - began
-        if trip.command is None:
-            self._refuse(trip.refused)
+        if step.command is None:
+            self._refuse(step.refused)
             self._stepper.schedule.reset()
         else:
             self._stepper.executed()
         age = (now - record.time) / 1e6 / self._options.speed + 1e3 * took if as_run else float("nan")
-        self._rows.append(_Row(record.time, stamp, len(self._instructions) - 1, trip, 1e3 * took, age))
+        self._rows.append(_Row(record.time, stamp, len(self._instructions) - 1, step, 1e3 * took, age))
         self._rest()
         return took
 
@@ -334,14 +336,16 @@ class _Row:
         "time",
     )
 
-    def __init__(self, time: int, stamp: int, episode: int, trip: Trip, total_ms: float, age_ms: float) -> None:
-        assert trip.action is not None
+    def __init__(
+        self, time: int, stamp: int, episode: int, step: StepResult, total_ms: float, age_ms: float
+    ) -> None:
+        assert step.action is not None
         self.time, self.stamp, self.episode, self.age_ms = time, stamp, episode, age_ms
-        self.action = trip.action
-        normalized = trip.chunk.normalized if trip.chunk is not None else None
-        self.normalized = normalized[0] if normalized is not None else np.full(len(trip.action), np.nan)
-        self.command = trip.command.positions if trip.command is not None else None
-        self.command_names = trip.command.names if trip.command is not None else ()
-        self.stages_ms = {**trip.stages_ms, "total": total_ms}
-        images = trip.observation.images if trip.observation is not None else None
+        self.action = step.action
+        normalized = step.chunk.normalized if step.chunk is not None else None
+        self.normalized = normalized[0] if normalized is not None else np.full(len(step.action), np.nan)
+        self.command = step.command.positions if step.command is not None else None
+        self.command_names = step.command.names if step.command is not None else ()
+        self.stages_ms = {**step.stages_ms, "total": total_ms}
+        images = step.observation.images if step.observation is not None else None
         self.pictures = images.prepared if isinstance(images, Pictures) else 0

@@ -22,7 +22,7 @@ from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware import Frames, examine, sourced_distribution, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch
-from vla_ros.node.stepper import Stepper, Trip
+from vla_ros.node.stepper import Stepper, StepResult
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.metrics import MetricsServer, exposition
@@ -70,7 +70,7 @@ class Telemetry:
         self._status = wiring.publisher("std_msgs/msg/String", topics.status, "instruction")
         self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
         self._debug_wanted = False
-        self._newest: Trip | None = None
+        self._newest: StepResult | None = None
         self._answer: Mapping[str, Any] = {}
         self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
@@ -83,17 +83,17 @@ class Telemetry:
 
     # Told by the node and its working thread
 
-    def show(self, trip: Trip) -> None:
+    def show(self, step: StepResult) -> None:
         """A step was made, whether or not the arm may move: ``~/action``."""
-        if trip.action is not None:
+        if step.action is not None:
             make = self._graph.message
             layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
-            self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=trip.action.tolist()))
-        if trip.chunk is not None:
-            self._answer = trip.chunk.info
-            self._outside += int(trip.chunk.info.get("outside_bins", 0))
-        if self._debug_wanted and trip.observation is not None:
-            self._newest = trip
+            self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
+        if step.chunk is not None:
+            self._answer = step.chunk.info
+            self._outside += int(step.chunk.info.get("outside_bins", 0))
+        if self._debug_wanted and step.observation is not None:
+            self._newest = step
 
     def answered(self, stamp: int, received: int, now: Now, moved: bool, stages_ms: Mapping[str, float]) -> None:
         """A frame of the first camera was answered; ``moved`` where its motion was sent."""
@@ -156,21 +156,21 @@ class Telemetry:
         self._wrong = wrong
 
     def _draw(self) -> None:
-        trip, self._newest = self._newest, None
-        if trip is None or trip.observation is None or trip.action is None:
+        step, self._newest = self._newest, None
+        if step is None or step.observation is None or step.action is None:
             return
         from vla_ros.telemetry.debug_image import annotate
 
-        spec, observation = self._stepper.spec, trip.observation
+        spec, observation = self._stepper.spec, step.observation
         picture = annotate(
             observation.images[spec.image_keys[0]],
             observation.instruction,
-            trip.action,
+            step.action,
             spec,
             self.config.control.translation_scale,
             self._safety.explain(),
         )
-        self._debug.publish(encode_image(picture, trip.stamp, self.config.camera.keys[0]))
+        self._debug.publish(encode_image(picture, step.stamp, self.config.camera.keys[0]))
 
     def _counters(self) -> Mapping[str, int]:
         """Reasons, what limits changed without stopping the arm, and tokens that were no action tokens."""

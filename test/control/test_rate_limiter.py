@@ -1,4 +1,4 @@
-"""The pace of the control loop: bounded by the rate, and without frames that wait for nothing."""
+"""The limiter of the control loop: bounded by the rate, and without frames that wait for nothing."""
 
 import numpy as np
 import pytest
@@ -6,30 +6,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import build
-from vla_ros.control.pace import Pace
+from vla_ros.control.rate_limiter import RateLimiter
 
 RATE = 10.0
 PERIOD = 1 / RATE
 
 
-def run(pace, arrivals, thinking, chunk=1):
+def run(limiter, arrivals, thinking, chunk=1):
     """The newest frame wins; when each answered one was taken, and how long it had waited."""
     begun, waited, free, index = [], [], 0.0, 0
     interval = np.diff(arrivals, prepend=-np.inf)
     while index < len(arrivals):
-        now = max(arrivals[index], free, pace.frame_due)
+        now = max(arrivals[index], free, limiter.frame_due)
         index = int(np.searchsorted(arrivals, now, "right")) - 1
-        patience = pace.patience(now, arrivals[index], arrivals[index] + interval[index])
+        patience = limiter.patience(now, arrivals[index], arrivals[index] + interval[index])
         if patience and index + 1 < len(arrivals) and arrivals[index + 1] <= now + patience:
             index += 1
             now = arrivals[index]
         begun.append(now)
         waited.append(now - arrivals[index])
         free = now + thinking[index]
-        pace.answered(now, free)
+        limiter.answered(now, free)
         for _ in range(chunk - 1):
-            free = pace.planned_due
-            pace.executed(free)
+            free = limiter.planned_due
+            limiter.executed(free)
         index += 1
     return np.array(begun), np.array(waited)
 
@@ -38,7 +38,7 @@ def run(pace, arrivals, thinking, chunk=1):
 def test_a_camera_of_the_same_rate_is_answered_as_it_comes_after_one_second(shift):
     """One slow answer, or a first frame off the beat, would else delay every frame that follows."""
     arrivals = np.r_[0.0, PERIOD - shift + PERIOD * np.arange(40)]
-    begun, waited = run(Pace(RATE), arrivals, np.full(41, 0.02))
+    begun, waited = run(RateLimiter(RATE), arrivals, np.full(41, 0.02))
     assert waited[1] == pytest.approx(max(0.0, shift - 0.1 * PERIOD)) or begun[1] == arrivals[2]
     assert waited[12:] == pytest.approx(0)
     assert len(begun) >= 40
@@ -47,13 +47,13 @@ def test_a_camera_of_the_same_rate_is_answered_as_it_comes_after_one_second(shif
 def test_what_one_slow_answer_lost_is_made_up():
     thinking = np.full(60, 0.06)
     thinking[20] = 0.15
-    _, waited = run(Pace(RATE), PERIOD * np.arange(60), thinking)
+    _, waited = run(RateLimiter(RATE), PERIOD * np.arange(60), thinking)
     assert waited[21] == pytest.approx(0.05)
     assert waited[30:] == pytest.approx(0)
 
 
 def test_a_camera_that_is_a_little_faster_is_not_answered_ever_later():
-    _, waited = run(Pace(RATE), PERIOD / 1.005 * np.arange(4000), np.full(4000, 0.01))
+    _, waited = run(RateLimiter(RATE), PERIOD / 1.005 * np.arange(4000), np.full(4000, 0.01))
     assert len(waited) == 4000
     assert waited.max() == pytest.approx(0)
 
@@ -63,7 +63,7 @@ def test_a_camera_that_is_a_little_faster_is_not_answered_ever_later():
     st.lists(st.floats(0.0, 0.25), min_size=300, max_size=300),
 )
 def test_no_window_holds_more_steps_than_the_rate_allows(gaps, thinking):
-    begun, _ = run(Pace(RATE), np.cumsum(gaps), thinking)
+    begun, _ = run(RateLimiter(RATE), np.cumsum(gaps), thinking)
     assert (np.diff(begun) > 0.9 * PERIOD - 1e-9).all()
     for first in range(len(begun)):
         steps = np.arange(1, len(begun) - first + 1)
@@ -71,7 +71,7 @@ def test_no_window_holds_more_steps_than_the_rate_allows(gaps, thinking):
 
 
 def test_a_fast_camera_is_answered_at_the_rate():
-    begun, waited = run(Pace(RATE), np.arange(3000) / 30, np.full(3000, 0.01))
+    begun, waited = run(RateLimiter(RATE), np.arange(3000) / 30, np.full(3000, 0.01))
     assert len(begun) == pytest.approx(1000, rel=0.015)
     assert waited[:-1].max() == pytest.approx(0)
 
@@ -79,66 +79,66 @@ def test_a_fast_camera_is_answered_at_the_rate():
 @pytest.mark.parametrize(("camera_hz", "chunk"), [(25, 1), (15, 1), (12, 1), (30, 4), (10, 4), (10, 8), (7, 1)])
 def test_other_rates_and_chunks_keep_the_rate_and_hardly_wait(camera_hz, chunk):
     frames = 200 * camera_hz
-    begun, waited = run(Pace(RATE), np.arange(frames) / camera_hz, np.full(frames, 0.03), chunk)
+    begun, waited = run(RateLimiter(RATE), np.arange(frames) / camera_hz, np.full(frames, 0.03), chunk)
     assert min(camera_hz, RATE) * 0.9 <= chunk * len(begun) / 200 <= RATE * 1.01 + 0.01
     assert waited.mean() < 0.4 / camera_hz
 
 
 def test_a_frame_gives_way_only_to_one_that_is_about_to_come():
-    pace = Pace(RATE)
-    assert pace.patience(5.0, 4.9, 5.01) == 0  # nothing was answered yet
-    pace.answered(0.0, 0.02)
-    assert pace.frame_due == pytest.approx(0.09)
-    assert pace.patience(0.09, 0.01, 0.105) == pytest.approx(0.02)
-    assert pace.patience(0.09, 0.06, 0.12) == 0
-    assert pace.patience(0.095, 0.095, 0.1) == 0  # it came in time
-    assert pace.patience(0.2, 0.01, 0.1) == 0  # too late to wait
-    assert pace.patience(0.09, 0.01, np.inf) == 0
+    limiter = RateLimiter(RATE)
+    assert limiter.patience(5.0, 4.9, 5.01) == 0  # nothing was answered yet
+    limiter.answered(0.0, 0.02)
+    assert limiter.frame_due == pytest.approx(0.09)
+    assert limiter.patience(0.09, 0.01, 0.105) == pytest.approx(0.02)
+    assert limiter.patience(0.09, 0.06, 0.12) == 0
+    assert limiter.patience(0.095, 0.095, 0.1) == 0  # it came in time
+    assert limiter.patience(0.2, 0.01, 0.1) == 0  # too late to wait
+    assert limiter.patience(0.09, 0.01, np.inf) == 0
 
 
 def test_a_command_is_made_for_the_time_that_it_has():
-    pace = Pace(RATE)
-    assert pace.step_time(5.0) == PERIOD
-    pace.answered(5.0, 5.02)
-    assert pace.step_time(5.095) == pytest.approx(0.095)
-    assert pace.step_time(5.09) == pytest.approx(0.09)
-    assert pace.step_time(9.0) == PERIOD
+    limiter = RateLimiter(RATE)
+    assert limiter.step_time(5.0) == PERIOD
+    limiter.answered(5.0, 5.02)
+    assert limiter.step_time(5.095) == pytest.approx(0.095)
+    assert limiter.step_time(5.09) == pytest.approx(0.09)
+    assert limiter.step_time(9.0) == PERIOD
 
 
 def test_a_velocity_is_never_a_step_in_less_than_a_period():
-    pace = Pace.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}).control)
-    pace.answered(5.0, 5.02)
-    assert pace.frame_due == pytest.approx(5.09)
-    assert pace.step_time(5.09) == PERIOD
+    limiter = RateLimiter.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}).control)
+    limiter.answered(5.0, 5.02)
+    assert limiter.frame_due == pytest.approx(5.09)
+    assert limiter.step_time(5.09) == PERIOD
 
 
 def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():
     """However long the policy thought: else the second step would follow on the heels of the first."""
-    pace = Pace(RATE)
-    pace.answered(0.0, 0.08)
+    limiter = RateLimiter(RATE)
+    limiter.answered(0.0, 0.08)
     sent = [0.08]
     for _ in range(3):
-        assert pace.planned_due == pytest.approx(sent[-1] + PERIOD)
-        sent.append(pace.planned_due)
-        pace.executed(sent[-1])
+        assert limiter.planned_due == pytest.approx(sent[-1] + PERIOD)
+        sent.append(limiter.planned_due)
+        limiter.executed(sent[-1])
     # The next question is asked so early that its answer follows at the same distance.
-    assert sent[-1] <= pace.frame_due + PERIOD * 0.1 <= sent[-1] + PERIOD - 0.08 + 1e-9
+    assert sent[-1] <= limiter.frame_due + PERIOD * 0.1 <= sent[-1] + PERIOD - 0.08 + 1e-9
 
 
 def test_without_a_rate_every_frame_is_answered_and_a_chunk_is_still_played_step_by_step():
-    pace = Pace(0.0)
-    assert pace.frame_due == -np.inf
-    pace.answered(1.0, 1.001)
-    assert pace.frame_due <= 1.0
-    assert pace.step_time(1.01) == pytest.approx(0.03)
-    assert pace.planned_due == pytest.approx(1.001 + 1 / 30)
+    limiter = RateLimiter(0.0)
+    assert limiter.frame_due == -np.inf
+    limiter.answered(1.0, 1.001)
+    assert limiter.frame_due <= 1.0
+    assert limiter.step_time(1.01) == pytest.approx(0.03)
+    assert limiter.planned_due == pytest.approx(1.001 + 1 / 30)
 
 
 def test_another_rate_counts_from_the_next_step():
-    pace = Pace(RATE)
-    pace.answered(0.0, 0.01)
-    pace.configure(20.0)
-    pace.answered(0.09, 0.1)
-    assert pace.frame_due == pytest.approx(0.135, abs=0.01)
-    pace.reset()
-    assert pace.frame_due == -np.inf
+    limiter = RateLimiter(RATE)
+    limiter.answered(0.0, 0.01)
+    limiter.configure(20.0)
+    limiter.answered(0.09, 0.1)
+    assert limiter.frame_due == pytest.approx(0.135, abs=0.01)
+    limiter.reset()
+    assert limiter.frame_due == -np.inf

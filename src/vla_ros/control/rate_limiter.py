@@ -21,7 +21,7 @@ _FASTER = 1.01  # of the rate: two clocks that mean the same rate differ by less
 _GUESS = 1 / 30  # s that a command has where every frame is answered
 
 
-class Pace:
+class RateLimiter:
     """Counts steps against a rate. Times are seconds of any one clock.
 
     Args:
@@ -35,7 +35,7 @@ class Pace:
         self.reset()
 
     @classmethod
-    def from_config(cls, config: ControlConfig) -> Pace:
+    def from_config(cls, config: ControlConfig) -> RateLimiter:
         """As the options say."""
         return cls(config.rate_hz, velocities=config.output == "twist_stamped")
 
