@@ -68,7 +68,7 @@ setup(
             "vla_policy_node = vla_ros.node.lifecycle_main:main",
         ],
         "vla_ros.policies": [
-            "openvla = vla_ros.policies.openvla:OpenVLAPolicy",
+            "openvla = vla_ros.policies.openvla:OPENVLA",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",
         ],

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.config import Config, PolicyConfig
+from vla_ros.config import Config
 from vla_ros.engine.drafts import GUARDS
 from vla_ros.engine.health import EngineMismatchError
 from vla_ros.engine.ops import TorchOps
-from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
 from vla_ros.policies.openvla import policy as policy_module
 from vla_ros.policies.openvla.choices import choose_engine
 from vla_ros.policies.openvla.fast import make_engine
@@ -21,7 +21,7 @@ from vla_ros.types import Observation
 
 
 def policy(checkpoint, **options):
-    loaded = OpenVLAPolicy(Config(policy=PolicyConfig(checkpoint=str(checkpoint), device="cpu", **options)))
+    loaded = OpenVLAPolicy(Config(policy=OpenVLAOptions(checkpoint=str(checkpoint), device="cpu", **options)))
     loaded.load()
     return loaded
 
@@ -190,4 +190,4 @@ def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
 def test_auto_takes_the_engine_where_its_kernels_run(options, capability, triton, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if triton else None)
-    assert choose_engine(PolicyConfig(**options), torch.device("cuda:0")) == expected
+    assert choose_engine(OpenVLAOptions(**options), torch.device("cuda:0")) == expected

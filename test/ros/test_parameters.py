@@ -92,10 +92,13 @@ def test_live_options_change_and_what_is_wrong_is_refused_with_the_reason(
     refused, reason = put(robot, "limits.on_violation", "clmap")
     assert not refused
     assert "expected one of clamp, stop; did you mean 'clamp'?" in reason
-    refused, reason = put(robot, "policy.checkpoint", "/elsewhere")
+    refused, reason = put(robot, "robot.urdf", "/elsewhere")
     assert not refused
-    assert reason.startswith("policy.checkpoint cannot change while the node is configured")
-    assert get(robot, "control.rate_hz", "policy.checkpoint") == [8, ""]
+    assert reason.startswith("robot.urdf cannot change while the node is configured")
+    assert get(robot, "control.rate_hz", "robot.urdf") == [8, "demo"]
+    refused, reason = put(robot, "policy.name", "expert")
+    assert not refused
+    assert reason.startswith("policy.name decides which parameters there are")
 
 
 def test_a_change_of_several_is_applied_all_or_none(robot: Any, policy: Callable[..., Any]) -> None:
@@ -127,7 +130,8 @@ def test_an_instruction_parameter_reaches_the_policy(robot: Any, policy: Callabl
     [
         ("limits.max_joint_stp:=0.1", "did you mean 'limits.max_joint_step'?"),
         ("control.rate_hz:=fast", "control.rate_hz: "),
-        ("policy.dtype:=float16", "policy.dtype: found 'float16' (str), expected one of auto, float32, bfloat16"),
+        ("control.output:=twist", "control.output: found 'twist' (str), expected one of joint_state"),
+        ("policy.max_instruction_lenth:=9", "did you mean 'policy.max_instruction_length'?"),
         ("camera.keys:=[a, b]", "camera.keys: found 2 names for 1 camera.topics"),
     ],
 )
@@ -138,6 +142,11 @@ def test_a_mistake_at_start_ends_the_node_with_the_reason(
     assert node.process.wait(60) == 1
     assert reason in node.output
     assert "Traceback" not in node.output
+
+
+def test_a_files_options_of_another_policy_are_left_out_with_a_warning(policy: Callable[..., Any]) -> None:
+    node = policy("policy.checkpoint:=/models/mine", "autostart:=false")
+    node.wait_for("ignored policy.checkpoint: an option of the policy 'openvla', and policy.name is 'hold'")
 
 
 def test_what_vla_ros_config_prints_is_a_parameter_file(

@@ -18,7 +18,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 from rosbags.highlevel import AnyReader
 
 from vla_ros.config import Config, PolicyConfig, load
-from vla_ros.errors import MissingDependencyError, VlaRosError
+from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.sim import process
 from vla_ros.sim.demo import add_arguments, check_torch, plan
 from vla_ros.sim.expert import ExpertPolicy
@@ -204,17 +204,23 @@ def planned(*words: str) -> PolicyConfig:
         (("--policy", "openvla"), "openvla", "demo", "table_10hz"),
         (("--checkpoint", "demo"), "openvla", "demo", "table_10hz"),
         (("-p", "policy.unnorm_key:=other"), "openvla", "demo", "other"),
-        (("--policy", "expert"), "expert", "", ""),
-        (("-p", "policy.name:=hold"), "hold", "", ""),
+        (("--policy", "expert"), "expert", None, None),
+        (("-p", "policy.name:=hold"), "hold", None, None),
         (("--checkpoint", "/models/mine"), "openvla", "/models/mine", ""),
         (("-p", "policy.checkpoint:=/models/mine"), "openvla", "/models/mine", ""),
         (("--checkpoint", "/models/mine", "-p", "policy.unnorm_key:=table_10hz"), *OWN),
-        (("--policy", "expert", "--checkpoint", "/models/mine"), "expert", "/models/mine", ""),
     ],
 )
 def test_another_policy_or_checkpoint_forgets_those_of_the_demos_file(words, name, checkpoint, unnorm_key):
     found = planned(*words)
-    assert (found.name, found.checkpoint, found.unnorm_key) == (name, checkpoint, unnorm_key)
+    own = [getattr(found, option, None) for option in ("checkpoint", "unnorm_key")]
+    assert (found.name, *own) == (name, checkpoint, unnorm_key)
+
+
+def test_the_expert_takes_no_checkpoint():
+    # Else the expert's success would be taken for the checkpoint's.
+    with pytest.raises(ConfigError, match=r"policy\.checkpoint: an option of the policy 'openvla'"):
+        planned("--policy", "expert", "--checkpoint", "/models/mine")
 
 
 def test_a_parameter_file_keeps_what_it_says(tmp_path):

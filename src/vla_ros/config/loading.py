@@ -19,7 +19,8 @@ import yaml
 
 from vla_ros.config.contradictions import contradictions
 from vla_ros.config.options import Option, option_of
-from vla_ros.config.tree import Config
+from vla_ros.config.registry import options_class, owner
+from vla_ros.config.tree import Config, PolicyConfig
 from vla_ros.errors import ConfigError
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
@@ -67,15 +68,24 @@ def _number(value: float | None) -> str:
     return "any" if value is None else f"{value:g}"
 
 
+def entries(policy: PolicyConfig | None = None) -> Mapping[str, Entry]:
+    """Every leaf of the tree by flat name, in the order of declaration.
+
+    Args:
+        policy: Some section ``policy``, whose class says which options it has; None takes the default policy's.
+    """
+    declared: Any = type(policy or Config().policy)  # mypy takes no class of dataclasses for hashable
+    return _entries(declared)
+
+
 @cache
-def entries() -> Mapping[str, Entry]:
-    """Every leaf of the tree by flat name, in the order of declaration."""
-    return MappingProxyType({entry.name: entry for entry in _walk()})
+def _entries(policy: Any) -> Mapping[str, Entry]:
+    return MappingProxyType({entry.name: entry for entry in _walk(policy)})
 
 
-def _walk() -> Iterator[Entry]:
+def _walk(policy: type[PolicyConfig]) -> Iterator[Entry]:
     for section in dataclasses.fields(Config):
-        cls: Any = get_type_hints(Config)[section.name]
+        cls: Any = policy if section.name == "policy" else get_type_hints(Config)[section.name]
         hints = get_type_hints(cls)
         for leaf in dataclasses.fields(cls):
             yield Entry(f"{section.name}.{leaf.name}", hints[leaf.name], leaf.default, option_of(leaf.metadata))
@@ -84,7 +94,7 @@ def _walk() -> Iterator[Entry]:
 def flatten(config: Config) -> dict[str, Any]:
     """Flat name to value; lists as Python lists."""
     flat = {}
-    for name in entries():
+    for name in entries(config.policy):
         section, leaf = name.split(".")
         value = getattr(getattr(config, section), leaf)
         flat[name] = list(value) if isinstance(value, tuple) else value
@@ -97,14 +107,23 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
     Raises:
         ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All that is
             wrong is listed, one line each.
+        MissingDependencyError: The options of ``policy.name`` cannot be imported.
     """
     base = base or Config()
     problems: list[str] = []
+    named = values.get("policy.name", base.policy.name)
+    try:
+        base = _with_policy(base, named)
+    except ConfigError as error:
+        # Whose options the others are is not known then.
+        problems.append(str(error))
+        values = {name: value for name, value in values.items() if not name.startswith("policy.")}
+    known = entries(base.policy)
     changes: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        entry = entries().get(name)
+        entry = known.get(name)
         if entry is None:
-            problems.append(_unknown(name))
+            problems.append(unknown(name, base.policy))
             continue
         try:
             section, leaf = name.split(".")
@@ -119,20 +138,39 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
     return config
 
 
+def _with_policy(base: Config, name: Any) -> Config:
+    """``base`` with the options of another policy at their defaults; what all policies have stays."""
+    if name == base.policy.name or not isinstance(name, str):  # a wrong type is found with the others
+        return base
+    common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
+    return dataclasses.replace(base, policy=options_class(name)(**{**common, "name": name}))
+
+
 def is_ros_own(name: str) -> bool:
     """Whether a parameter is one of every ROS node (:data:`ROS_OWN`), and so no option of the tree."""
     return name.startswith(ROS_OWN)
 
 
-def _unknown(name: str) -> str:
+def unknown(name: str, policy: PolicyConfig) -> str:
+    """Why a name is refused, and what was probably meant.
+
+    Args:
+        name: No option of the tree.
+        policy: The section ``policy`` of that tree.
+    """
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
             f"(a node takes it as: --ros-args -p {name}:=...)"
         )
-    near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.4)
+    section, _, leaf = name.rpartition(".")
+    of = owner(leaf) if section == "policy" else None
+    if of is not None:
+        return f"{name}: an option of the policy '{of}', and policy.name is '{policy.name}'; leave it out"
+    known = entries(policy)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     if not near:  # a right leaf in a wrong section
-        near = [known for known in entries() if known.split(".")[1] == name.split(".")[-1]][:1]
+        near = [other for other in known if other.split(".")[1] == leaf][:1]
     hint = f"; did you mean '{near[0]}'?" if near else "; `vla-ros config` lists all names"
     return f"{name}: no such parameter{hint}"
 
@@ -297,26 +335,39 @@ def load(
 ) -> Config:
     """The tree from parameter files and then ``name:=value`` overrides; later ones win.
 
+    A file or the command line that names another policy than what lies below it takes no options of that one.
+
     Raises:
         ConfigError: As :func:`build`, :func:`read_file` and :func:`parse_assignment`.
     """
+    layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments))]
+    name = (base.policy if base else PolicyConfig).name
     values: dict[str, Any] = {}
-    for path in files:
-        values.update(read_file(path, node_name))
-    values.update(parse_assignment(text) for text in assignments)
+    for layer in layers:
+        below, name = name, layer.get("policy.name", name)
+        if name != below:
+            values = {key: value for key, value in values.items() if not _is_own(key, below)}
+        values.update(layer)
     return build(values, base)
+
+
+def _is_own(name: str, policy: str) -> bool:
+    """Whether an option is the policy's own, and not one that all policies have."""
+    section, _, leaf = name.partition(".")
+    own = {field.name for field in dataclasses.fields(options_class(policy))}
+    return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}
 
 
 def to_yaml(config: Config, *, comments: bool = True) -> str:
     """The tree as a ROS parameter file, each line preceded by its description, unit and range."""
     lines = ["/**:", "  ros__parameters:"]
-    section = ""
+    section, known = "", entries(config.policy)
     for name, value in flatten(config).items():
         head, leaf = name.split(".")
         if head != section:
             section = head
             lines.append(f"    {head}:")
-        entry = entries()[name]
+        entry = known[name]
         if comments:
             live = "; may change while running" if entry.option.live else ""
             lines.append(

@@ -1,7 +1,8 @@
 """The tree of options: at once the ROS parameters, ``config/*.yaml`` and ``vla-ros run -p name:=value``.
 
-A section is a frozen dataclass; the parameter name is ``section.field``. Lists are tuples here and ROS arrays
-outside. Units are SI; angles are radians; frames are named where a field has one.
+A section is a frozen dataclass; the parameter name is ``section.field``. The section ``policy`` is the dataclass
+that the policy named there declares. Lists are tuples here and ROS arrays outside. Units are SI; angles are
+radians; frames are named where a field has one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vla_ros.config.options import option
+from vla_ros.config.registry import options_class
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
 OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped")
@@ -17,46 +19,17 @@ GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Which model answers, and how it is executed."""
+    """Which policy runs, and what every policy is told. A policy's own options extend this class."""
 
     name: str = option("openvla", "Policy by its entry-point name (group vla_ros.policies)")
-    checkpoint: str = option(
-        "",
-        "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' is the small "
-        "one of the simulation, which comes with the package",
-    )
     instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)
     max_instruction_length: int = option(
         500, "Longer instructions are refused", unit="characters", low=1, high=2000
     )
-    unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
-    prompt: str = option(
-        "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")
-    )
-    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
-    dtype: str = option(
-        "auto",
-        "Weights and arithmetic; auto is bfloat16 on CUDA and float32 on a CPU",
-        choices=("auto", "float32", "bfloat16"),
-    )
-    attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
-    quantization: str = option("none", "Weight quantisation of the language model", choices=("none", "int8", "nf4"))
-    engine: str = option(
-        "auto",
-        "How OpenVLA is executed: graph (own engine, for NVIDIA GPUs), reference (plain torch), or auto: graph "
-        "where it runs and agrees with the reference",
-        choices=("auto", "reference", "graph"),
-    )
-    drafts: str = option(
-        "prefill",
-        "Engine: how the previous action's tokens are tried as a draft; verify equals plain decoding bit by bit",
-        choices=("none", "verify", "prefill"),
-    )
-    compile: bool = option(
-        False, "Reference path: compile the vision towers with torch.compile, at every start for a minute or so"
-    )
-    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
-    self_test: bool = option(True, "Refuse to start when two different images give the same answer")
+
+
+def _default_policy() -> PolicyConfig:
+    return options_class(PolicyConfig.name)()
 
 
 @dataclass(frozen=True)
@@ -338,7 +311,7 @@ class NodeConfig:
 class Config:
     """Everything that differs between robots, checkpoints and uses."""
 
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    policy: PolicyConfig = field(default_factory=_default_policy)
     camera: CameraConfig = field(default_factory=CameraConfig)
     robot: RobotConfig = field(default_factory=RobotConfig)
     control: ControlConfig = field(default_factory=ControlConfig)

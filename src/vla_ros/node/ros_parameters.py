@@ -5,9 +5,8 @@ Only :class:`~vla_ros.node.lifecycle_node.VlaPolicyNode` needs this; it imports 
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
@@ -15,7 +14,8 @@ from rclpy.exceptions import ParameterUninitializedException
 from rclpy.parameter import Parameter
 
 from vla_ros.config import Config
-from vla_ros.config.loading import Entry, build, entries, is_ros_own
+from vla_ros.config.loading import Entry, build, entries, is_ros_own, unknown
+from vla_ros.config.registry import owner
 from vla_ros.errors import ConfigError
 
 _TYPES = {
@@ -63,10 +63,14 @@ def declare(node: Any) -> Config:
         ConfigError: A name that is no option, or a value of the wrong type or out of range. All that is wrong is
             listed.
     """
-    problems = [*_unknown(node), *filter(None, [_declare_one(node, entry) for entry in entries().values()])]
+    given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
+    base = build({"policy.name": given["policy.name"].value} if "policy.name" in given else {})
+    known = entries(base.policy)
+    problems = _unknown(given, base, node.get_logger().warning)
+    problems += filter(None, [_declare_one(node, entry) for entry in known.values()])
     if problems:
         raise ConfigError("\n".join(problems))
-    return build(values(node))
+    return build({name: _value(node, name) for name in known}, base)
 
 
 def _declare_one(node: Any, entry: Entry) -> str:
@@ -84,16 +88,22 @@ def _declare_one(node: Any, entry: Entry) -> str:
     return ""
 
 
-def _unknown(node: Any) -> list[str]:
-    """Overrides that nothing will ever declare. rclpy ignores them, and a misspelt limit would be no limit."""
-    given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
-    strange = [name for name in given if name not in entries() and not is_ros_own(name)]
-    said = []
-    for name in strange:
-        near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.4)
-        hint = f"; did you mean '{near[0]}'?" if near else "; `vla-ros config` lists all names"
-        said.append(f"{name}: no such parameter{hint}")
-    return said
+def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any]) -> list[str]:
+    """Overrides that nothing will ever declare. rclpy ignores them, and a misspelt limit would be no limit.
+
+    Files and single parameters come as one here, so a file's options of another policy cannot be told from a
+    mistake: those are left out with a warning.
+    """
+    problems = []
+    for name in given:
+        if name in entries(base.policy) or is_ros_own(name):
+            continue
+        text = unknown(name, base.policy)
+        if name.startswith("policy.") and owner(name.removeprefix("policy.")):
+            warn(f"ignored {text}")
+        else:
+            problems.append(text)
+    return problems
 
 
 def _value(node: Any, name: str) -> Any:
@@ -102,11 +112,6 @@ def _value(node: Any, name: str) -> Any:
     except ParameterUninitializedException:
         return None
     return list(value) if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else value
-
-
-def values(node: Any) -> dict[str, Any]:
-    """Flat name to present value of every option."""
-    return {name: _value(node, name) for name in entries()}
 
 
 def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) -> Config:
@@ -120,10 +125,13 @@ def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) 
     Raises:
         ConfigError: The reason to refuse: a type, a range, a contradiction, or an option that is fixed now.
     """
+    known = entries(base.policy)
     wanted: Mapping[str, Any] = {
-        parameter.name: _plain(parameter.value) for parameter in parameters if parameter.name in entries()
+        parameter.name: _plain(parameter.value) for parameter in parameters if parameter.name in known
     }
-    fixed = [name for name in wanted if not everything and not entries()[name].option.live]
+    if wanted.get("policy.name", base.policy.name) != base.policy.name:
+        raise ConfigError("policy.name decides which parameters there are: start the node with another one")
+    fixed = [name for name in wanted if not everything and not known[name].option.live]
     if fixed:
         raise ConfigError(
             f"{', '.join(fixed)} cannot change while the node is configured; go back first: "

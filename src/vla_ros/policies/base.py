@@ -1,23 +1,22 @@
 """The seam behind which every model family lives, and how one is found by name.
 
 A third party adds a policy with the entry-point group ``vla_ros.policies``: the entry point names a class
-whose constructor takes the :class:`~vla_ros.config.Config` and which satisfies :class:`Policy`.
+whose constructor takes the :class:`~vla_ros.config.Config` and which satisfies :class:`Policy`. Its options are a
+dataclass of its own, the attribute ``Options`` (:mod:`vla_ros.config.registry`).
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, TypeVar, runtime_checkable
 
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.config import Config, PolicyConfig, registry
+from vla_ros.errors import ConfigError
 from vla_ros.types import ActionChunk, ActionSpec, Observation
 
-if TYPE_CHECKING:
-    from vla_ros.config import Config
-
-GROUP = "vla_ros.policies"
+T = TypeVar("T", bound=PolicyConfig)
 
 Progress = Callable[[float, str], None]
 """Told how far loading has come: a fraction in [0, 1] and a few words."""
@@ -52,9 +51,23 @@ class Policy(Protocol):
         """Free the memory that :meth:`load` took; the policy can be loaded again."""
 
 
-def available() -> tuple[str, ...]:
-    """Names of the policies that are installed, sorted."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+@dataclass(frozen=True)
+class LazyPolicy:
+    """A policy whose options are known before its libraries are imported; what an entry point may name.
+
+    Attributes:
+        Options: Dataclass of its options.
+        target: ``module:class`` of the policy.
+    """
+
+    Options: type[PolicyConfig]
+    target: str
+
+    def __call__(self, config: Config) -> Policy:
+        """Import and make it."""
+        module, _, name = self.target.partition(":")
+        policy: Policy = getattr(import_module(module), name)(config)
+        return policy
 
 
 def create(config: Config) -> Policy:
@@ -64,24 +77,16 @@ def create(config: Config) -> Policy:
         ConfigError: No such policy is installed.
         MissingDependencyError: A library that the policy needs is not installed.
     """
-    name = config.policy.name
-    for point in entry_points(group=GROUP):
-        if point.name == name:
-            policy: Policy = _load(point)(config)
-            return policy
-    near = difflib.get_close_matches(name, available(), n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise ConfigError(f"policy.name: no policy '{name}' is installed; there are {list(available())}{hint}")
+    policy: Policy = registry.make(config.policy.name, config)
+    return policy
 
 
-def _load(point: EntryPoint) -> Any:
-    try:
-        return point.load()
-    except ImportError as error:
-        package = point.dist.name if point.dist else point.module
-        extras = (point.dist.metadata.get_all("Provides-Extra") if point.dist else None) or ()
-        needed = f"{package}[{point.name}]" if point.name in extras else package
-        raise MissingDependencyError(
-            f"policy.name: '{point.name}' needs a library that does not import ({error}); "
-            f"install it with: pip install '{needed}'"
-        ) from error
+def options_of(config: Config, kind: type[T]) -> T:
+    """The section ``policy`` as the options of one policy.
+
+    Raises:
+        ConfigError: They are another policy's.
+    """
+    if not isinstance(config.policy, kind):
+        raise ConfigError(f"policy.name: '{config.policy.name}' has other options than {kind.__name__}")
+    return config.policy

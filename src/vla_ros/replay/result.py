@@ -79,7 +79,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
         **summary,
         "verdict": verdict.to_json(),
         "not_played": list(problems),
-        "policy": {"name": config.policy.name, "checkpoint": config.policy.checkpoint},
+        "policy": {"name": config.policy.name, "checkpoint": getattr(config.policy, "checkpoint", "")},
         "config": flatten(config),
         "versions": versions(),
     }

@@ -20,7 +20,8 @@ _CONSOLE = Console()
 
 def waiting(config: Config, domain: str, backend: str) -> None:
     """Say what meets where."""
-    model = f" ({config.policy.checkpoint})" if config.policy.checkpoint else ""
+    checkpoint = getattr(config.policy, "checkpoint", "")
+    model = f" ({checkpoint})" if checkpoint else ""
     _CONSOLE.print(
         f"policy [bold]{config.policy.name}[/]{escape(model)}, ROS domain {domain}, {backend}",
         highlight=False,

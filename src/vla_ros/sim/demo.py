@@ -136,17 +136,19 @@ def plan(arguments: argparse.Namespace) -> Plan:
         ConfigError: As :func:`vla_ros.config.load`.
     """
     files = (demo_config(), *arguments.config)
-    mode = [f"policy.threads:={_threads()}"] if arguments.real_time else list(_LOCKSTEP)
+    mode = [] if arguments.real_time else list(_LOCKSTEP)
     model: list[str] = []
     if arguments.policy:
         model.append(f"policy.name:={arguments.policy}")
     if arguments.checkpoint:
         if not arguments.policy:
             model.append("policy.name:=openvla")
-        named = arguments.checkpoint == load(files[:1]).policy.checkpoint  # "demo" is a name, no folder
+        named = arguments.checkpoint == "demo"  # a name, no folder
         folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
         model.append(f"policy.checkpoint:={folder}")
     model += arguments.param
+    if arguments.real_time and hasattr(load(files, model).policy, "threads"):
+        mode.append(f"policy.threads:={_threads()}")
     assignments = (*mode, *_forgotten(files, model), *model)
     return Plan(files, assignments, load(files, assignments))
 
@@ -162,14 +164,11 @@ def _threads() -> int:
 
 
 def _forgotten(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
-    """Another policy or checkpoint has nothing to do with the checkpoint and the statistics of the demo's file."""
+    """Another checkpoint has nothing to do with the statistics that the demo's file names."""
     usual, now = load(files[:1]).policy, load(files, chosen).policy
-    if (now.name, now.checkpoint) == (usual.name, usual.checkpoint):
-        return []
-    given = {parse_assignment(text)[0] for text in chosen}
-    for file in files[1:]:
-        given |= read_file(file).keys()
-    return [f"{name}:=" for name in ("policy.checkpoint", "policy.unnorm_key") if name not in given]
+    given = {parse_assignment(text)[0] for text in chosen}.union(*(read_file(file) for file in files[1:]))
+    same = now.name != usual.name or getattr(now, "checkpoint", "") == getattr(usual, "checkpoint", "")
+    return [] if same or "policy.unnorm_key" in given else ["policy.unnorm_key:="]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -331,7 +330,7 @@ def _result(
     samples = stats.get("latency_samples_ms", {})
     return DemoResult(
         policy=config.policy.name,
-        checkpoint=config.policy.checkpoint,
+        checkpoint=getattr(config.policy, "checkpoint", ""),
         mode="real_time" if arguments.real_time else "lockstep",
         rate_hz=LOCKSTEP_HZ,
         seed=arguments.seed,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import VlaRosError
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import SIDES, Task, parse
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState, Observation
@@ -128,12 +128,6 @@ class ExpertPolicy:
     """
 
     def __init__(self, config: Config) -> None:
-        # Else the expert's success would be taken for the checkpoint's. The demo's own file names its own one.
-        if config.policy.checkpoint not in ("", "demo"):
-            raise ConfigError(
-                f"policy.checkpoint: found '{config.policy.checkpoint}', and policy.name is 'expert', which reads "
-                "no checkpoint; set policy.name to the policy that does (openvla), or leave policy.checkpoint empty"
-            )
         self._spec = ActionSpec(
             dimension=7,
             horizon=1,

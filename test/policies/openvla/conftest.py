@@ -12,8 +12,8 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
-from vla_ros.config import Config, PolicyConfig
-from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.config import Config
+from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation
 
@@ -72,7 +72,7 @@ def make_policy():
 
     def make(folder, **options):
         options = {"device": "cpu", **options}
-        return OpenVLAPolicy(Config(policy=PolicyConfig(checkpoint=str(folder), **options)))
+        return OpenVLAPolicy(Config(policy=OpenVLAOptions(checkpoint=str(folder), **options)))
 
     return make
 

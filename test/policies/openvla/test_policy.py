@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_ros.config import CameraConfig, Config, PolicyConfig
+from vla_ros.config import CameraConfig, Config
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies import Policy, create
-from vla_ros.policies.openvla import OpenVLAPolicy
+from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
 from vla_ros.policies.openvla.choices import check_attention, choose_device
 from vla_ros.policies.openvla.tiny import STATISTICS, main, tiny_architecture, write_tiny
 from vla_ros.types import Observation
@@ -22,7 +22,7 @@ from vla_ros.types import Observation
 
 @pytest.fixture(scope="module")
 def loaded(shared_tiny):
-    policy = OpenVLAPolicy(Config(policy=PolicyConfig(checkpoint=str(shared_tiny), device="cpu")))
+    policy = OpenVLAPolicy(Config(policy=OpenVLAOptions(checkpoint=str(shared_tiny), device="cpu")))
     policy.load()
     return policy
 
@@ -57,7 +57,7 @@ def test_an_answer_carries_everything_a_report_needs(loaded, observe):
 
 
 def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_tiny):
-    config = Config(policy=PolicyConfig(checkpoint=str(shared_tiny)), camera=CameraConfig(keys=("front",)))
+    config = Config(policy=OpenVLAOptions(checkpoint=str(shared_tiny)), camera=CameraConfig(keys=("front",)))
     policy = create(config)
     assert isinstance(policy, OpenVLAPolicy)
     assert isinstance(policy, Policy)

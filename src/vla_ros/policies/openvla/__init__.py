@@ -5,17 +5,23 @@
 together behind :class:`~vla_ros.policies.base.Policy`; ``checkpoints``, ``vocabulary`` and ``tiny`` write
 directories in the same layout.
 
-Importing a name from here imports torch only when that name needs it.
+Importing from here needs torch for ``OpenVLAPolicy`` alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vla_ros.policies.base import LazyPolicy
+from vla_ros.policies.openvla.options import OpenVLAOptions
+
 if TYPE_CHECKING:
     from vla_ros.policies.openvla.policy import OpenVLAPolicy
 
-__all__ = ["OpenVLAPolicy"]
+__all__ = ["OpenVLAOptions", "OpenVLAPolicy"]
+
+OPENVLA = LazyPolicy(OpenVLAOptions, "vla_ros.policies.openvla.policy:OpenVLAPolicy")
+"""What the entry point names."""
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,8 @@ import importlib.util
 
 import torch
 
-from vla_ros.config.tree import PolicyConfig
 from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.policies.openvla.options import OpenVLAOptions
 
 
 def choose_device(text: str) -> torch.device:
@@ -32,7 +32,7 @@ def choose_device(text: str) -> torch.device:
     return torch.device("cuda", device.index or 0)
 
 
-def choose_dtype(options: PolicyConfig, device: torch.device) -> str:
+def choose_dtype(options: OpenVLAOptions, device: torch.device) -> str:
     """``policy.dtype`` with ``auto`` resolved: bfloat16 on CUDA and for quantised weights, else float32.
 
     Raises:
@@ -68,7 +68,7 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
         )
 
 
-def choose_engine(options: PolicyConfig, device: torch.device) -> str:
+def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
     """``policy.engine`` with ``auto`` resolved: ``graph`` where its kernels run, else ``reference``.
 
     Its kernels need matrix units for bfloat16 (compute capability 8.0, Ampere) and Triton. An attention other than

@@ -20,7 +20,7 @@ from vla_ros.engine.executor import Engine, make_ops
 from vla_ros.engine.preprocess import is_exact
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
-from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.base import Progress, no_progress, options_of
 from vla_ros.policies.openvla import memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
@@ -28,6 +28,7 @@ from vla_ros.policies.openvla.choices import check_attention, choose_device, cho
 from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engine
 from vla_ros.policies.openvla.loading import build_empty, check_weights, checkpoint_folder, fill, read_manifest
 from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.sight import checked_sight
 from vla_ros.types import ActionChunk, ActionSpec, CameraFrame, FloatArray, IntArray, Observation, UInt8Array
@@ -64,7 +65,7 @@ class OpenVLAPolicy:
     """Answers one picture and an instruction with one action of the checkpoint, decoded greedily."""
 
     def __init__(self, config: Config) -> None:
-        self._options = config.policy
+        self._options = options_of(config, OpenVLAOptions)
         self._camera = config.camera
         self._image_key = config.camera.keys[0]
         self._spec = ActionSpec(image_keys=(self._image_key,))

@@ -1,0 +1,96 @@
+"""Policies by name: the entry-point group, and the options that each brings.
+
+An entry point of the group names what makes the policy: a class or any callable of the
+:class:`~vla_ros.config.Config`. Its attribute ``Options``, a dataclass that extends
+:class:`~vla_ros.config.tree.PolicyConfig`, declares the policy's options; without one it has the common ones alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from vla_ros.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from vla_ros.config.tree import PolicyConfig
+
+GROUP = "vla_ros.policies"
+
+
+def available() -> tuple[str, ...]:
+    """Names of the policies that are installed, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def make(name: str, config: Any) -> Any:
+    """The policy of that name for a configuration, not loaded.
+
+    Raises:
+        ConfigError: No such policy is installed.
+        MissingDependencyError: A library that it needs is not installed.
+    """
+    point = _find(name)
+    with _explained(point):
+        return point.load()(config)
+
+
+@cache
+def options_class(name: str) -> type[PolicyConfig]:
+    """The dataclass of a policy's options.
+
+    Raises:
+        ConfigError: No such policy is installed, or its ``Options`` are not a :class:`PolicyConfig`.
+        MissingDependencyError: The module that declares them does not import.
+    """
+    from vla_ros.config.tree import PolicyConfig
+
+    point = _find(name)
+    with _explained(point):
+        found = getattr(point.load(), "Options", PolicyConfig)
+    if not (isinstance(found, type) and issubclass(found, PolicyConfig)):
+        raise ConfigError(
+            f"policy.name: '{name}' ({point.value}) declares Options {found!r}, expected a dataclass that extends "
+            "vla_ros.config.PolicyConfig"
+        )
+    return found
+
+
+def owner(leaf: str) -> str | None:
+    """The installed policy that has an option ``policy.<leaf>`` of its own; the first by name, or None."""
+    return next((name for name in available() if leaf in _own(name)), None)
+
+
+def _own(name: str) -> frozenset[str]:
+    try:
+        found = options_class(name)
+    except (ConfigError, MissingDependencyError):  # another policy's fault is not what is asked about
+        return frozenset()
+    return frozenset(found.__dataclass_fields__)
+
+
+def _find(name: str) -> EntryPoint:
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return point
+    near = difflib.get_close_matches(name, available(), n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise ConfigError(f"policy.name: no policy '{name}' is installed; there are {list(available())}{hint}")
+
+
+@contextmanager
+def _explained(point: EntryPoint) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        package = point.dist.name if point.dist else point.module
+        extras = (point.dist.metadata.get_all("Provides-Extra") if point.dist else None) or ()
+        needed = f"{package}[{point.name}]" if point.name in extras else package
+        raise MissingDependencyError(
+            f"policy.name: '{point.name}' needs a library that does not import ({error}); "
+            f"install it with: pip install '{needed}'"
+        ) from error

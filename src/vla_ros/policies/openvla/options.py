@@ -1,0 +1,47 @@
+"""Options of OpenVLA: ``policy.*`` where ``policy.name`` is ``openvla``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_ros.config.options import option
+from vla_ros.config.tree import PolicyConfig
+
+
+@dataclass(frozen=True)
+class OpenVLAOptions(PolicyConfig):
+    """Which checkpoint answers, and how it is executed."""
+
+    checkpoint: str = option(
+        "",
+        "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' is the small "
+        "one of the simulation, which comes with the package",
+    )
+    unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
+    prompt: str = option(
+        "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")
+    )
+    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
+    dtype: str = option(
+        "auto",
+        "Weights and arithmetic; auto is bfloat16 on CUDA and float32 on a CPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
+    quantization: str = option("none", "Weight quantisation of the language model", choices=("none", "int8", "nf4"))
+    engine: str = option(
+        "auto",
+        "How OpenVLA is executed: graph (own engine, for NVIDIA GPUs), reference (plain torch), or auto: graph "
+        "where it runs and agrees with the reference",
+        choices=("auto", "reference", "graph"),
+    )
+    drafts: str = option(
+        "prefill",
+        "Engine: how the previous action's tokens are tried as a draft; verify equals plain decoding bit by bit",
+        choices=("none", "verify", "prefill"),
+    )
+    compile: bool = option(
+        False, "Reference path: compile the vision towers with torch.compile, at every start for a minute or so"
+    )
+    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
+    self_test: bool = option(True, "Refuse to start when two different images give the same answer")
