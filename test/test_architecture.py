@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,26 @@ def test_a_room_imports_only_what_its_row_names(room: int) -> None:
                 f"{path.relative_to(SOURCE)} imports {name}" for name in found if ROOM_OF.get(name) not in may
             ]
     assert not wrong
+
+
+def imported_modules(path: Path, modules: set[str]) -> set[str]:
+    """Modules of the package that ``path`` imports: at import time, inside functions or for type checking."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named & modules or {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Whether directly or by way of others, and whether at import time or later."""
+    paths = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCE.rglob("*.py")
+    }
+    graph = {name: imported_modules(path, set(paths)) - {name} for name, path in paths.items()}
+    assert sum(map(len, graph.values())) > 200
+    TopologicalSorter(graph).prepare()  # raises CycleError and names the modules

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_ros.report import charts
-from vla_ros.report.axes import padded, ticks
+from vla_ros.report.charts import padded, ticks
 
 
 def parsed(markup):
@@ -46,7 +46,6 @@ def test_a_line_breaks_at_what_is_not_finite():
 def test_nothing_to_draw_is_said(values):
     assert "No data" in charts.lines([charts.Series("a", list(range(len(values))), values)])
     assert "No data" in charts.histogram(values)
-    assert "No data" in charts.timeline([charts.Lane("a", [])])
     assert "No data" in charts.bars([])
 
 
@@ -63,13 +62,6 @@ def test_bars_grow_from_zero_to_both_sides():
     up, down = figure.findall(".//rect")
     assert float(up.get("width")) == pytest.approx(2 * float(down.get("width")), rel=0.01)
     assert float(down.get("x")) + float(down.get("width")) == pytest.approx(float(up.get("x")), abs=0.02)
-
-
-def test_timeline_places_spans_in_time():
-    lanes = [charts.Lane("used", [charts.Span(0, 1, tip="frame <0>"), charts.Span(3, 4)])]
-    first, second = parsed(charts.timeline(lanes)).findall(".//rect")
-    assert float(second.get("x")) > float(first.get("x")) + float(first.get("width"))
-    assert first.find("title").text == "frame <0>"
 
 
 def test_thinning_keeps_peaks_and_gaps():

@@ -19,7 +19,8 @@ from vla_ros.replay.prepare import fit, pictures_at
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import select
-from vla_ros.report import charts, page, pictures
+from vla_ros.report import charts, page
+from vla_ros.report import images as embedded
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.types import IntArray, UInt8Array
 
@@ -223,7 +224,7 @@ def _moment(bag: Samples, moment: Moment, names: list[str], images: Mapping[str,
     seconds = (bag.times[moment.row] - bag.times[0]) * 1e-9
     instruction = bag.instructions[int(bag.episodes[moment.row])]
     head = f"{Path(bag.bag).name} at {seconds:.2f} s, error {moment.score:.2f}"
-    shown = [pictures.picture(image, key if len(images) > 1 else "") for key, image in images.items()]
+    shown = [embedded.image(image, key if len(images) > 1 else "") for key, image in images.items()]
     side = tag("div", shown or [tag("p", "no picture", class_="note")])
     numbers = page.table(("", "policy", "recorded"), rows, numeric=(1, 2))
     return tag(

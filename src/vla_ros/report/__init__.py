@@ -1,5 +1,5 @@
-"""Self-contained HTML reports: one file, no network, light and dark, readable on a phone.
+"""Parts of self-contained HTML reports: one file, no network, light and dark, readable on a phone.
 
-``markup`` escapes, ``page`` lays out, ``charts`` draws SVG, ``pictures`` embeds images; ``demo`` is the report of
-``vla-ros demo``. The report of ``vla-ros replay`` lives in :mod:`vla_ros.replay.report`.
+``markup`` escapes, ``page`` lays out, ``charts`` draws SVG, ``images`` embeds images. The reports themselves belong
+to the rooms that measure (``sim``, ``replay``).
 """

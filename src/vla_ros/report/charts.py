@@ -1,18 +1,18 @@
-"""Charts as inline SVG: traces, histograms, bars with intervals, timelines. Colours follow the page's theme.
+"""Charts as inline SVG: lines, histograms, bars with intervals. Colours follow the page's theme.
 
-Sizes are in SVG units; a chart 360 wide is readable on a phone and fills a card on a desk.
+Sizes are in SVG units; a chart 360 wide is readable on a phone and fills a card on a desktop.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vla_ros.report.axes import Frame, Scale, padded, svg, ticks
 from vla_ros.report.markup import Markup, number, significant, tag
 from vla_ros.types import FloatArray
 
@@ -22,20 +22,20 @@ COLOURS = 7
 
 
 def colour(index: int) -> str:
-    """Style of one of the palette's colours; 0 is the quiet grey of what is only compared with."""
+    """CSS value of a palette colour; 0 is the grey of reference data."""
     return f"var(--s{index % COLOURS})"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One trace.
+    """One line.
 
     Attributes:
         name: For the legend.
         x: [N], ascending.
-        y: [N]; the line breaks where a value is not finite.
+        y: [N]; the line breaks at values that are not finite.
         colour: Palette index; 0 is grey.
-        step: True draws held values (a gripper), not straight connections.
+        step: Draw held values (a gripper) instead of straight connections.
     """
 
     name: str
@@ -57,36 +57,93 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Something that lasted from ``start`` to ``end`` (seconds); ``tip`` is shown under the pointer."""
+class Scale:
+    """A linear map from values [low, high] to SVG units [start, end]."""
 
+    low: float
+    high: float
     start: float
     end: float
-    colour: int = 1
-    tip: str = ""
+
+    def __call__(self, value: float) -> float:
+        """Position of ``value``."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
+    """Widens [low, high] by a margin; never returns a range of zero width."""
+    flat = high - low <= 1e-12 * max(1.0, abs(high))
+    margin = abs(high) * 0.1 or 1.0 if flat else (high - low) * share
+    return low - margin, high + margin
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round values (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them.
+
+    Example:
+        >>> ticks(0.0, 10.0)
+        [0.0, 2.5, 5.0, 7.5, 10.0]
+    """
+    raw = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, 12) + 0.0 for index in range(first, last + 1)]
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One row of a timeline."""
+class Axes:
+    """A drawing area of ``size`` SVG units with an x and a y scale."""
 
-    name: str
-    spans: Sequence[Span]
+    size: tuple[float, float]
+    x: Scale
+    y: Scale
+    x_label: str
+
+    @classmethod
+    def around(
+        cls, x: tuple[float, float], y: tuple[float, float], size: tuple[float, float], x_label: str
+    ) -> Axes:
+        """Axes for these ranges, with room for tick labels to the left and below."""
+        left = 12.0 + 6.2 * max((len(significant(tick)) for tick in ticks(*y)), default=1)
+        bottom = size[1] - (30.0 if x_label else 18.0)
+        return cls(size, Scale(*x, left, size[0] - 8.0), Scale(*y, bottom, 8.0), x_label)
+
+    def grid(self) -> list[Markup]:
+        """Grid lines, tick labels and the axis label."""
+        left, right, bottom = self.x.start, self.x.end, self.y.start
+        parts = []
+        for value in ticks(self.y.low, self.y.high):
+            at = self.y(value)
+            parts.append(tag("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
+            parts.append(tag("text", significant(value), x=left - 5, y=at + 3.5, text_anchor="end"))
+        parts += [
+            tag("text", significant(value, 6), x=self.x(value), y=bottom + 13, text_anchor="middle")
+            for value in ticks(self.x.low, self.x.high, 5)
+        ]
+        parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
+        if self.x_label:
+            middle = (left + right) / 2
+            parts.append(tag("text", self.x_label, x=middle, y=self.size[1] - 3, text_anchor="middle"))
+        return parts
 
 
-def legend(items: Sequence[tuple[str, int]]) -> Markup:
-    """Names beside their colours."""
-    keys = [tag("span", [tag("i", "", style=f"background:{colour(index)}"), name]) for name, index in items]
-    return tag("div", keys, class_="legend")
+def _chart(title: str, size: tuple[float, float], drawn: Sequence[Markup], above: str = "") -> Markup:
+    """Heading and SVG element; the SVG scales with the page and names itself to screen readers."""
+    svg = tag("svg", drawn, viewBox=f"0 0 {size[0]:g} {size[1]:g}", role="img", aria_label=title)
+    return tag("div", [_heading(title), above, svg])
 
 
-def nothing(title: str) -> Markup:
-    """What stands in place of a chart that has no data."""
-    return tag("div", [tag("h3", title) if title else "", tag("p", "No data.", class_="note")])
+def _heading(title: str) -> Markup:
+    return tag("h3", title) if title else Markup()
+
+
+def _no_data(title: str) -> Markup:
+    return tag("div", [_heading(title), tag("p", "No data.", class_="note")])
 
 
 def thin(x: FloatArray, y: FloatArray, most: int = 900) -> tuple[FloatArray, FloatArray]:
-    """At most about ``most`` points that look the same: each stretch keeps its smallest and largest value."""
+    """Reduces a line to about ``most`` points that look the same: each bin keeps its minimum and maximum."""
     if len(x) <= most:
         return x, y
     edges = np.linspace(0, len(x), most // 2 + 1).astype(int)
@@ -101,18 +158,19 @@ def thin(x: FloatArray, y: FloatArray, most: int = 900) -> tuple[FloatArray, Flo
     return x[chosen], y[chosen]
 
 
-def _path(frame: Frame, x: FloatArray, y: FloatArray, step: bool) -> str:
+def _path(axes: Axes, x: FloatArray, y: FloatArray, step: bool) -> str:
     parts: list[str] = []
-    pen = False
+    pen_down = False
     for at, value in zip(x, y, strict=True):
         if not np.isfinite(value):
-            pen = False
+            pen_down = False
             continue
-        px, py = number(frame.x(float(at))), number(frame.y(float(value)))
-        parts.append(
-            f"{'L' if pen and not step else ('H' if pen else 'M')}{px}" + (f"V{py}" if pen and step else f" {py}")
-        )
-        pen = True
+        px, py = number(axes.x(float(at))), number(axes.y(float(value)))
+        if not pen_down:
+            parts.append(f"M{px} {py}")
+        else:
+            parts.append(f"H{px}V{py}" if step else f"L{px} {py}")
+        pen_down = True
     return "".join(parts)
 
 
@@ -121,55 +179,34 @@ def lines(
     *,
     title: str = "",
     x_label: str = "",
-    y_label: str = "",
     size: tuple[float, float] = SMALL,
-    y_range: tuple[float, float] | None = None,
-    references: Mapping[str, float] | None = None,
     show_legend: bool = True,
 ) -> Markup:
-    """Traces over a common axis.
+    """Lines over a common axis.
 
     Args:
         series: What is drawn, the first one lowest.
         title: Heading of the chart.
-        x_label: Axis and unit.
-        y_label: Axis and unit.
+        x_label: Quantity and unit.
         size: Width and height in SVG units.
-        y_range: Smallest range of values to show; grows where the data exceed it.
-        references: Dashed horizontal lines by name.
-        show_legend: Names above the chart where there are several series.
+        show_legend: Show the names above the chart if there are several series.
     """
     data = [(item, np.asarray(item.x, float), np.asarray(item.y, float)) for item in series]
-    finite = [y[np.isfinite(y)] for _, _, y in data]
-    points = np.concatenate([*finite, np.array(list((references or {}).values()), float)]) if data else np.zeros(0)
-    if not points.size or not any(part.size for part in finite):
-        return nothing(title)
-    low, high = padded(float(points.min()), float(points.max()))
-    if y_range is not None:
-        low, high = min(low, y_range[0]), max(high, y_range[1])
+    finite = np.concatenate([y[np.isfinite(y)] for _, _, y in data])
+    if not finite.size:
+        return _no_data(title)
     xs = np.concatenate([x for _, x, _ in data])
-    x_low, x_high = float(xs.min()), float(xs.max())
-    frame = Frame.around((x_low, x_high if x_high > x_low else x_low + 1.0), (low, high), size, x_label, y_label)
-    drawn = [frame.grid()]
-    for name, value in (references or {}).items():
-        drawn.append(_horizontal(frame, name, value))
+    low, high = float(xs.min()), float(xs.max())
+    y_range = padded(float(finite.min()), float(finite.max()))
+    axes = Axes.around((low, high if high > low else low + 1.0), y_range, size, x_label)
+    drawn = axes.grid()
     for item, x, y in data:
-        path = _path(frame, *thin(x, y), item.step)
-        drawn.append(
-            tag("path", d=path, class_="line back" if item.colour == 0 else "line", stroke=colour(item.colour))
-        )
-    parts = [tag("h3", title)] if title else []
-    if show_legend and len(series) > 1:
-        parts.append(legend([(item.name, item.colour) for item in series]))
-    return tag("div", [*parts, svg(*size, drawn, title)])
-
-
-def _horizontal(frame: Frame, name: str, value: float) -> Markup:
-    at = frame.y(value)
-    return Markup(
-        tag("line", x1=frame.x.start, x2=frame.x.end, y1=at, y2=at, class_="ref")
-        + tag("text", name, x=frame.x.end, y=at - 3, text_anchor="end")
-    )
+        style = "line back" if item.colour == 0 else "line"
+        path = _path(axes, *thin(x, y), item.step)
+        drawn.append(tag("path", d=path, class_=style, stroke=colour(item.colour)))
+    keys = [tag("span", [tag("i", "", style=f"background:{colour(s.colour)}"), s.name]) for s in series]
+    legend = tag("div", keys, class_="legend") if show_legend and len(series) > 1 else ""
+    return _chart(title, size, drawn, legend)
 
 
 def histogram(
@@ -181,147 +218,72 @@ def histogram(
     references: Mapping[str, float] | None = None,
     size: tuple[float, float] = SMALL,
 ) -> Markup:
-    """How often each value occurred.
+    """Distribution of ``values``.
+
+    Values above the 99.5th percentile share the last bin, so that one outlier does not squeeze the rest; the axis
+    label says how many.
 
     Args:
-        values: [N]; what is not finite is left out.
+        values: [N]; values that are not finite are ignored.
         title: Heading.
         x_label: Quantity and unit.
         bins: Number of bins.
         references: Dashed vertical lines by name (p50, p99, a deadline).
         size: Width and height in SVG units.
-
-    Values beyond the 99.5th percentile share the last bin, so that one outlier does not squeeze the rest; the
-    axis label says so.
     """
     data = np.asarray(values, float)
     data = data[np.isfinite(data)]
     if not data.size:
-        return nothing(title)
+        return _no_data(title)
     marks = dict(references or {})
-    top = float(np.percentile(data, 99.5))
-    last = max([top, *(value for value in marks.values() if np.isfinite(value))])
-    first = float(min(data.min(), *marks.values())) if marks else float(data.min())
-    low, high = padded(first, last, 0.03)
+    first = float(min([data.min(), *marks.values()]))
+    low, high = padded(first, max([float(np.percentile(data, 99.5)), *marks.values()]), 0.03)
     if first >= 0:
         low = max(0.0, low)
     beyond = int((data > high).sum())
     counts, edges = np.histogram(np.minimum(data, high), bins, (low, high))
     label = x_label + (f" ({beyond} above {significant(high)} in the last bin)" if beyond else "")
-    frame = Frame.around((low, high), (0.0, float(counts.max()) * 1.12), size, label)
-    drawn = [frame.grid()]
-    for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
+    axes = Axes.around((low, high), (0.0, float(counts.max()) * 1.12), size, label)
+    drawn = axes.grid()
+    for count, left, right in zip(counts, edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         if count:
-            x, y = frame.x(float(left)), frame.y(float(count))
-            tip = f"{significant(float(left))} to {significant(float(right))}: {count}"
-            drawn.append(
-                tag(
-                    "rect",
-                    tag("title", tip),
-                    x=x + 0.5,
-                    y=y,
-                    width=max(0.6, frame.x(float(right)) - x - 1.0),
-                    height=frame.y.start - y,
-                    fill=colour(1),
-                )
-            )
+            x, y = axes.x(left), axes.y(float(count))
+            tip = tag("title", f"{significant(left)} to {significant(right)}: {count}")
+            width, height = max(0.6, axes.x(right) - x - 1.0), axes.y.start - y
+            drawn.append(tag("rect", tip, x=x + 0.5, y=y, width=width, height=height, fill=colour(1)))
     for index, (name, value) in enumerate(sorted(marks.items(), key=lambda item: item[1])):
-        at = frame.x(value)
-        anchor = "end" if at > frame.width * 0.75 else "start"
-        drawn.append(tag("line", x1=at, x2=at, y1=frame.y.start, y2=frame.y.end, class_="ref"))
-        drawn.append(
-            tag("text", name, x=at + (-3 if anchor == "end" else 3), y=14.0 + 11 * (index % 4), text_anchor=anchor)
-        )
-    return tag("div", [tag("h3", title) if title else "", svg(*size, drawn, title)])
+        at, height = axes.x(value), 14.0 + 11 * (index % 4)
+        drawn.append(tag("line", x1=at, x2=at, y1=axes.y.start, y2=axes.y.end, class_="ref"))
+        if at > size[0] * 0.75:
+            drawn.append(tag("text", name, x=at - 3, y=height, text_anchor="end"))
+        else:
+            drawn.append(tag("text", name, x=at + 3, y=height))
+    return _chart(title, size, drawn)
 
 
-def bars(items: Sequence[Bar], *, title: str = "", x_label: str = "", width: float = 360.0) -> Markup:
+def bars(items: Sequence[Bar], *, title: str = "") -> Markup:
     """Horizontal bars from zero, with intervals where they are known."""
     if not items:
-        return nothing(title)
-    ends = [
-        end for item in items for end in (item.value, item.low, item.high) if end is not None and np.isfinite(end)
-    ]
-    low, high = min([0.0, *ends]), max([0.0, *ends])
+        return _no_data(title)
+    shown = [end for item in items for end in (item.value, item.low, item.high) if end is not None]
+    low, high = min([0.0, *filter(math.isfinite, shown)]), max([0.0, *filter(math.isfinite, shown)])
     if high == low:
         high = 1.0
-    air = (high - low) * 0.04
-    low, high = (low - air if low < 0 else 0.0), high + air
-    left = 14.0 + 6.2 * max(len(item.label) for item in items)
-    right, pitch = width - 48.0, 21.0
-    height = pitch * len(items) + (20.0 if x_label else 6.0)
-    scale = Scale(low, high, left, right)
-    zero = scale(0.0)
-    drawn = [tag("line", x1=zero, x2=zero, y1=2, y2=pitch * len(items) + 2, class_="axis")]
+    margin = (high - low) * 0.04
+    left, pitch = 14.0 + 6.2 * max(len(item.label) for item in items), 21.0
+    scale = Scale(low - margin if low < 0 else 0.0, high + margin, left, SMALL[0] - 48.0)
+    zero, height = scale(0.0), pitch * len(items)
+    drawn = [tag("line", x1=zero, x2=zero, y1=2, y2=height + 2, class_="axis")]
     for row, item in enumerate(items):
         top = row * pitch + 4
-        drawn.append(tag("text", item.label, x=left - 6, y=top + 11, text_anchor="end"))
-        value = item.value if np.isfinite(item.value) else 0.0
-        end = scale(value)
-        drawn.append(
-            tag("rect", x=min(zero, end), y=top, width=abs(end - zero), height=14, rx=2, fill=colour(item.colour))
-        )
-        reach = max(end, zero)
-        if item.low is not None and item.high is not None and np.isfinite(item.low) and np.isfinite(item.high):
-            a, b = scale(item.low), scale(item.high)
-            drawn.append(tag("line", x1=a, x2=b, y1=top + 7, y2=top + 7, class_="ci"))
-            reach = max(reach, b)
-        drawn.append(tag("text", significant(item.value), x=reach + 5, y=top + 11, class_="value"))
-    if x_label:
-        drawn.append(tag("text", x_label, x=(left + right) / 2, y=height - 4, text_anchor="middle"))
-    return tag("div", [tag("h3", title) if title else "", svg(width, height, drawn, title)])
-
-
-def timeline(
-    lanes: Sequence[Lane],
-    *,
-    title: str = "",
-    x_label: str = "time [s]",
-    width: float = WIDE[0],
-    names: Sequence[tuple[str, int]] = (),
-) -> Markup:
-    """What happened when: one row per lane, one mark per span; a span without length is a tick.
-
-    Args:
-        lanes: Rows, the first one on top.
-        title: Heading.
-        x_label: Axis and unit.
-        width: SVG units.
-        names: Legend: (name, colour) each.
-    """
-    ends = [edge for lane in lanes for span in lane.spans for edge in (span.start, span.end)]
-    if not ends:
-        return nothing(title)
-    pitch = 24.0
-    height = pitch * len(lanes) + 34.0
-    x_low, x_high = min(ends), max(ends)
-    left = 16.0 + 6.2 * max(len(lane.name) for lane in lanes)
-    base = Frame.around((x_low, x_high if x_high > x_low else x_low + 1.0), (0.0, 1.0), (width, height), x_label)
-    scale = Scale(base.x.low, base.x.high, left, width - 8.0)
-    bottom = pitch * len(lanes) + 4
-    axis = Frame(width, height, scale, Scale(0.0, 1.0, bottom, bottom), x_label)
-    drawn = [axis_marks(axis)]
-    for row, lane in enumerate(lanes):
-        top = row * pitch + 4
-        drawn.append(tag("text", lane.name, x=left - 6, y=top + 12, text_anchor="end"))
-        drawn.append(tag("line", x1=left, x2=width - 8, y1=top + 18, y2=top + 18, class_="grid"))
-        for span in lane.spans:
-            a, b = scale(span.start), scale(span.end)
-            tip = tag("title", span.tip) if span.tip else ""
-            drawn.append(tag("rect", tip, x=a, y=top, width=max(1.2, b - a), height=16, fill=colour(span.colour)))
-    parts = [tag("h3", title)] if title else []
-    if names:
-        parts.append(legend(names))
-    return tag("div", [*parts, svg(width, height, drawn, title)])
-
-
-def axis_marks(frame: Frame) -> Markup:
-    """Tick labels of the x axis only."""
-    parts = [
-        tag("text", significant(value, 6), x=frame.x(value), y=frame.y.start + 13, text_anchor="middle")
-        for value in ticks(frame.x.low, frame.x.high, 10)
-    ]
-    parts.append(
-        tag("text", frame.x_label, x=(frame.x.start + frame.x.end) / 2, y=frame.height - 3, text_anchor="middle")
-    )
-    return Markup("".join(parts))
+        end = scale(item.value) if math.isfinite(item.value) else zero
+        right = max(end, zero)
+        drawn += [
+            tag("text", item.label, x=left - 6, y=top + 11, text_anchor="end"),
+            tag("rect", x=min(zero, end), y=top, width=abs(end - zero), height=14, rx=2, fill=colour(item.colour)),
+        ]
+        if item.low is not None and item.high is not None and math.isfinite(item.low + item.high):
+            drawn.append(tag("line", x1=scale(item.low), x2=scale(item.high), y1=top + 7, y2=top + 7, class_="ci"))
+            right = max(right, scale(item.high))
+        drawn.append(tag("text", significant(item.value), x=right + 5, y=top + 11, class_="value"))
+    return _chart(title, (SMALL[0], height + 6.0), drawn)

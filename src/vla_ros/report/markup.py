@@ -1,7 +1,7 @@
-"""HTML made of values that are escaped by construction.
+"""HTML that is escaped by construction.
 
 Every function here returns :class:`Markup`; plain ``str`` arguments are text and get escaped, so that an
-instruction or a topic name from a stranger's bag can never become part of the page's code.
+instruction or a topic name from an untrusted bag never becomes part of the page's code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class Markup(str):
-    """Text that is HTML already; anything else that reaches a page is escaped."""
+    """Text that is HTML already; every other string on a page is escaped."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ VOID = frozenset({"img", "input", "meta", "br", "link", "line", "rect", "path", 
 
 
 def render(content: Content) -> Markup:
-    """``content`` as markup: text is escaped, markup is kept, several are joined."""
+    """Converts ``content`` to markup: escapes text, keeps markup, joins several."""
     if isinstance(content, Markup):
         return content
     if isinstance(content, str):
@@ -32,7 +32,7 @@ def render(content: Content) -> Markup:
 
 
 def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
-    """One element. ``class_`` means ``class``, underscores become dashes; None and False leave one out.
+    """One element. ``class_`` means ``class``, underscores become dashes; None and False omit an attribute.
 
     Example:
         >>> tag("p", "a < b", class_="note")
@@ -51,14 +51,14 @@ def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
 
 
 def number(value: object) -> str:
-    """Coordinates with two digits after the point (a tenth of a pixel is all that is seen); the rest as text."""
+    """Formats a coordinate with two decimals; anything else as text."""
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return str(value)
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """A measured value for people: ``digits`` significant digits, a dash where there is none.
+    """Formats a measured value with ``digits`` significant digits; a dash if there is none.
 
     Example:
         >>> significant(0.012345), significant(1234.5), significant(float("nan"))

@@ -1,4 +1,4 @@
-"""The look of a report: one style sheet, light and dark by the reader's setting, and a few lines of script."""
+"""Style sheet and script of a report; light or dark follows the reader's setting."""
 
 CSS = """
 :root{color-scheme:light dark;--bg:#fbfbfa;--card:#ffffff;--ink:#16181d;--soft:#5c626e;--line:#e3e4e8;
@@ -27,11 +27,9 @@ margin:20px 0;background:var(--card)}.verdict strong{font-size:1.1rem}.verdict u
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:12px;margin:12px 0}
 .wide{overflow-x:auto}.wide svg{min-width:860px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem;margin:8px 0}
-caption{text-align:left;color:var(--soft);font-size:.85rem;padding:4px 0}
 th,td{padding:5px 10px;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600;color:var(--soft);white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.good{color:var(--good)}td.warn{color:var(--warn)}td.bad{color:var(--bad)}
 tbody tr:hover{background:var(--grid)}
 details{margin:8px 0}summary{cursor:pointer;color:var(--s1)}
 svg{display:block;width:100%;height:auto;font:11px system-ui,sans-serif}
@@ -41,9 +39,8 @@ svg .value{fill:var(--ink)}svg .ref{stroke:var(--soft);stroke-dasharray:3 3;stro
 svg .ci{stroke:var(--ink);stroke-width:1.3}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.82rem;color:var(--soft);margin:0 0 4px}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:5px;vertical-align:middle}
-.strip{display:flex;gap:4px;overflow-x:auto;margin:8px 0}.strip figure{margin:0;flex:0 0 auto}
 figure{margin:0}figcaption{font-size:.78rem;color:var(--soft);text-align:center}
-img{max-width:100%;height:auto;border-radius:4px;display:block}.strip img{height:112px;width:auto;max-width:none}
+img{max-width:100%;height:auto;border-radius:4px;display:block}
 .flip{background-repeat:no-repeat;border-radius:4px;width:100%;background-color:var(--grid)}
 .controls{display:flex;gap:8px;align-items:center;margin-top:6px}.controls input{flex:1;
 min-width:0;accent-color:var(--s1)}
@@ -72,4 +69,4 @@ for(const box of document.querySelectorAll('[data-frames]')){
  range.oninput=()=>{stop();show(+range.value)};
 }
 """
-"""Turns sprite sheets into flip books (see :func:`vla_ros.report.pictures.animation`)."""
+"""Plays sprite sheets (see :func:`vla_ros.report.images.animation`)."""

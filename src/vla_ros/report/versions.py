@@ -1,4 +1,4 @@
-"""What ran a measurement: versions and machine, so that a figure can be traced and got again."""
+"""Versions and machine behind a measurement, so that a figure can be reproduced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Name to version of Python, the machine and every package that matters here and is installed."""
+    """Versions of Python, the machine and every installed package that matters here."""
     found = {"python": platform.python_version(), "machine": machine()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

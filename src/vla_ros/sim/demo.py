@@ -188,7 +188,7 @@ def run(arguments: argparse.Namespace) -> int:
         result.write_json(arguments.json)
         console.wrote("figures", arguments.json)
     if arguments.report is not None:
-        from vla_ros.report import demo as report
+        from vla_ros.sim import report
 
         report.write(result, arguments.report, config)
         console.wrote("report", arguments.report)

@@ -12,7 +12,7 @@ from typing import Any
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.discovery import Discovery
 from vla_ros.graph.dds.endpoints import DdsSubscription
-from vla_ros.graph.dds.node import DdsNode
+from vla_ros.graph.dds.node import Context, DdsNode
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsService
 from vla_ros.graph.environment import DdsEnvironment, dds_environment
@@ -40,9 +40,9 @@ class DdsGraph:
     ) -> None:
         self.arguments = parse_ros_arguments(args)
         self.environment = environment or dds_environment()
-        self.log_level = log_level
         self.participant = Participant(self.environment, message_types(self.environment.distro))
         self.discovery = Discovery(self.participant)
+        self._context = Context(self.arguments, self.participant, self.discovery, log_level)
         self._nodes: tuple[DdsNode, ...] = ()
         self._lock = threading.RLock()
         self._spinning = threading.Lock()
@@ -64,7 +64,8 @@ class DdsGraph:
         if self._closing:
             raise VlaRosError(f"node '{name}' cannot be made: this graph was closed")
         found = self.arguments.namespace(namespace or "/", name)
-        node = DdsNode(self, self.arguments.node_name(name), found if found.startswith("/") else f"/{found}")
+        absolute = found if found.startswith("/") else f"/{found}"
+        node = DdsNode(self._context, self.arguments.node_name(name), absolute, self._forget)
         with self._lock:
             self._nodes += (node,)
         return node
@@ -122,12 +123,6 @@ class DdsGraph:
         if not self._closing:
             self.participant.wake()
 
-    def forget(self, node: DdsNode) -> None:
-        """Take a node that was destroyed off the graph."""
-        with self._lock:
-            self._nodes = tuple(item for item in self._nodes if item is not node)
-        self.discovery.announce(node, None)
-
     def close(self) -> None:
         """Destroy all nodes and leave the graph. Safe to call twice, from callbacks and from other threads."""
         with self._lock:
@@ -146,6 +141,10 @@ class DdsGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _forget(self, node: DdsNode) -> None:
+        with self._lock:
+            self._nodes = tuple(item for item in self._nodes if item is not node)
 
     def _leave(self) -> None:
         if self._closed:

@@ -4,40 +4,56 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.clock import Clock
-from vla_ros.graph.dds.discovery import NodeEntities, TopicEndpointInfo
+from vla_ros.graph.dds.discovery import Discovery, NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer
+from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsService
 from vla_ros.graph.logger import NodeLogger
-from vla_ros.graph.names import check_absolute, check_node_name, expand
+from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand
 from vla_ros.graph.qos import PROFILES, QoSProfile
 
-if TYPE_CHECKING:
-    from vla_ros.graph.dds.graph import DdsGraph
+
+@dataclass(frozen=True)
+class Context:
+    """What all nodes of one graph share.
+
+    Attributes:
+        arguments: Remaps and parameters of the command line.
+        participant: Owns the DDS endpoints.
+        discovery: Knows the other participants and announces the nodes of this one.
+        log_level: Least severe messages that nodes show.
+    """
+
+    arguments: RosArguments
+    participant: Participant
+    discovery: Discovery
+    log_level: str
 
 
 class DdsNode:
     """See :class:`vla_ros.graph.node.Node` for the methods' meaning. Made by ``DdsGraph.create_node``."""
 
-    def __init__(self, graph: DdsGraph, name: str, namespace: str) -> None:
-        self._graph = graph
+    def __init__(self, context: Context, name: str, namespace: str, on_destroy: Callable[[DdsNode], None]) -> None:
+        self._context, self._on_destroy = context, on_destroy
         self._name = check_node_name(name)
         self._namespace = check_absolute(namespace, "namespace")
-        self._logger = NodeLogger(self.get_fully_qualified_name(), graph.log_level)
+        self._logger = NodeLogger(self.get_fully_qualified_name(), context.log_level)
         self._lock = threading.RLock()
         self._destroyed = False
         self.subscriptions: tuple[DdsSubscription, ...] = ()
         self.publishers: tuple[DdsPublisher, ...] = ()
         self.timers: tuple[DdsTimer, ...] = ()
         self.services: tuple[DdsService, ...] = ()
-        simulated = graph.arguments.flag("use_sim_time")
-        self._clock = Clock(graph.participant.types, simulated=simulated)
+        simulated = context.arguments.flag("use_sim_time")
+        self._clock = Clock(context.participant.types, simulated=simulated)
         self._announce()
         if simulated:
-            clock = graph.message("rosgraph_msgs/msg/Clock")
+            clock = context.participant.types.message("rosgraph_msgs/msg/Clock")
             self.create_subscription(clock, "/clock", self._clock.on_clock, PROFILES["clock"])
 
     def get_name(self) -> str:
@@ -62,17 +78,17 @@ class DdsNode:
 
     def resolve_topic_name(self, topic: str) -> str:
         """Fully qualified name of a topic, after remaps."""
-        return self._graph.arguments.resolve(topic, self._name, self._namespace)
+        return self._context.arguments.resolve(topic, self._name, self._namespace)
 
     def resolve_service_name(self, service: str) -> str:
         """Fully qualified name of a service, after remaps."""
-        return self._graph.arguments.resolve(service, self._name, self._namespace, "service")
+        return self._context.arguments.resolve(service, self._name, self._namespace, "service")
 
     def create_publisher(self, msg_type: Any, topic: str, qos_profile: QoSProfile | int) -> DdsPublisher:
         """A publisher of ``msg_type`` on ``topic``."""
         name = self.resolve_topic_name(topic)
         with self._alive():
-            publisher = DdsPublisher(self._graph.participant, msg_type, name, _profile(qos_profile))
+            publisher = DdsPublisher(self._context.participant, msg_type, name, _profile(qos_profile))
             self.publishers += (publisher,)
             self._announce()
         return publisher
@@ -90,7 +106,7 @@ class DdsNode:
         name = self.resolve_topic_name(topic)
         with self._alive():
             profile = _profile(qos_profile)
-            subscription = DdsSubscription(self._graph.participant, msg_type, name, callback, profile, raw=raw)
+            subscription = DdsSubscription(self._context.participant, msg_type, name, callback, profile, raw=raw)
             self.subscriptions += (subscription,)
             self._announce()
         return subscription
@@ -100,7 +116,7 @@ class DdsNode:
         with self._alive():
             timer = DdsTimer(timer_period_sec, callback)
             self.timers += (timer,)
-        self._graph.participant.wake()
+        self._context.participant.wake()
         return timer
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
@@ -110,7 +126,7 @@ class DdsNode:
         """
         name = self.resolve_service_name(srv_name)
         with self._alive():
-            service = DdsService(self._graph.participant, srv_type, name, callback)
+            service = DdsService(self._context.participant, srv_type, name, callback)
             self.services += (service,)
             self._announce()
         return service
@@ -163,15 +179,15 @@ class DdsNode:
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
         """Each publisher of a topic."""
-        return self._graph.discovery.publishers(expand(topic_name, self._name, self._namespace))
+        return self._context.discovery.publishers(expand(topic_name, self._name, self._namespace))
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
         """Each subscription of a topic."""
-        return self._graph.discovery.subscriptions(expand(topic_name, self._name, self._namespace))
+        return self._context.discovery.subscriptions(expand(topic_name, self._name, self._namespace))
 
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
         """Name and namespace of every node on the graph."""
-        return self._graph.discovery.nodes()
+        return self._context.discovery.nodes()
 
     def get_node_names(self) -> list[str]:
         """Name of every node on the graph."""
@@ -193,7 +209,8 @@ class DdsNode:
             for endpoint in endpoints:
                 endpoint.destroy()
             self.subscriptions = self.publishers = self.timers = self.services = ()
-            self._graph.forget(self)
+            self._context.discovery.announce(self, None)
+            self._on_destroy(self)
 
     def _alive(self) -> threading.RLock:
         if self._destroyed:
@@ -203,7 +220,7 @@ class DdsNode:
     def _announce(self) -> None:
         readers = [item.guid for item in self.subscriptions] + [item.reader_guid for item in self.services]
         writers = [item.guid for item in self.publishers] + [item.writer_guid for item in self.services]
-        self._graph.discovery.announce(
+        self._context.discovery.announce(
             self, NodeEntities(self._name, self._namespace, tuple(readers), tuple(writers))
         )
 

@@ -1,4 +1,4 @@
-"""Pictures survive the way into a page: right shape, right order, right colours."""
+"""Images survive the way into a page: right shape, right order, right colours."""
 
 import base64
 import io
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vla_ros.errors import ImageError
-from vla_ros.report import pictures
+from vla_ros.report import images
 
 
 def decoded(markup):
@@ -19,26 +19,20 @@ def decoded(markup):
 
 def test_data_uri_keeps_shape_and_colour_order():
     image = np.full((40, 60, 3), (200, 30, 10), np.uint8)
-    back = decoded(pictures.data_uri(image, 95))
+    back = decoded(images.data_uri(image, 95))
     assert back.shape == image.shape
     assert np.abs(back.astype(int) - image).max() < 6
 
 
 @pytest.mark.parametrize("image", [np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), np.zeros(4, np.uint8)])
-def test_what_is_no_picture_is_refused(image):
+def test_an_array_that_is_no_image_is_refused(image):
     with pytest.raises(ImageError, match="expected uint8"):
-        pictures.data_uri(image)
-
-
-def test_strip_shows_first_and_last():
-    frames = [np.full((20, 20, 3), value, np.uint8) for value in range(0, 250, 10)]
-    shown = pictures.strip(frames, [str(index) for index in range(25)], count=5)
-    assert re.findall(r"<figcaption>(\d+)</figcaption>", shown) == ["0", "6", "12", "18", "24"]
+        images.data_uri(image)
 
 
 def test_animation_lays_every_frame_out_in_order():
     frames = [np.full((32, 48, 3), value, np.uint8) for value in range(0, 200, 10)]  # 20 frames: 16 + 4
-    book = pictures.animation(frames, rate_hz=10, side=48)
+    book = images.animation(frames, rate_hz=10, side=48)
     sheet = decoded(book)
     assert sheet.shape == (64, 16 * 48, 3)
     assert 'data-frames="20"' in book
@@ -51,11 +45,10 @@ def test_animation_lays_every_frame_out_in_order():
 
 def test_long_recordings_are_thinned_and_play_as_long():
     frames = [np.zeros((8, 8, 3), np.uint8)] * 1000
-    book = pictures.animation(frames, rate_hz=10, most=100)
+    book = images.animation(frames, rate_hz=10, most=100)
     assert 'data-frames="100"' in book
     assert 'data-ms="1000"' in book
 
 
 def test_nothing_recorded_is_said():
-    assert "No pictures" in pictures.animation([])
-    assert "No pictures" in pictures.strip([])
+    assert "No images" in images.animation([])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config
-from vla_ros.report import demo
+from vla_ros.sim import report as demo
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
 VOID = {"meta", "img", "input", "br", "link", "line", "rect", "path"}

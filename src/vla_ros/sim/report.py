@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_ros.report import charts, page, pictures
+from vla_ros.config import Config, to_yaml
+from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.report.versions import versions
-
-if TYPE_CHECKING:
-    from vla_ros.config import Config
-    from vla_ros.sim.results import DemoResult, EpisodeResult
+from vla_ros.sim.results import DemoResult, EpisodeResult
 
 SHOWN = 24
 """Episodes that are shown with pictures; a hundred would make a file that no phone opens."""
@@ -120,7 +117,7 @@ def episode_card(episode: EpisodeResult) -> Markup:
     caption = f"seed {episode.seed}, {episode.steps} steps"
     if episode.touched:
         caption += f", moved {episode.touched} instead of {episode.target}"
-    return tag("div", [head, pictures.animation(episode.pictures, rate_hz=3.0, caption=caption)])
+    return tag("div", [head, images.animation(episode.pictures, rate_hz=3.0, caption=caption)])
 
 
 def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
@@ -197,7 +194,5 @@ def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
     }
     parts = [page.facts({**run, **versions()})]
     if config is not None:
-        from vla_ros.config import to_yaml
-
         parts.append(page.details("Options of the policy node", page.code(to_yaml(config, comments=False))))
     return parts
