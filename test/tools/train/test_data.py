@@ -121,5 +121,5 @@ def test_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp_path: Path) -
     path = tmp_path / "shard-00000.npz"
     whole = data.shard_paths(demonstrations)[0].read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(VlaRosError, match="tools.train data"):
+    with pytest.raises(VlaRosError, match=r"tools\.train data"):
         shards.read(path)
