@@ -17,6 +17,7 @@ SIM = ["mujoco>=3.3"]
 OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>=0.2"]
 QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11"]
+METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 BENCH = ["transformers>=4.53"]  # what the engine and the prompt are compared with, never what runs a policy
 DEV = [
     *BENCH,
@@ -27,7 +28,7 @@ DEV = [
     "mypy>=1.14",
     "types-PyYAML",
 ]
-ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY]
+ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS]
 
 setup(
     name=NAME,
@@ -57,6 +58,7 @@ setup(
         "openvla": OPENVLA,
         "quant": QUANT,
         "replay": REPLAY,
+        "metrics": METRICS,
         "bench": BENCH,
         "dev": DEV,
         "test": DEV,  # where colcon looks to choose pytest

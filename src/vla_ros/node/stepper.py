@@ -1,7 +1,7 @@
 """The one step from camera bytes to a command, the same for the live node and replay.
 
-``observe`` makes the observation, ``infer`` asks the policy, ``next_command`` turns the next step of the chunk into a
-command. Only the two ends differ between uses: where frames come from and where commands go.
+``observe`` makes the observation, ``infer`` asks the policy, ``next_command`` turns the next step of the chunk into
+a command. Only the two ends differ between uses: where frames come from and where commands go.
 """
 
 from __future__ import annotations

@@ -1,72 +1,77 @@
-"""A Prometheus endpoint: ``/metrics`` in the text exposition format 0.0.4, off by default, loopback by default.
+"""The Prometheus endpoint ``/metrics``: off by default, on loopback unless configured otherwise.
 
-The standard library's server on one thread is enough for a scrape every few seconds, and one slow client cannot
-take more than that thread. It only reads: there is nothing here that could change what the robot does.
+prometheus_client collects and formats; its own servers are not used, because they look up the host's name when they
+start and let every client that hangs keep a thread. Here one thread with a timeout answers, and it only reads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import TCPServer
 from typing import Any
 
 from vla_ros.control.safety import State
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, MissingDependencyError
 
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+try:
+    from prometheus_client import CollectorRegistry, MetricsHandler
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+except ImportError as error:
+    raise MissingDependencyError(
+        f"node.metrics_port: prometheus_client does not import ({error}); run `pip install 'vla_ros[metrics]'`, or "
+        "set 0 for no endpoint"
+    ) from error
+
 _CLIENT_TIMEOUT = 2.0  # s
 
 
-def exposition(
+def families(
     state: State,
     counters: Mapping[str, int],
     frames: Mapping[str, Any],
     latency_ms: Mapping[str, Mapping[str, float]],
     resources: Mapping[str, int],
-) -> str:
-    """The node's figures as Prometheus reads them.
+) -> list[Metric]:
+    """The node's figures as Prometheus metrics.
 
     Args:
         state: What the arm may do.
-        counters: Reasons and how often each came.
-        frames: As :meth:`vla_ros.telemetry.stats.Stats.frames` gives them.
-        latency_ms: As :meth:`vla_ros.telemetry.stats.Stats.latency_ms` gives it.
-        resources: Bytes and counts by name, as :func:`vla_ros.telemetry.resources.process_resources` gives them.
+        counters: Number of occurrences by reason.
+        frames: As :meth:`vla_ros.telemetry.stats.Stats.frames` returns them.
+        latency_ms: As :meth:`vla_ros.telemetry.stats.Stats.latency_ms` returns it.
+        resources: Bytes and counts by name, as :func:`vla_ros.telemetry.resources.process_resources` returns them.
     """
-    lines = _family("vla_ros_state", "gauge", "1 for the state that the arm is in")
-    lines += [f'vla_ros_state{{state="{each.value}"}} {int(each is state)}' for each in State]
-    lines += _family("vla_ros_reasons_total", "counter", "How often each reason to hold, stop or drop came")
-    lines += [f'vla_ros_reasons_total{{reason="{name}"}} {count}' for name, count in sorted(counters.items())]
-    for name, text in (("received", "Frames that came"), ("used", "Frames that were answered")):
-        lines += [
-            *_family(f"vla_ros_frames_{name}_total", "counter", text),
-            f"vla_ros_frames_{name}_total {frames[name]}",
-        ]
-    lines += _family("vla_ros_frames_dropped_total", "counter", "Frames that were not used")
-    dropped = sorted(frames["dropped"].items())
-    lines += [f'vla_ros_frames_dropped_total{{reason="{reason}"}} {count}' for reason, count in dropped]
-    lines += [
-        *_family("vla_ros_commands_total", "counter", "Motions that were sent"),
-        f"vla_ros_commands_total {frames['commands']}",
-    ]
-    lines += _family("vla_ros_stage_seconds", "summary", "Time of each stage over the last frames")
+    states = GaugeMetricFamily("vla_ros_state", "1 for the current state of the arm", labels=["state"])
+    for each in State:
+        states.add_metric([each.value], each is state)
+    received = CounterMetricFamily("vla_ros_frames_received", "Frames received", frames["received"])
+    used = CounterMetricFamily("vla_ros_frames_used", "Frames that led to a step result", frames["used"])
+    commands = CounterMetricFamily("vla_ros_commands", "Motion commands sent", frames["commands"])
+    stages = Metric("vla_ros_stage_seconds", "Duration of each stage over the last frames", "summary")
     for stage, times in latency_ms.items():
         for quantile, key in (("0.5", "p50"), ("0.99", "p99")):
-            lines.append(f'vla_ros_stage_seconds{{stage="{stage}",quantile="{quantile}"}} {times[key] / 1e3:.6f}')
-    for name, value in resources.items():
-        lines += [*_family(f"vla_ros_{name}", "gauge", name.replace("_", " ")), f"vla_ros_{name} {value}"]
-    return "\n".join(lines) + "\n"
+            stages.add_sample(stages.name, {"stage": stage, "quantile": quantile}, times[key] / 1e3)
+    return [
+        states,
+        _by_reason("vla_ros_reasons", "Occurrences of each reason to hold, stop or drop", counters),
+        received,
+        used,
+        _by_reason("vla_ros_frames_dropped", "Frames dropped", frames["dropped"]),
+        commands,
+        stages,
+        *(GaugeMetricFamily(f"vla_ros_{name}", name.replace("_", " "), value) for name, value in resources.items()),
+    ]
 
 
-def _family(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["reason"])
+    for reason, count in sorted(counts.items()):
+        family.add_metric([reason], count)
+    return family
 
 
 class _Server(TCPServer):
-    """Not ``http.server.HTTPServer``: that one asks the name service for its own name."""
-
     allow_reuse_address = True
 
 
@@ -76,38 +81,37 @@ class MetricsServer:
     Args:
         address: Interface to listen on.
         port: TCP port; 0 takes a free one.
-        render: Makes the text, on the server's thread.
+        collect: Returns the metrics; called on the server's thread.
 
     Attributes:
-        port: The port that is listened on.
+        port: The port it listens on.
 
     Raises:
-        ConfigError: The address or port cannot be listened on.
+        ConfigError: The address or port is not available.
     """
 
-    def __init__(self, address: str, port: int, render: Callable[[], str]) -> None:
-        class Handler(BaseHTTPRequestHandler):
+    def __init__(self, address: str, port: int, collect: Callable[[], Iterable[Metric]]) -> None:
+        class Collector:
+            def collect(self) -> Iterable[Metric]:
+                return collect()
+
+        class Handler(MetricsHandler):
             timeout = _CLIENT_TIMEOUT
+            registry = CollectorRegistry(auto_describe=False)
 
-            def do_GET(self) -> None:
-                found = self.path.partition("?")[0] == "/metrics"
-                text = render() if found else "there is /metrics and nothing else\n"
-                body = text.encode()
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", _CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+            def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+                if self.path.partition("?")[0] == "/metrics":
+                    super().do_GET()
+                else:
+                    self.send_error(404, "only /metrics exists")
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """A scrape is no news."""
-
+        Handler.registry.register(Collector())
         try:
             self._server = _Server((address, port), Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"node.metrics_port: {address}:{port} cannot be listened on ({error}); choose another port, or 0 "
-                "for no endpoint"
+                f"node.metrics_port: cannot listen on {address}:{port} ({error}); choose another port, or 0 for no "
+                "endpoint"
             ) from None
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(

@@ -7,7 +7,7 @@ spins, at a few hertz, and only where somebody looks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vla_ros.config import Config
@@ -25,7 +25,6 @@ from vla_ros.middleware.daemons import RoudiWatch
 from vla_ros.node.stepper import Stepper, StepResult
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
-from vla_ros.telemetry.metrics import MetricsServer, exposition
 from vla_ros.telemetry.resources import gpu_memory, process_resources
 from vla_ros.telemetry.stats import Stats
 from vla_ros.vision.messages import IMAGE_TYPES, encode_image
@@ -60,6 +59,8 @@ class Telemetry:
         if self._trace is not None:
             wiring.undo(self._trace.close)
         if config.node.metrics_port:
+            from vla_ros.telemetry.metrics import MetricsServer  # prometheus_client is an extra
+
             server = MetricsServer(config.node.metrics_address, config.node.metrics_port, self._metrics)
             wiring.undo(server.close)
             self._logger.info(f"metrics: http://{config.node.metrics_address}:{server.port}/metrics")
@@ -180,11 +181,11 @@ class Telemetry:
         lost = {"trace_lines_lost": self._trace.lost} if self._trace is not None else {}
         return {**process_resources(), **gpu_memory(), **lost}
 
-    def _metrics(self) -> str:
+    def _metrics(self) -> Iterable[Any]:
+        from vla_ros.telemetry.metrics import families
+
         stats = self._stats
-        return exposition(
-            self._safety.state, self._counters(), stats.frames(), stats.latency_ms(), self._resources()
-        )
+        return families(self._safety.state, self._counters(), stats.frames(), stats.latency_ms(), self._resources())
 
     def _watched(self) -> list[Watched]:
         """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
