@@ -14,7 +14,9 @@ from launch_ros.actions import Node
 from launch import LaunchContext
 from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import NODE_NAME, config_file, configuration, overrides, value
+from vla_ros.launching.ending import ends_with_launch
 from vla_ros.launching.middleware import middleware
 from vla_ros.middleware import Frames
 
@@ -36,7 +38,7 @@ def policy_node(
     )
     given["autostart"] = value(context, "autostart") != "false"
     given["use_sim_time"] = value(context, "use_sim_time") == "true"
-    return Node(
+    node = Node(
         package="vla_ros",
         executable="vla_policy_node",
         exec_name="vla_policy_node",  # else the interpreter names the lines of the log
@@ -44,9 +46,11 @@ def policy_node(
         namespace=value(context, "namespace"),
         parameters=[*([str(file)] if file else []), given],
         prefix=shlex.join(interpreter(context)),
+        additional_env=launched(),
         output="screen",
         **more,
     )
+    return ends_with_launch(node)
 
 
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:

@@ -17,7 +17,9 @@ from launch.events.process import SignalProcess
 from launch import Action, LaunchContext
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import config_file, configuration, node_name, overrides, value
+from vla_ros.launching.ending import ends_with_launch
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
 from vla_ros.middleware import Frames
@@ -31,7 +33,8 @@ RECORDING = b"Subscribed to topic"
 
 def _vla_ros(context: LaunchContext, *words: str, **more: Any) -> ExecuteProcess:
     python = interpreter(context) or [sys.executable]
-    return ExecuteProcess(cmd=[*python, "-m", "vla_ros.cli", *words], output="screen", **more)
+    command = [*python, "-m", "vla_ros.cli", *words]
+    return ends_with_launch(ExecuteProcess(cmd=command, output="screen", additional_env=launched(), **more))
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from vla_ros.graph.launcher import end_with_launcher
+
 if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 after a signal, 1 where parameters are wrong or an autostarted node could not start.
     """
     signals = Signals()
+    end_with_launcher()
     try:
         return _run(signals, arguments)
     except KeyboardInterrupt:  # before there was a node

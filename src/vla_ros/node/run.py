@@ -22,6 +22,7 @@ from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
+from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.graph.node import Logger
 from vla_ros.node.policy_node import PolicyNode
@@ -88,6 +89,7 @@ def serve(
             signal.signal(ending, end)
         for number, request in requests.items():
             signal.signal(number, lambda *_, request=request: asked.append(request))
+        end_with_launcher()
         ros_node = graph.create_node(NODE_NAME)
         logger = ros_node.get_logger()
         node = PolicyNode(graph, ros_node, config)

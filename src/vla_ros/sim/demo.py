@@ -29,6 +29,7 @@ from vla_ros.config import Config, load
 from vla_ros.config.loading import parse_assignment, read_file
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.sim.files import demo_config
 from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
@@ -207,6 +208,7 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
         check_torch(options.config)
         os.environ.update(private_graph(os.environ))
     _interrupt_on_terminate()
+    end_with_launcher()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
         log = arguments.log or folder / "policy.log"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.launcher import launched
 
 _PORT_BASE, _DOMAIN_GAIN = 7400, 250  # DDSI-RTPS 2.5, 9.6.2.4: discovery ports of a domain
 _DOMAINS = range(1, 101)  # their ports stay below Linux's ephemeral ones
@@ -81,7 +82,7 @@ class PolicyProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._output or sys.stderr,
             stderr=subprocess.STDOUT if self._output else None,
-            env=dict(os.environ),
+            env={**os.environ, **launched()},
             start_new_session=True,
         )
 

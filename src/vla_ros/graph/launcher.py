@@ -1,0 +1,74 @@
+"""A process that ends with the one that launched it, however that one ended.
+
+`ros2 launch` leaves its processes behind when SIGTERM or SIGKILL ends it, and an armed node would go on with nobody
+left who knows of it. Linux's parent-death signal is not used: it comes when the *thread* that started the process
+ends, and it is lost where a wrapper stands in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import MutableMapping
+
+VARIABLE = "VLA_ROS_LAUNCHER_PID"
+"""Environment variable with the process id of the launcher."""
+
+_PERIOD = 0.05  # s between looks where the kernel cannot tell when a process ends
+
+
+def launched() -> dict[str, str]:
+    """Environment of a child that is to end with this process."""
+    return {VARIABLE: str(os.getpid())}
+
+
+def end_with_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Send this process SIGTERM once its launcher is gone; does nothing where no launcher is named.
+
+    The variable is taken out of ``environment``: what this process starts has this process for a launcher, or none.
+    """
+    named = environment.pop(VARIABLE, "")
+    if named.isdecimal():
+        threading.Thread(target=_watch, args=(int(named),), name="launcher", daemon=True).start()
+
+
+def wait_for_end(pid: int, timeout: float | None = None) -> bool:
+    """Wait until a process has ended, reaped or not; False after ``timeout`` seconds."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # no Linux, or a sandbox that forbids the call
+        return _poll_for_end(pid, timeout)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else 1000 * timeout))
+    finally:
+        os.close(descriptor)
+
+
+def _poll_for_end(pid: int, timeout: float | None) -> bool:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it lives, as somebody else's
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(_PERIOD)
+
+
+def _watch(launcher: int) -> None:
+    wait_for_end(launcher)
+    with contextlib.suppress(OSError):  # the launcher read what this process said
+        print(f"the launcher (process {launcher}) is gone: ending", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
