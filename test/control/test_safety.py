@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from vla_ros.control.reasons import Level, Reason
+from vla_ros.control.reasons import LIMITS, Level, Reason
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.watchdog import WATCHED
 
@@ -70,6 +70,14 @@ def test_every_drop_is_counted_and_nothing_else(reason: Reason) -> None:
     safety.report(reason)
     assert safety.may_move
     assert safety.counters == {reason.value: 2}
+
+
+@pytest.mark.parametrize("reason", sorted(LIMITS, key=str), ids=lambda reason: reason.value)
+def test_a_limit_broken_in_a_dry_run_is_counted_and_arming_stays_possible(reason: Reason) -> None:
+    safety = Safety()
+    safety.report(reason, "what was found")
+    assert (safety.state, safety.counters) == (State.DISARMED, {reason.value: 1})
+    assert safety.arm()
 
 
 def test_the_first_stop_wins_and_later_ones_are_counted() -> None:

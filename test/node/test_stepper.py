@@ -135,7 +135,7 @@ def test_what_is_missing_is_named(inputs: Snapshot, frames: list[bytes | None], 
 
 def test_feeds_and_joints_that_a_policy_needs_are_waited_for() -> None:
     stepper = loaded(Forward(needs_joints=True, state_keys=("objects",)))
-    with pytest.raises(Refused, match="no joint state"):
+    with pytest.raises(Refused, match="no usable joint state"):
         stepper.step([picture()], Snapshot(instruction="go"), 0.2)
     with pytest.raises(Refused, match="objects"):
         stepper.step([picture()], INPUTS, 0.2)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vla_ros.vision.decode import decode_image
+import numpy as np
+import pytest
+
+from vla_ros.vision.decode import decode_image, encode_image
 
 STATUS, DEBUG = "/vla_policy/status", "/vla_policy/debug_image"
 
@@ -131,3 +136,39 @@ def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) ->
     assert int(values["vla_ros_frames_used_total"]) >= 3
     assert int(values["vla_ros_resident_bytes"]) > 10**7
     assert values["vla_ros_commands_total"] == "0"
+
+
+def test_a_dry_run_shows_how_old_frames_are_when_their_action_is_there(
+    robot: Any, inside: Callable[..., Any]
+) -> None:
+    node = inside(control={"armed": False})
+    delay = 300_000_000
+    image = np.zeros((48, 64, 3), np.uint8)
+    robot.until(
+        lambda: "frame age p50" in robot.diagnostics.get("latency", {}).get("message", ""),
+        lambda: robot.send_frame(encode_image(image, robot.now() - delay, "camera")),
+    )
+    latency = robot.diagnostics["latency"]
+    assert float(latency["frame_age/p50_ms"]) >= 300 + float(latency["inference/p50_ms"])
+    assert node.stats.frames()["commands"] == 0
+
+
+def test_what_is_wrong_with_joint_states_is_in_the_log(
+    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    robot.positions[2] = float("nan")
+    inside(control={"armed": False})
+    robot.until(lambda: "joint_state_invalid: joint 'joint_3' is nan" in caplog.text, robot.send_frame)
+    assert "no joint state yet" not in caplog.text
+
+
+def test_instructions_that_change_with_every_message_do_not_flood_the_log(
+    robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    node = inside()
+    began, numbers = time.monotonic(), itertools.count()
+    robot.until(lambda: time.monotonic() - began > 1.5, lambda: robot.instruct(f"number {next(numbers)}"))
+    last = node.inputs.snapshot.instruction
+    robot.until(lambda: f"instruction: {last}" in caplog.text)
+    assert next(numbers) > 20
+    assert caplog.text.count("instruction: number") <= 4

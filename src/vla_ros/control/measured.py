@@ -33,7 +33,7 @@ class MeasuredArm:
             Refused: There are none, a joint is missing, or a number is not finite.
         """
         if joints is None:
-            raise Refused(Reason.JOINT_STATE_STALE, "there is no joint state yet")
+            raise Refused(Reason.JOINT_STATE_STALE, "no usable joint state within timeouts.joint_state")
         if len(joints.names) != len(joints.positions):
             found = f"{len(joints.names)} names and {len(joints.positions)} positions"
             raise Refused(Reason.JOINT_STATE_INVALID, f"found {found}, expected as many")

@@ -80,6 +80,10 @@ class Reason(str, Enum):
     LIMIT_ACCELERATION = "limit_acceleration", Level.STOP, "a target beyond limits.max_joint_acceleration"
 
 
+LIMITS = frozenset(reason for reason in Reason if reason.value.startswith("limit_"))
+"""Limits that stop the arm with ``limits.on_violation: stop``."""
+
+
 class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
     """A command was not made; nothing of it may be sent.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from vla_ros.control.reasons import Level, Reason
+from vla_ros.control.reasons import LIMITS, Level, Reason
 
 
 class State(str, Enum):
@@ -199,12 +199,16 @@ class Safety:
         return first
 
     def report(self, reason: Reason, detail: str = "") -> None:
-        """Do what the reason's level says: count it (drop), hold or stop."""
+        """Do what the reason's level says: count it (drop), hold or stop.
+
+        A limit that a disarmed arm's action would have broken is counted only: no motion has to be stopped, and a
+        dry run goes on.
+        """
         with self._lock:
-            if reason.level is Level.STOP:
-                self._halt(reason, detail)
-            elif reason.level is Level.HOLD:
+            if reason.level is Level.HOLD:
                 self._hold(reason, detail)
+            elif reason.level is Level.STOP and (self._armed or reason not in LIMITS):
+                self._halt(reason, detail)
             else:
                 self._counters[reason.value] += 1
         self._deliver()

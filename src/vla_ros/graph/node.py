@@ -30,7 +30,10 @@ class Logger(Protocol):
         """Something failed, and what to do."""
 
 
-def say(logger: Logger, message: str, severity: Literal["info", "warning", "error"]) -> None:
+Severity = Literal["info", "warning", "error"]
+
+
+def say(logger: Logger, message: str, severity: Severity) -> None:
     """Log with a severity that is known only now.
 
     rclpy remembers the severity of each line of code that logs, and raises ValueError where one line logs with

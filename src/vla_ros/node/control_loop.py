@@ -286,13 +286,14 @@ class ControlLoop:
         self._held.clear()
         began = time.monotonic()
         allowed = self._send_allowed(step)
+        stages = {}
         if allowed:
             self._stats.commanded()
-            stages = {"publish": 1e3 * (time.monotonic() - began)}
-            if frame is not None:
-                stages["frame_age"] = (self._now().ros - frame.stamp) / 1e6
-                stages["total"] = 1e3 * (time.monotonic() - frame.arrived)
-            self._stats.record(stages)
+            stages["publish"] = 1e3 * (time.monotonic() - began)
+        if frame is not None:  # disarmed, too: a dry run shows the age that motion would have
+            stages["frame_age"] = (self._now().ros - frame.stamp) / 1e6
+            stages["total"] = 1e3 * (time.monotonic() - frame.arrived)
+        self._stats.record(stages)
         if frame is not None:
             self._witness.answered(frame.stamp, frame.received, self._now(), allowed, step.stages_ms)
 

@@ -22,7 +22,7 @@ from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.watchdog import WATCHED, Now, Watchdog
-from vla_ros.graph.node import Node, Vocabulary, say
+from vla_ros.graph.node import Node, Severity, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.control_loop import ControlLoop, Frame
 from vla_ros.node.outputs import Outputs
@@ -67,6 +67,7 @@ class PolicyNode:
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
         self._wiring = Wiring(graph, node)
+        self._news: dict[str, tuple[str, Severity]] = {}
 
     # The life of a managed node
 
@@ -257,6 +258,7 @@ class PolicyNode:
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
+        wiring.timer(1.0, self._log_news)
 
     def _now(self) -> Now:
         return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
@@ -266,7 +268,12 @@ class PolicyNode:
     def _on_joints(self, message: Any) -> None:
         now, timeout = self._now(), self.config.timeouts.joint_state
         whole = self._joint_states.add(_joint_state(message, now.ros), _stamp_of(message), now.steady, timeout)
-        if whole is not None and self._watchdog.joint_state(whole.stamp, now, self._wrong(whole.joints)):
+        if whole is None:
+            return
+        wrong = self._wrong(whole.joints)
+        if wrong:
+            self._news["joint states"] = f"{Reason.JOINT_STATE_INVALID.value}: {wrong}", "warning"
+        if self._watchdog.joint_state(whole.stamp, now, wrong):
             self.inputs.set_joints(whole.joints)
 
     def _wrong(self, joints: JointState) -> str:
@@ -286,7 +293,13 @@ class PolicyNode:
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)
         if text:
-            say(self._logger, text, "info" if taken else "warning")
+            self._news["instruction"] = text, "info" if taken else "warning"
+
+    def _log_news(self) -> None:
+        """Log the newest of what may come with every message, once a second at most."""
+        news, self._news = self._news, {}
+        for text, severity in news.values():
+            say(self._logger, text, severity)
 
     def _on_stop(self, message: Any) -> None:
         if message.data:

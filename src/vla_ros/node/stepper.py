@@ -170,7 +170,7 @@ class Stepper:
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
         if spec.needs_joints and inputs.joints is None:
-            raise Refused(Reason.INPUT_MISSING, "there is no joint state yet")
+            raise Refused(Reason.INPUT_MISSING, "no usable joint state within timeouts.joint_state")
         absent = [key for key in spec.state_keys if key not in inputs.state]
         if absent:
             raise Refused(Reason.INPUT_MISSING, f"no message yet on the feeds {absent} (robot.state_topics)")

@@ -69,13 +69,16 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
 
 
 def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
-    """Stage times of the last frames, milliseconds."""
+    """Stage times of the last frames, milliseconds.
+
+    ``frame_age`` counts from the frame's stamp to its command, or to its action where nothing may be commanded.
+    """
     values = {}
     for stage, times in latency.items():
         values[f"{stage}/p50_ms"] = f"{times['p50']:.3f}"
         values[f"{stage}/p99_ms"] = f"{times['p99']:.3f}"
-    age = latency.get("frame_age", latency.get("inference"))
-    message = f"frame age p50 {age['p50']:.1f} ms, p99 {age['p99']:.1f} ms" if age else "no command yet"
+    age = latency.get("frame_age")
+    message = f"frame age p50 {age['p50']:.1f} ms, p99 {age['p99']:.1f} ms" if age else "no action yet"
     return Part("latency", OK, message, values)
 
 
