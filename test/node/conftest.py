@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vla_ros.config import build
 from vla_ros.graph import open_graph
+from vla_ros.node.policy_node import PolicyNode
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.types import ActionChunk, ActionSpec, Observation
 from vla_ros.vision.decode import encode_image
 
 HERE = Path(__file__).parent
 PATIENCE = 20.0
 JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
 HOME = (0.0, 0.3, 0.0, 1.6, 0.0, 1.2, 0.0)
+POSE = ActionSpec()
 DOMAINS = itertools.count(101 + os.getpid() % 100)
 
 
@@ -36,6 +43,9 @@ class Robot:
         self.commands: list[Any] = []
         self.actions: list[Any] = []
         self.diagnostics: dict[str, Any] = {}
+        self.reported: set[str] = set()
+        """Every reason that the node has named on ``~/status``."""
+        self.statuses = 0
         self._heard = threading.Condition()
         self._frames = self.node.create_publisher(make("sensor_msgs/msg/Image"), "/camera/image_raw", qos("camera"))
         self._joints = self.node.create_publisher(
@@ -52,6 +62,7 @@ class Robot:
         self.node.create_subscription(
             make("diagnostic_msgs/msg/DiagnosticArray"), "/diagnostics", self._on_diagnostics, qos("diagnostics")
         )
+        self.node.create_subscription(text, "/vla_policy/status", self._on_status, qos("instruction"))
         self.names: Sequence[str] = JOINTS
         self.positions = list(HOME)
         self.sent: set[int] = set()
@@ -77,6 +88,12 @@ class Robot:
                 }
             self._heard.notify_all()
 
+    def _on_status(self, message: Any) -> None:
+        with self._heard:
+            self.reported.update(json.loads(message.data)["counters"])
+            self.statuses += 1
+            self._heard.notify_all()
+
     def now(self) -> int:
         return int(self.node.get_clock().now().nanoseconds)
 
@@ -95,9 +112,10 @@ class Robot:
             )
         )
 
-    def send_frame(self, cdr: bytes | None = None) -> int:
+    def send_frame(self, cdr: bytes | None = None, *, joints: bool = True) -> int:
         """Send joint state and a frame (a noisy grey one); returns the frame's stamp."""
-        self.send_joints()
+        if joints:
+            self.send_joints()
         stamp = self.now()
         if cdr is None:
             image = np.random.default_rng(stamp % 2**32).integers(90, 160, (48, 64, 3), dtype=np.uint8)
@@ -173,6 +191,19 @@ class Node:
             self.process.kill()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test with ``@pytest.mark.causes("reason")`` during which the node has not named that reason."""
+    result = yield
+    claimed = {reason for marker in item.iter_markers("causes") for reason in marker.args}
+    if claimed:
+        robot: Robot = item.funcargs["robot"]  # type: ignore[attr-defined]
+        last = robot.statuses + 1  # what only counts is on the next status, a second from the one before at most
+        robot.until(lambda: claimed <= robot.reported or robot.statuses > last, patience=3)
+        assert claimed <= robot.reported, f"the node never named {sorted(claimed - robot.reported)}"
+    return result
+
+
 @pytest.fixture
 def robot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Robot]:
     number = next(DOMAINS)
@@ -197,3 +228,55 @@ def start(tmp_path: Path, robot: Robot) -> Iterator[Callable[..., Node]]:
     yield begin
     for node in nodes:
         node.end()
+
+
+class Constant:
+    """A policy that always answers the same, or raises it."""
+
+    def __init__(self, answer: Any, spec: ActionSpec) -> None:
+        self.answer, self.spec = answer, spec
+
+    def load(self, progress: Progress = no_progress) -> None:
+        pass
+
+    def infer(self, observation: Observation) -> ActionChunk:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return ActionChunk(np.array([self.answer], np.float64), observation.stamp)
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def inside(robot: Any) -> Iterator[Callable[..., PolicyNode]]:
+    """Start the node in this process, armed unless told otherwise."""
+    with ExitStack() as stack:
+
+        def begin(
+            answer: Any = (0.005, 0, 0, 0, 0, 0, 1),
+            spec: ActionSpec = POSE,
+            ros_args: tuple[str, ...] = (),
+            **sections: dict[str, Any],
+        ) -> PolicyNode:
+            sections.setdefault("control", {}).setdefault("armed", True)
+            values = {
+                f"{section}.{name}": value for section, own in sections.items() for name, value in own.items()
+            }
+            config = build({"robot.urdf": "demo", "policy.instruction": "go on", "control.rate_hz": 0.0, **values})
+            graph = stack.enter_context(open_graph("dds", ros_args))
+            node = PolicyNode(graph, graph.create_node("vla_policy"), config)
+            ended = threading.Event()
+            spinning = threading.Thread(target=graph.spin, args=(ended.is_set, 0.02))
+            stack.callback(node.cleanup)
+            stack.callback(spinning.join, 10)
+            stack.callback(ended.set)
+            node.configure(policy=Constant(answer, spec))
+            node.activate()
+            spinning.start()
+            return node
+
+        yield begin

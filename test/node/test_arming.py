@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.mark.causes("task_changed")
 def test_what_was_begun_while_disarmed_never_moves_the_arm(robot: Any, start: Callable[..., Any]) -> None:
     """An answer takes 0.4 s; the arm is armed 0.2 s after the last one, in the middle of the next."""
     node = start("-p", "policy.instruction:=slow")

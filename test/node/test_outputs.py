@@ -41,6 +41,7 @@ def count(robot: Any, name: str) -> int:
 
 
 @pytest.mark.parametrize(("urdf", "expiry"), [("demo", 0.0), ("''", 0.0), ("''", 0.1)])
+@pytest.mark.causes("twist_expired")
 def test_a_twist_that_none_follows_is_ended(
     robot: Any, start: Callable[..., Any], urdf: str, expiry: float
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_gripper_beside_a_servo_gets_the_fingers(robot: Any, start: Callable[.
     assert positions(heard[-1][1]) == [0.0, 0.0]
 
 
+@pytest.mark.causes("driver_gone")
 def test_a_gripper_whose_driver_goes_stops_the_arm(robot: Any, start: Callable[..., Any]) -> None:
     heard, end = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
     start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *FINGERS)
@@ -135,6 +137,7 @@ def test_a_gripper_whose_driver_goes_stops_the_arm(robot: Any, start: Callable[.
     assert "driver_gone" in robot.diagnostics["state"]["message"]
 
 
+@pytest.mark.causes("driver_missing")
 def test_an_arm_without_its_grippers_driver_does_not_begin(robot: Any, start: Callable[..., Any]) -> None:
     start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", *FINGERS)
     robot.until(lambda: "driver_missing" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)

@@ -116,6 +116,7 @@ def test_a_camera_that_gives_no_stamps_is_used_and_said(robot: Any, start: Calla
 
 
 @pytest.mark.parametrize("name", list(damaged_frames()))
+@pytest.mark.causes("image_invalid")
 def test_a_damaged_frame_is_counted_and_the_next_good_one_works(
     robot: Any, start: Callable[..., Any], name: str
 ) -> None:
@@ -132,10 +133,10 @@ def test_a_damaged_frame_is_counted_and_the_next_good_one_works(
 @pytest.mark.parametrize(
     ("instruction", "reason"),
     [
-        ("nan", "action_invalid"),
-        ("short", "action_invalid"),
-        ("raise", "inference_error"),
-        ("slow", "inference_late"),
+        pytest.param("nan", "action_invalid", marks=pytest.mark.causes("action_invalid")),
+        pytest.param("short", "action_invalid", marks=pytest.mark.causes("action_invalid")),
+        pytest.param("raise", "inference_error", marks=pytest.mark.causes("inference_error")),
+        pytest.param("slow", "inference_late", marks=pytest.mark.causes("inference_late")),
     ],
 )
 def test_a_bad_answer_makes_the_arm_hold_where_it_is(
@@ -155,6 +156,7 @@ def test_a_bad_answer_makes_the_arm_hold_where_it_is(
     assert node.process.poll() is None
 
 
+@pytest.mark.causes("joint_state_invalid")
 def test_joint_states_that_are_no_numbers_hold_and_good_ones_end_it(robot: Any, start: Callable[..., Any]) -> None:
     moving(robot, start)
     mad = [*robot.positions[:3], float("nan"), *robot.positions[4:]]
@@ -213,6 +215,7 @@ def test_of_two_cameras_every_frame_is_counted_and_either_may_not_fall_silent(
     assert 0 <= waiting <= 2, f"not one for each camera: {frames}"
 
 
+@pytest.mark.causes("camera_stale")
 def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, start: Callable[..., Any]) -> None:
     moving(robot, start)
     robot.positions[0] += 0.01
@@ -224,6 +227,7 @@ def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, start: Callable[.
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
+@pytest.mark.causes("operator_stop")
 def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[..., Any]) -> None:
     node = moving(robot, start)
     robot.stop()
@@ -239,6 +243,7 @@ def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[...
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
+@pytest.mark.causes("thread_died")
 def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(
     robot: Any, start: Callable[..., Any]
 ) -> None:
@@ -281,6 +286,7 @@ def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays(
     robot.until(lambda: len(robot.commands) > before, robot.send_frame)
 
 
+@pytest.mark.causes("no_instruction")
 def test_without_an_instruction_the_arm_holds_and_says_why(robot: Any, start: Callable[..., Any]) -> None:
     start("-p", "control.armed:=true")
     robot.until(lambda: "no_instruction" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)

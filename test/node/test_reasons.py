@@ -1,0 +1,197 @@
+"""Reasons of docs/safety.md that no other test of the node causes, each caused and ended.
+
+The node is the real one, on a participant and a thread of its own, but in this process: signals and the end of a
+process are what the other tests are about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros.control.safety import State
+from vla_ros.node.policy_node import PolicyNode
+from vla_ros.types import ActionSpec, ControlMode
+from vla_ros.vision.decode import encode_image
+
+POSE = ActionSpec()
+JOINTS = ActionSpec(dimension=8, gripper_index=7, control_mode=ControlMode.JOINT_POSITION)
+SLOWLY = (0.005, 0, 0, 0, 0, 0, 1)
+NEAR, AWAY = ([turn, 0.3, 0, 1.6, 0, 1.2, 0, 1] for turn in (0.01, 0.1))  # from where the robot of conftest.py is
+
+Inside = Callable[..., PolicyNode]
+
+
+def picture(stamp: int, level: int = 127) -> bytes:
+    return encode_image(np.full((48, 64, 3), level, np.uint8), stamp, "camera")
+
+
+LIMITS = [
+    ("limit_translation", {"max_translation_step": 0.001}, POSE, SLOWLY),
+    ("limit_rotation", {"max_rotation_step": 0.05}, POSE, (0, 0, 0, 0, 0, 0.1, 1)),
+    (
+        "limit_workspace",
+        {"workspace_low": [0.0, 0.0, 0.0], "workspace_high": [1.0, 1.0, 1.0]},
+        POSE,
+        (0, -0.02, 0, 0, 0, 0, 1),
+    ),
+    ("limit_position", {}, JOINTS, [0, 0.3, 0, 9.0, 0, 1.2, 0, 1]),
+    ("limit_jump", {"max_joint_step": 0.001}, JOINTS, NEAR),
+    ("limit_velocity", {"velocity_scale": 0.01}, JOINTS, AWAY),
+    ("limit_acceleration", {"max_joint_acceleration": 0.1, "max_joint_step": 0.5}, JOINTS, NEAR),
+]
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec", "answer"),
+    [pytest.param(*case, id=name, marks=pytest.mark.causes(name)) for name, *case in LIMITS],
+)
+def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
+    robot: Any,
+    inside: Inside,
+    request: pytest.FixtureRequest,
+    limits: dict[str, Any],
+    spec: ActionSpec,
+    answer: Any,
+) -> None:
+    node = inside(answer, spec, limits={**limits, "on_violation": "stop"}, control={"armed": False})
+    robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
+    assert node.safety.state is State.DISARMED
+    assert node.enable(True)[0], "what a dry run broke must not keep the arm from being armed"
+    robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)
+    reason = node.safety.status.stopped_by
+    assert reason is not None
+    assert reason.value == request.node.callspec.id
+    robot.until(lambda: robot.commands)
+    assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
+
+
+@pytest.mark.causes("device_error")
+def test_an_error_of_the_gpu_stops_the_arm(robot: Any, inside: Inside) -> None:
+    inside(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    robot.until(lambda: "device_error" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+
+
+@pytest.mark.causes("input_missing")
+def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside) -> None:
+    node = inside(spec=ActionSpec(state_keys=("force",)), robot={"state_topics": ["force=/force"]})
+    graph = robot.graph
+    kind = graph.message("sensor_msgs/msg/JointState")
+    force = robot.node.create_publisher(kind, "/force", graph.qos("state_publisher"))
+    held: dict[Any, str] = {}
+
+    def why() -> str:
+        held.update(node.safety.status.holds)
+        return next(
+            (detail for reason, detail in node.safety.status.holds.items() if reason == "input_missing"), ""
+        )
+
+    def with_force(age: int = 0) -> None:
+        robot.send_frame()
+        seconds, nanoseconds = divmod(robot.now() - age, 1_000_000_000)
+        stamp = graph.message("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+        header = graph.message("std_msgs/msg/Header")(stamp=stamp, frame_id="")
+        force.publish(kind(header=header, name=["z"], position=[1.0], velocity=[], effort=[]))
+
+    robot.until(lambda: "no message yet on the feeds ['force']" in why(), robot.send_frame)
+    robot.until(lambda: node.safety.state is State.ARMED, with_force)
+    robot.until(lambda: "older than the frame" in why(), lambda: with_force(3_000_000_000))
+    robot.until(lambda: node.safety.state is State.ARMED, with_force)
+
+
+@pytest.mark.causes("camera_frozen")
+def test_the_same_pixels_again_and_again_hold(robot: Any, inside: Inside) -> None:
+    node = inside(timeouts={"frozen_frames": 4})
+    robot.until(lambda: robot.commands, robot.send_frame)
+    robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(picture(robot.now())))
+    robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(-5, id="old", marks=pytest.mark.causes("frame_old")),
+        pytest.param(5, id="from the future", marks=pytest.mark.causes("frame_from_future")),
+    ],
+)
+def test_a_frame_of_a_wrong_age_holds(robot: Any, inside: Inside, seconds: int) -> None:
+    node = inside()
+    robot.until(lambda: robot.commands, robot.send_frame)
+    late = seconds * 1_000_000_000
+    robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(picture(robot.now() + late)))
+    robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
+
+
+@pytest.mark.causes("frame_repeated", "frame_out_of_order")
+def test_a_frame_that_comes_twice_or_late_is_dropped(robot: Any, inside: Inside) -> None:
+    node = inside()
+    robot.until(lambda: robot.commands, robot.send_frame)
+
+    stamp = robot.now()
+    stamps = itertools.cycle((stamp, stamp, stamp - 1_000_000))
+
+    def twice_and_one_from_before() -> None:
+        robot.send_frame(picture(next(stamps)))
+
+    dropped = {"frame_repeated", "frame_out_of_order"}
+    robot.until(lambda: dropped <= set(node.stats.frames()["dropped"]), twice_and_one_from_before)
+    assert node.safety.state is State.ARMED
+
+
+@pytest.mark.causes("joint_state_stale")
+def test_joint_states_that_fall_silent_hold(robot: Any, inside: Inside) -> None:
+    node = inside()
+    robot.until(lambda: robot.commands, robot.send_frame)
+    robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(joints=False))
+    robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
+
+
+@pytest.mark.causes("heartbeat_missing", "heartbeat_lost")
+def test_without_a_heartbeat_it_does_not_begin_and_a_lost_one_stops(robot: Any, inside: Inside) -> None:
+    graph = robot.graph
+    empty = graph.message("std_msgs/msg/Empty")
+    heart = robot.node.create_publisher(empty, "/vla_policy/heartbeat", graph.qos("state_publisher"))
+
+    def beat() -> None:
+        robot.send_frame()
+        heart.publish(empty())
+
+    node = inside(timeouts={"heartbeat": 0.3})
+    robot.until(lambda: "heartbeat_missing" in robot.reported, robot.send_frame)
+    robot.until(lambda: node.safety.state is State.ARMED, beat)
+    robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)
+    node.reset()
+    assert not node.enable(True)[0], "the heartbeat is still lost"
+    robot.until(lambda: node.enable(True)[0], beat)
+
+
+@pytest.mark.causes("clock_jump")
+def test_simulated_time_that_goes_back_holds_until_all_was_seen_anew(robot: Any, inside: Inside) -> None:
+    graph = robot.graph
+    kind = graph.message("rosgraph_msgs/msg/Clock")
+    clock = robot.node.create_publisher(kind, "/clock", graph.qos("state_publisher"))
+    behind = 0
+    robot.now = lambda: type(robot).now(robot) - behind
+
+    def tick() -> None:
+        seconds, nanoseconds = divmod(robot.now(), 1_000_000_000)
+        clock.publish(kind(clock=graph.message("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)))
+        robot.send_frame()
+
+    node = inside(ros_args=("--ros-args", "-p", "use_sim_time:=true"))
+    robot.until(lambda: node.safety.state is State.ARMED and len(robot.commands) > 3, tick)
+    behind = 10_000_000_000
+    robot.until(lambda: "clock_jump" in node.safety.counters, tick)
+    moved = len(robot.commands)
+    robot.until(lambda: node.safety.state is State.ARMED and len(robot.commands) > moved + 3, tick)
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="nothing is frozen: the claim must be found out")
+@pytest.mark.causes("camera_frozen")
+def test_a_test_that_does_not_cause_its_reason_fails(robot: Any, inside: Inside) -> None:
+    inside()
+    robot.until(lambda: robot.commands, robot.send_frame)
