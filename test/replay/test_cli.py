@@ -59,7 +59,7 @@ def test_the_written_bag_has_predicted_beside_recorded(finished, store):
     _, folder, _ = finished
     with Bag(folder / "written") as bag:
         assert bag.losses == []
-        names = {topic.name for topic in bag.topics}
+        names = set(bag.topics)
         recorded = list(bag.records(["/vla_ros/recorded_action"]))
         predicted = list(bag.records(["/vla_ros/predicted_action"]))
     assert names >= {"/vla_ros/predicted_action", "/vla_ros/recorded_action", "/vla_ros/action_error"}

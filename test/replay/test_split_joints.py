@@ -28,7 +28,7 @@ def copied(store, write_bag, name, change):
     """The demo's bag with ``change(time, message)`` giving (time, message) pairs for every joint state."""
     messages = []
     with Bag(DEMO_BAG) as bag:
-        types = {topic.name: topic.type for topic in bag.topics}
+        types = bag.topics
         for record in bag.records(set(types)):
             message = store.deserialize_cdr(bytes(record.data), types[record.topic])
             changed = change(record.time, message) if record.topic == "/joint_states" else [(record.time, message)]

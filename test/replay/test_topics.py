@@ -3,7 +3,7 @@
 import pytest
 
 from vla_ros.config import Config, build
-from vla_ros.replay.records import BagError, Topic
+from vla_ros.replay.records import BagError
 from vla_ros.replay.topics import parse_overrides, select
 
 IMAGE, JPEG = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
@@ -12,7 +12,7 @@ TWIST = "geometry_msgs/msg/TwistStamped"
 
 
 def topics(**named):
-    return [Topic("/" + name.replace("__", "/"), kind) for name, kind in named.items()]
+    return {"/" + name.replace("__", "/"): kind for name, kind in named.items()}
 
 
 def test_the_nodes_own_names_come_first():
@@ -46,12 +46,12 @@ def test_foreign_names_are_found_by_type():
 
 
 def test_raw_wins_over_its_own_compressed_copy():
-    found = select([Topic("/a/image", IMAGE), Topic("/a/image/compressed", JPEG)], Config(), {})
+    found = select({"/a/image": IMAGE, "/a/image/compressed": JPEG}, Config(), {})
     assert (found.cameras, found.transport) == (("/a/image",), "raw")
 
 
 def test_only_compressed():
-    found = select([Topic("/camera/image_raw/compressed", JPEG)], Config(), {})
+    found = select({"/camera/image_raw/compressed": JPEG}, Config(), {})
     assert (found.cameras, found.transport) == (("/camera/image_raw/compressed",), "compressed")
 
 
@@ -108,10 +108,7 @@ def test_a_bag_without_pictures_is_refused_with_what_it_has():
 
 def test_a_topic_without_messages_plays_no_part_unless_it_is_named():
     """Recorders list what they subscribed to: a raw camera that was silent beside its compressed pictures."""
-    topics = [
-        Topic("/camera/image_raw", "sensor_msgs/msg/Image"),
-        Topic("/camera/image_raw/compressed", "sensor_msgs/msg/CompressedImage"),
-    ]
+    topics = {"/camera/image_raw": IMAGE, "/camera/image_raw/compressed": JPEG}
     empty = {"/camera/image_raw"}
     assert select(topics, Config(), {}, empty=empty).cameras == ("/camera/image_raw/compressed",)
     named = {"camera": "/camera/image_raw"}

@@ -1,10 +1,9 @@
-"""Decompression that never yields more than was announced: a bag from a stranger cannot fill the memory."""
+"""Decompression that never returns more than was announced, so that no bag can exhaust the memory."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +11,36 @@ from vla_ros.errors import MissingDependencyError
 from vla_ros.replay.records import BagError
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""First bytes of a zstd frame (RFC 8878); CDR begins with a zero byte, so a message tells by itself."""
+"""First bytes of a zstd frame (RFC 8878); CDR begins with a zero byte, so they tell a compressed message."""
 
 MAX_CHUNK = 1 << 30
-"""Largest decompressed size of one chunk or message in bytes; recorders stay a thousandfold below."""
+"""Largest accepted decompressed size of one chunk or message in bytes; recorders stay far below."""
 
 MAX_RATIO = 500
-"""A file that decompresses to more than this many times its size, and to more than 1 GiB, is not believed."""
+"""Largest accepted ratio of a file that decompresses to more than :data:`MAX_CHUNK`."""
 
 _BLOCK = 1 << 20
 
 
-def _zstd() -> Any:
+def _library(name: str, package: str) -> Any:
     try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
+        return importlib.import_module(name)
     except ImportError as error:
-        raise MissingDependencyError(
-            f"zstd bags need backports.zstd ({error}); run `pip install rosbags`"
-        ) from None
-    return zstd
+        raise MissingDependencyError(f"this bag needs {package} ({error}); run `pip install {package}`") from None
+
+
+def _zstd() -> Any:
+    return _library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "backports.zstd")
 
 
 def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, partial: bool = False) -> bytes:
-    """``data`` decompressed.
+    """Decompresses one zstd or lz4 frame.
 
     Args:
         data: One frame.
         kind: ``zstd`` or ``lz4``.
-        size: Exact size of the result; None where the format does not tell.
-        partial: Accept a frame that was cut off and give what is there.
+        size: Exact size of the result; None if the format does not tell.
+        partial: Accept a frame that is cut off and return what is there.
 
     Raises:
         BagError: Another compression, damaged data, another size than announced, or more than :data:`MAX_CHUNK`.
@@ -51,22 +48,18 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     limit = MAX_CHUNK if size is None else size
     if limit > MAX_CHUNK:
         raise BagError(f"announces {limit} decompressed bytes, more than the {MAX_CHUNK} that are accepted")
+    damage: tuple[type[Exception], ...]
     if kind == "zstd":
         zstd = _zstd()
-        decompressor: Any = zstd.ZstdDecompressor()
-        damage: tuple[type[Exception], ...] = (zstd.ZstdError, EOFError)
+        decompressor, damage = zstd.ZstdDecompressor(), (zstd.ZstdError, EOFError)
     elif kind == "lz4":
-        try:
-            lz4_frame: Any = importlib.import_module("lz4.frame")
-        except ImportError as error:
-            raise MissingDependencyError(f"lz4 bags need lz4 ({error}); run `pip install lz4`") from None
-        decompressor, damage = lz4_frame.LZ4FrameDecompressor(), (RuntimeError, EOFError)
+        decompressor, damage = _library("lz4.frame", "lz4").LZ4FrameDecompressor(), (RuntimeError, EOFError)
     else:
         raise BagError(f"compression {kind!r} found, expected none, zstd or lz4")
     try:
         result: bytes = decompressor.decompress(bytes(data), max_length=limit)
         if not decompressor.eof and not partial:
-            # The frame may have room for its end mark only; a further byte is one too many.
+            # Only the frame's end mark may be left; a further byte is one too many.
             if decompressor.decompress(b"", max_length=1):
                 raise BagError(f"decompresses to more than the {limit} bytes that were announced")
             if not decompressor.eof:
@@ -79,16 +72,12 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
 
 
 def expand_file(source: Path, target: Path) -> str:
-    """Decompress a ``.zstd`` file as far as possible, block by block.
-
-    Returns:
-        "" where all went well, else what is wrong from where on.
-    """
+    """Decompresses a ``.zstd`` file block by block, as far as it is sound; returns the problem or ""."""
     zstd = _zstd()
     written, limit = 0, max(MAX_CHUNK, MAX_RATIO * source.stat().st_size)
-    with target.open("wb") as out:
+    with target.open("wb") as out, source.open("rb") as raw, zstd.open(raw, "rb") as stream:
         try:
-            for block in _blocks(zstd, source):
+            while block := stream.read1(_BLOCK):
                 if written + len(block) > limit:
                     return f"compressed file has more than {limit} bytes, {MAX_RATIO} times its size; cut off there"
                 out.write(block)
@@ -96,12 +85,3 @@ def expand_file(source: Path, target: Path) -> str:
         except (zstd.ZstdError, EOFError) as error:
             return f"compressed file is damaged or cut off ({error}); {written} decompressed bytes were saved"
     return ""
-
-
-def _blocks(zstd: Any, source: Path) -> Iterator[bytes]:
-    with source.open("rb") as raw, zstd.open(raw, "rb") as stream:
-        while True:
-            block: bytes = stream.read1(_BLOCK)
-            if not block:
-                return
-            yield block

@@ -1,13 +1,10 @@
-"""MCAP files, also those that were never finished: every whole record is found, whatever the index says.
+"""Reads MCAP files, unfinished and damaged ones too: every whole record is found, whatever the index says.
 
-The layout is that of the MCAP specification, version 0. The file is walked record by record from its start, so
-that a recorder that lost power costs its last records and nothing else, and an intact file takes the same way (one
-page of each chunk is read for it, and the kernel is told to read no further ahead).
-Uncompressed messages are views of the mapped file: a camera frame is not copied before somebody looks at it. Pages
-that were read are given back at once, so memory does not grow with the bag.
+The layout is that of the MCAP specification, version 0. The file is walked record by record from its start, so a
+recorder that lost power costs only its last records. Uncompressed messages are views of the mapped file: an image
+is not copied until it is used, and mapped pages are given back, so memory does not grow with the bag.
 
-rosbags reads intact files too (the tests compare the two); it needs the index at the end and copies each message
-three times.
+rosbags reads sound files too (the tests compare the two), but needs the index at the end and copies each message.
 """
 
 from __future__ import annotations
@@ -26,19 +23,18 @@ from vla_ros.replay.records import BagError, Loss, Record
 
 MAGIC = b"\x89MCAP0\r\n"
 
-_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _MESSAGE_INDEX, _CHUNK_INDEX, _DATA_END = 3, 4, 5, 6, 7, 8, 15
-_FOOTER = 2
+_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _MESSAGE_INDEX, _CHUNK_INDEX = 2, 3, 4, 5, 6, 7, 8
 _KNOWN = frozenset(range(1, 16))
 _HEAD = struct.Struct("<BQ")
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _CHUNK_HEAD = struct.Struct("<QQQI")
 _RESIDENT_BYTES = 64 << 20  # of the mapped file in memory, about
-_LOOSE_BYTES = 4 << 20  # messages outside of chunks are gathered into pieces of about this size
+_RUN_BYTES = 4 << 20  # messages outside chunks are grouped into runs of about this size
 
 
 @dataclass
 class _Chunk:
-    """Where a run of records lies. ``stored`` may be cut off by the end of the file (``whole`` is False)."""
+    """Position of a run of records. ``stored`` may be cut off by the end of the file (then ``whole`` is False)."""
 
     offset: int
     stored: int
@@ -53,6 +49,9 @@ class _Chunk:
 
 class McapFile:
     """One open MCAP file.
+
+    Attributes:
+        losses: What could not be read so far; grows while reading.
 
     Raises:
         BagError: It is no MCAP file.
@@ -72,13 +71,15 @@ class McapFile:
             except ValueError:
                 raise BagError(f"{path}: is empty") from None
         self._bytes = memoryview(self._map)
-        self._advise("MADV_RANDOM")
+        self._advise("MADV_RANDOM")  # the walk reads one page of each chunk
         if bytes(self._bytes[:8]) != MAGIC:
             raise BagError(f"{path}: does not begin as an MCAP file; found {bytes(self._bytes[:8])!r}")
         self._walk()
-        for chunk in self._chunks:  # topics that no summary names (an unfinished file)
+        for chunk in self._chunks:  # an unfinished file has no summary that names all topics
             if not chunk.channels or chunk.channels - self._channels.keys():
-                self._learn(chunk)
+                for kind, body in self._contents(chunk, verify=False):
+                    if kind in (_SCHEMA, _CHANNEL):
+                        self._define(kind, body)
         self._chunks.sort(key=lambda chunk: chunk.start)
 
     @property
@@ -87,33 +88,41 @@ class McapFile:
         return dict(self._channels.values())
 
     def close(self) -> None:
-        """Forget the file; the map goes when the last view of it goes."""
+        """Forget the file; it is unmapped together with the last view of it."""
         self._chunks = []
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
-        """See :class:`~vla_ros.replay.records.Storage`."""
+        """See :meth:`vla_ros.replay.bag.Bag.records`."""
         wanted = {key: topic for key, (topic, _) in self._channels.items() if topic in topics}
-        self._advise(
-            "MADV_SEQUENTIAL" if verify or any(chunk.compression for chunk in self._chunks) else "MADV_RANDOM"
-        )
-        pending: list[Record] = []
+        every_byte = verify or any(chunk.compression for chunk in self._chunks)
+        self._advise("MADV_SEQUENTIAL" if every_byte else "MADV_RANDOM")
+        pending: list[Record] = []  # chunks overlap in time
         for chunk in self._chunks:
             if chunk.end < start or (chunk.channels and not chunk.channels & wanted.keys()):
                 continue
             ready = bisect.bisect_left(pending, chunk.start, key=itemgetter(0))
             yield from pending[:ready]
             del pending[:ready]
-            fresh = [record for record in self._decode(chunk, wanted, verify) if record.time >= start]
-            pending.extend(fresh)
+            for kind, body in self._contents(chunk, verify):
+                if kind == _MESSAGE and len(body) >= _MESSAGE_HEAD.size:
+                    channel, _, time, _ = _MESSAGE_HEAD.unpack_from(body)
+                    topic = wanted.get(channel)
+                    if topic is not None and time >= start:
+                        pending.append(Record(time, topic, body[_MESSAGE_HEAD.size :]))
             pending.sort(key=itemgetter(0))
             self._release(chunk.stored)
         yield from pending
         self._release()
 
+    def _lose(self, where: str, what: str) -> None:
+        loss = Loss(self._name, where, what)
+        if loss not in self.losses:
+            self.losses.append(loss)
+
     def _walk(self) -> None:
         """Find chunks, schemas and channels at the top level."""
         at, size = len(MAGIC), len(self._bytes)
-        loose: _Chunk | None = None
+        run: _Chunk | None = None
         while at + _HEAD.size <= size:
             kind, length = _HEAD.unpack_from(self._bytes, at)
             body, end = at + _HEAD.size, at + _HEAD.size + length
@@ -123,8 +132,8 @@ class McapFile:
                 at = self._after_damage(at, kind)
                 continue
             if kind == _MESSAGE and length >= _MESSAGE_HEAD.size:
-                loose = self._loose(loose, at, end)
-            elif kind == _CHUNK and not self._chunk(body, min(end, size), end <= size):
+                run = self._extend(run, at, end)
+            elif kind == _CHUNK and not self._add_chunk(body, min(end, size), end <= size):
                 at = self._after_damage(at, kind)
                 continue
             elif kind == _MESSAGE_INDEX and self._chunks and length >= 2:
@@ -133,48 +142,36 @@ class McapFile:
                 self._define(kind, self._bytes[body:end])
             self._release(end - at)
             at = end
-        self.losses.append(
-            Loss(
-                self._name,
-                f"byte {min(at, size)}",
-                "the file was not finished (no footer): it ends with the last whole record",
-            )
+        self._lose(
+            f"byte {min(at, size)}", "the file was not finished (no footer): it ends with the last whole record"
         )
 
     def _after_damage(self, at: int, kind: int) -> int:
-        """Say what is wrong at ``at``; where the walk can go on (the end of the file if nowhere)."""
-        further = [offset for offset in self._indexed() if offset > at]
-        onward = min(further, default=len(self._bytes))
-        found = (
-            f"a record of unknown kind {kind}" if kind not in _KNOWN else f"a record (kind {kind}) that is cut off"
-        )
-        self.losses.append(Loss(self._name, f"byte {at}", f"{found}; {onward - at} bytes are lost"))
+        """Report the damage at ``at``; returns where the walk goes on, or the end of the file."""
+        onward = min((offset for offset in self._indexed() if offset > at), default=len(self._bytes))
+        what = f"record of unknown kind {kind}" if kind not in _KNOWN else f"record (kind {kind}) that is cut off"
+        self._lose(f"byte {at}", f"a {what}; {onward - at} bytes are lost")
         return onward
 
-    def _indexed(self) -> list[int]:
-        """Offsets of the chunks that the summary at the end names; empty where there is no sound summary."""
-        size = len(self._bytes)
-        foot = size - len(MAGIC) - 20 - _HEAD.size
+    def _indexed(self) -> Iterator[int]:
+        """Offsets of the chunks in the summary at the end; none without a sound summary."""
+        foot = len(self._bytes) - len(MAGIC) - 20 - _HEAD.size
         if foot < len(MAGIC) or bytes(self._bytes[-8:]) != MAGIC:
-            return []
+            return
         kind, length = _HEAD.unpack_from(self._bytes, foot)
         at = struct.unpack_from("<Q", self._bytes, foot + _HEAD.size)[0]
-        offsets: list[int] = []
         if kind != _FOOTER or length != 20 or at == 0:
-            return offsets
+            return
         while at + _HEAD.size <= foot:
             kind, length = _HEAD.unpack_from(self._bytes, at)
-            body = at + _HEAD.size
             if kind == _CHUNK_INDEX and length >= 24:
-                offsets.append(struct.unpack_from("<QQQ", self._bytes, body)[2])
-            at = body + length
-        return offsets
+                yield struct.unpack_from("<QQQ", self._bytes, at + _HEAD.size)[2]
+            at += _HEAD.size + length
 
-    def _loose(self, open_run: _Chunk | None, at: int, end: int) -> _Chunk:
-        """Add a message outside of chunks to the open run of such messages, or begin a new one."""
+    def _extend(self, run: _Chunk | None, at: int, end: int) -> _Chunk:
+        """Add a message outside chunks to the current run of such messages, or begin a new run."""
         channel, _, time, _ = _MESSAGE_HEAD.unpack_from(self._bytes, at + _HEAD.size)
-        run = open_run
-        if run is None or run.offset + run.size != at or run.size > _LOOSE_BYTES:
+        if run is None or run.offset + run.size != at or run.size > _RUN_BYTES:
             run = _Chunk(at, 0, 0, 0, "", time, time)
             self._chunks.append(run)
         run.stored = run.size = end - run.offset
@@ -182,8 +179,8 @@ class McapFile:
         run.channels.add(channel)
         return run
 
-    def _chunk(self, body: int, end: int, whole: bool) -> bool:
-        """Remember a chunk; False where its head makes no sense."""
+    def _add_chunk(self, body: int, end: int, whole: bool) -> bool:
+        """Remember a chunk; False if its head makes no sense."""
         try:
             start, last, size, crc = _CHUNK_HEAD.unpack_from(self._bytes, body)
             compression, at = _text(self._bytes, body + _CHUNK_HEAD.size)
@@ -194,20 +191,14 @@ class McapFile:
         if offset + stored > end:
             if whole:
                 return False
-            left = end - offset
-            self.losses.append(
-                Loss(
-                    self._name,
-                    f"byte {body - _HEAD.size}",
-                    f"the last chunk is cut off: {stored - left} of its {stored} bytes are missing",
-                )
-            )
-            stored = left
+            missing, stored = offset + stored - end, end - offset
+            what = f"the last chunk is cut off: {missing} of its {missing + stored} bytes are missing"
+            self._lose(f"byte {body - _HEAD.size}", what)
         self._chunks.append(_Chunk(offset, stored, size, crc, compression, start, last, whole))
         return True
 
     def _define(self, kind: int, body: memoryview) -> None:
-        """Take in a schema or a channel; what makes no sense is left out, and its messages with it."""
+        """Take in a schema or a channel; a damaged one is left out together with its messages."""
         try:
             if kind == _SCHEMA:
                 self._schemas[struct.unpack_from("<H", body)[0]] = _text(body, 2)[0]
@@ -220,43 +211,22 @@ class McapFile:
         if encoding == "cdr":
             self._channels[channel] = (topic, self._schemas.get(schema, ""))
         else:
-            loss = Loss(
-                self._name, f"topic {topic}", f"messages are in {encoding!r}, expected cdr; they are left out"
-            )
-            if loss not in self.losses:
-                self.losses.append(loss)
-
-    def _learn(self, chunk: _Chunk) -> None:
-        for kind, body in self._contents(chunk, verify=False):
-            if kind in (_SCHEMA, _CHANNEL):
-                self._define(kind, body)
-
-    def _decode(self, chunk: _Chunk, wanted: dict[int, str], verify: bool) -> Iterator[Record]:
-        for kind, body in self._contents(chunk, verify):
-            if kind == _MESSAGE and len(body) >= 22:
-                channel, _, time, _ = _MESSAGE_HEAD.unpack_from(body)
-                topic = wanted.get(channel)
-                if topic is not None:
-                    yield Record(time, topic, body[22:])
+            self._lose(f"topic {topic}", f"messages are in {encoding!r}, expected cdr; they are left out")
 
     def _contents(self, chunk: _Chunk, verify: bool) -> Iterator[tuple[int, memoryview]]:
-        """Kind and body of each record in a chunk; a damaged chunk is told once and gives nothing."""
+        """Kind and body of each record in a chunk; a damaged chunk is reported once and yields nothing."""
         if chunk.offset in self._bad:
             return
-        stored = self._bytes[chunk.offset : chunk.offset + chunk.stored]
+        data = self._bytes[chunk.offset : chunk.offset + chunk.stored]
         try:
             if chunk.compression:
-                data = memoryview(decompress(stored, chunk.compression, chunk.size, partial=not chunk.whole))
-            else:
-                data = stored
+                data = memoryview(decompress(data, chunk.compression, chunk.size, partial=not chunk.whole))
             if verify and chunk.whole and chunk.crc and zlib.crc32(data) != chunk.crc:
                 raise BagError("fails its checksum")
         except BagError as error:
             self._bad.add(chunk.offset)
             span = f"from {chunk.start / 1e9:.3f} to {chunk.end / 1e9:.3f} s"
-            self.losses.append(
-                Loss(self._name, f"byte {chunk.offset}", f"chunk {error}; its messages {span} are lost")
-            )
+            self._lose(f"byte {chunk.offset}", f"chunk {error}; its messages {span} are lost")
             return
         at, size = 0, len(data)
         while at + _HEAD.size <= size:
@@ -270,18 +240,18 @@ class McapFile:
     def _release(self, passed: int = _RESIDENT_BYTES) -> None:
         """Give mapped pages back once enough bytes have been passed; a view still in use reads them again."""
         self._passed += passed
-        if self._passed >= _RESIDENT_BYTES and hasattr(self._map, "madvise"):
+        if self._passed >= _RESIDENT_BYTES:
             self._passed = 0
-            self._map.madvise(mmap.MADV_DONTNEED)
+            self._advise("MADV_DONTNEED")
 
     def _advise(self, name: str) -> None:
-        """Tell the kernel how the file is going to be read, where it listens."""
+        """Tell the kernel how the file will be read, on systems that take such advice."""
         if hasattr(mmap, name):
             self._map.madvise(getattr(mmap, name))
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:
-    """A length-prefixed string and where it ends."""
+    """A length-prefixed string and the offset after it."""
     length = struct.unpack_from("<I", data, at)[0]
     end = at + 4 + length
     if end > len(data):

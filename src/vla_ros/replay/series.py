@@ -187,7 +187,7 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
         needed: Joints of the arm; those of several publishers are put together (:func:`merged`).
         timeout: See :func:`merged`.
     """
-    types = {topic.name: topic.type for topic in bag.topics}
+    types = bag.topics
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": topic for key, topic in selection.state}
     rows = {role: _Topic() for role, topic in roles.items() if topic}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config
-from vla_ros.replay.records import BagError, Topic
+from vla_ros.replay.records import BagError
 
 IMAGE_TYPES = {"sensor_msgs/msg/Image": "raw", "sensor_msgs/msg/CompressedImage": "compressed"}
 JOINTS = "sensor_msgs/msg/JointState"
@@ -78,7 +78,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
 
 
 def select(
-    topics: Sequence[Topic],
+    topics: Mapping[str, str],
     config: Config,
     overrides: Mapping[str, str],
     ask: Ask | None = None,
@@ -87,7 +87,7 @@ def select(
     """Give every part a topic.
 
     Args:
-        topics: What the bag has.
+        topics: Name to type of the bag's topics.
         config: The node's options; its names are taken where the bag has them.
         overrides: Role to topic, from ``--topics``.
         ask: Asks a person where several fit; None refuses.
@@ -98,7 +98,7 @@ def select(
             asked; the candidates are listed.
     """
     named = {name for names in overrides.values() for name in names.split(",")}
-    by_name = {topic.name: topic.type for topic in topics if topic.name not in empty or topic.name in named}
+    by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
     cameras = _cameras(by_name, config, overrides.get("camera", ""), ask)
     transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
     if len(transports) > 1:
