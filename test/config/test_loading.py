@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import Config, build, entries, flatten, load, parse_assignment, read_file, to_yaml
+from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError
 
 
@@ -163,6 +165,18 @@ def test_a_node_takes_the_section_of_its_own_namespace(tmp_path: Path) -> None:
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         read_file(Path("nowhere.yaml"))
+
+
+def test_a_file_is_found_by_its_path_or_by_the_name_of_one_that_comes_with_the_package(tmp_path: Path) -> None:
+    own = tmp_path / "robot.yaml"
+    own.write_text("/**:\n  ros__parameters: {control: {rate_hz: 2.0}}\n")
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    files = parser.parse_args(["--config", "demo", "--config", str(own)]).config
+    assert load(files).robot.urdf == "demo"
+    assert load(files).control.rate_hz == 2.0
+    with pytest.raises(ConfigError, match=r"config 'dmo': no such file; with vla_ros come demo, "):
+        parser.parse_args(["--config", "dmo"])
 
 
 def test_assignments_are_yaml() -> None:

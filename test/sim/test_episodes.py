@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import load
+from vla_ros.config.files import config_file
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
@@ -16,7 +17,6 @@ from vla_ros.sim import process
 from vla_ros.sim.demo import _LOCKSTEP
 from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
 from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.files import demo_config
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.types import ActionChunk, Observation
@@ -47,7 +47,7 @@ def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
     nodes: list[PolicyNode] = []
 
     def start(*assignments: str) -> Watched:
-        config = load([demo_config()], [*_LOCKSTEP, *assignments])
+        config = load([config_file("demo")], [*_LOCKSTEP, *assignments])
         answering = Watched(config)
         answering.brightness, answering.words = [], []
         node = PolicyNode(graph, graph.create_node("vla_policy"), config)

@@ -19,10 +19,10 @@ from tools.train.labels import counterfactual_actions, kinds_of, patch_of
 from tools.train.noise import Disturbance
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import Config, load
+from vla_ros.config.files import config_file
 from vla_ros.control.controller import Controller
 from vla_ros.sim import arm
 from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.files import demo_config
 from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.scene import Scene
 from vla_ros.sim.tasks import make_task
@@ -114,7 +114,7 @@ class Recorder:
 
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
-        config: Config = load([demo_config()])
+        config: Config = load([config_file("demo")])
         self._expert = ExpertPolicy(config)
         self._controller: Controller = make_controller(self._expert.spec, config)
         self._world = TableTop(WorldOptions(tasks=recipe.tasks))

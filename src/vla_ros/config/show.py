@@ -6,8 +6,8 @@ The output of `vla-ros config` is itself a valid --config file; options given he
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from vla_ros.config.files import config_file
 from vla_ros.config.loading import load, to_yaml
 
 
@@ -15,11 +15,12 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--config FILE`` and ``-p name:=value``, which every command with options shares."""
     parser.add_argument(
         "--config",
-        type=Path,
+        type=config_file,
         action="append",
         default=[],
         metavar="FILE",
-        help="ROS parameter file (YAML); may be given several times, later ones win",
+        help="ROS parameter file (YAML), or the name of one that comes with the package, such as demo; may be "
+        "given several times, later ones win",
     )
     parser.add_argument(
         "-p",

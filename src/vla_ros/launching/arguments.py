@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ament_index_python.packages import get_package_share_directory
 from launch.actions import DeclareLaunchArgument
 
 from launch import LaunchContext
 from vla_ros.config import Config, load
-from vla_ros.errors import ConfigError
+from vla_ros.config.files import config_file
 from vla_ros.middleware import NAMES
 
 NODE_NAME = "vla_policy"
@@ -117,21 +116,14 @@ def overrides(context: LaunchContext) -> list[str]:
     return given + [part.strip() for part in value(context, "set").split(";") if part.strip()]
 
 
-def config_file(context: LaunchContext) -> Path | None:
+def given_file(context: LaunchContext) -> Path | None:
     """The parameter file, or None where the defaults are enough.
 
     Raises:
         ConfigError: There is no such file; the text lists those that come with the package.
     """
     name = value(context, "config")
-    if not name:
-        return None
-    own = Path(get_package_share_directory("vla_ros")) / "config"
-    for path in (Path(name).expanduser(), own / name, own / f"{name}.yaml"):
-        if path.is_file():
-            return path.resolve()
-    there = ", ".join(sorted(path.stem for path in own.glob("*.yaml")))
-    raise ConfigError(f"config:={name}: no such file; with vla_ros come {there}")
+    return config_file(name).resolve() if name else None
 
 
 def node_name(context: LaunchContext) -> str:
@@ -145,5 +137,5 @@ def configuration(context: LaunchContext) -> Config:
     Raises:
         ConfigError: As :func:`vla_ros.config.load`.
     """
-    file = config_file(context)
+    file = given_file(context)
     return load([file] if file else [], overrides(context), node_name(context))

@@ -15,7 +15,7 @@ from launch import LaunchContext
 from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
-from vla_ros.launching.arguments import NODE_NAME, config_file, configuration, overrides, value
+from vla_ros.launching.arguments import NODE_NAME, configuration, given_file, overrides, value
 from vla_ros.launching.ending import ends_with_launch
 from vla_ros.launching.middleware import middleware
 from vla_ros.middleware import Frames
@@ -32,7 +32,7 @@ def policy_node(
         assignments: ``name:=value`` over the file; those of the launch arguments where None.
         **more: Further arguments of ``launch_ros.actions.Node``.
     """
-    file = file or config_file(context)
+    file = file or given_file(context)
     given: dict[str, Any] = dict(
         parse_assignment(text) for text in (overrides(context) if assignments is None else assignments)
     )

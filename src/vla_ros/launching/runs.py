@@ -18,7 +18,7 @@ from launch import Action, LaunchContext
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
-from vla_ros.launching.arguments import config_file, configuration, node_name, overrides, value
+from vla_ros.launching.arguments import configuration, given_file, node_name, overrides, value
 from vla_ros.launching.ending import ends_with_launch
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
@@ -145,7 +145,7 @@ def _inputs(config: Config, node: str) -> list[str]:
 
 
 def _report_words(context: LaunchContext, output: Path) -> list[str]:
-    file = config_file(context)
+    file = given_file(context)
     words = ["--config", str(file)] if file else []
     for assignment in overrides(context):
         words += ["-p", assignment]

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config, load
+from vla_ros.config.files import config_file
 from vla_ros.config.loading import parse_assignment, read_file
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros.sim.files import demo_config
 from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
@@ -136,7 +136,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
     Raises:
         ConfigError: As :func:`vla_ros.config.load`.
     """
-    files = (demo_config(), *arguments.config)
+    files = (config_file("demo"), *arguments.config)
     mode = [] if arguments.real_time else list(_LOCKSTEP)
     model: list[str] = []
     if arguments.policy:

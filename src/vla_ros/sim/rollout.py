@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from vla_ros.config import Config, load
+from vla_ros.config.files import config_file
 from vla_ros.control.controller import Controller
 from vla_ros.control.kinematics import Kinematics
-from vla_ros.sim.files import demo_config
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.scene import Scene
 from vla_ros.sim.trace import Trace
@@ -39,7 +39,7 @@ def make_controller(spec: ActionSpec, config: Config | None = None) -> Controlle
         spec: What the policy's numbers mean.
         config: Options; None takes ``config/demo.yaml``.
     """
-    config = config or load([demo_config()])
+    config = config or load([config_file("demo")])
     robot = config.robot
     kinematics = Kinematics.from_urdf(robot.urdf, robot.joint_names, robot.base_frame, robot.tip_frame)
     return Controller(config, spec, kinematics)

@@ -21,10 +21,10 @@ from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkR
 from tools.train.rollouts import Rollout, roll_out
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
 from vla_ros.config import load
+from vla_ros.config.files import config_file
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.checkpoints import config_json
 from vla_ros.policies.openvla.loading import DEMO, checkpoint_folder, read_manifest
-from vla_ros.sim.files import demo_config
 
 FOLDER = checkpoint_folder(DEMO)
 SEED = 8000
@@ -76,7 +76,7 @@ def test_the_card_has_every_control_and_all_are_met() -> None:
 
 
 def test_the_demos_file_names_it() -> None:
-    options = load([demo_config()]).policy
+    options = load([config_file("demo")]).policy
     assert (options.name, options.checkpoint, options.unnorm_key) == ("openvla", DEMO, DATASET)
 
 

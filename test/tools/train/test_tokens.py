@@ -91,10 +91,10 @@ def test_the_closing_value_grasps_only_behind_the_threshold(mode: str) -> None:
     from dataclasses import replace
 
     from vla_ros.config import load
+    from vla_ros.config.files import config_file
     from vla_ros.sim.expert import ExpertPolicy
-    from vla_ros.sim.files import demo_config
 
-    config = load([demo_config()], [f"gripper.mode:={mode}"])
+    config = load([config_file("demo")], [f"gripper.mode:={mode}"])
     expert = ExpertPolicy(config)
     closing = LabelRecipe().closed_value
 
