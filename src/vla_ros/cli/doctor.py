@@ -92,8 +92,7 @@ def _graph() -> Iterator[Finding]:
     rclpy = importlib.util.find_spec("rclpy") is not None
     dds = _version("cyclonedds")
     if rclpy:
-        rmw = os.environ.get("RMW_IMPLEMENTATION", "the distribution's default RMW")
-        yield Finding("ROS 2", f"{distro or 'unknown distribution'}, rclpy imports, {rmw}")
+        yield _rclpy(distro or "unknown distribution")
     elif distro:
         yield Finding(
             "ROS 2",
@@ -119,6 +118,18 @@ def _graph() -> Iterator[Finding]:
     domain = os.environ.get("ROS_DOMAIN_ID", "0")
     reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "not set")
     yield Finding("ROS domain", f"{domain}, ROS_AUTOMATIC_DISCOVERY_RANGE {reach}")
+
+
+def _rclpy(distro: str) -> Finding:
+    try:
+        import rclpy
+
+        rmw = rclpy.get_rmw_implementation_identifier()
+    except Exception as error:  # libraries that do not load, or an RMW that is not installed
+        asked = os.environ.get("RMW_IMPLEMENTATION")
+        mend = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
+        return Finding("ROS 2", f"{distro}, rclpy does not load: {str(error).splitlines()[0]}", WRONG, mend)
+    return Finding("ROS 2", f"{distro}, rclpy imports, {rmw}")
 
 
 LIBRARIES = (

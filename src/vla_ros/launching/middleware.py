@@ -70,7 +70,7 @@ def _daemon(profile: Profile, folder: Path) -> list[Any]:
 
 
 def _say(profile: Profile) -> LogInfo:
-    return LogInfo(msg=str(examine(profile.name, profile.frames, profile.distribution)))
+    return LogInfo(msg=str(examine(profile.name, profile.frames, profile.distribution, os.environ)))
 
 
 def _say_when(profile: Profile, up: Any, attempts: int) -> OpaqueFunction:

@@ -84,10 +84,11 @@ def examine(
         name: One of the profiles' names; ``default`` judges whatever is set.
         frames: What the cameras send.
         distribution: The one that is sourced.
-        environment: Variables as the node will see them; this process's where None.
+        environment: Variables as the node will see them; where None, this process's, and the RMW is the one that
+            its rclpy uses.
     """
     variables = os.environ if environment is None else environment
-    rmw = variables.get("RMW_IMPLEMENTATION", "") or distribution.default_rmw
+    rmw = _rmw(environment) or distribution.default_rmw
     wanted = RMW_OF.get(name, rmw)
     if not _installed(wanted, variables):
         package = f"ros-{distribution.name}-{wanted.replace('_', '-')}"
@@ -112,10 +113,22 @@ def examine(
     return Report(name, tuple(facts), tuple(problems))
 
 
+def _rmw(environment: Mapping[str, str] | None) -> str:
+    """The RMW that rclpy uses in this process; of another environment what ``RMW_IMPLEMENTATION`` says, or ""."""
+    if environment is not None:
+        return environment.get("RMW_IMPLEMENTATION", "")
+    try:
+        import rclpy
+
+        return str(rclpy.get_rmw_implementation_identifier())
+    except Exception:  # no rclpy, or the RMW that is asked for is not installed, which the caller reports
+        return os.environ.get("RMW_IMPLEMENTATION", "")
+
+
 def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
     """Whether a process in this environment joins RouDi: it needs one to start, and one that lives."""
     variables = os.environ if environment is None else environment
-    if variables.get("RMW_IMPLEMENTATION") != RMW_OF["iceoryx"]:
+    if _rmw(environment) != RMW_OF["iceoryx"]:
         return False
     text = _cyclone_text(variables)
     return not isinstance(text, Problem) and bool(_SHARED_MEMORY_ON.search(text))
