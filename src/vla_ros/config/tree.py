@@ -280,6 +280,11 @@ class TopicsConfig:
     instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
     command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
     gripper: str = option("", "Out: the fingers, where their driver is another one; empty: in topics.command")
+    command_shared_with: tuple[str, ...] = option(
+        (),
+        "Nodes (full names; * for any) that may publish on topics.command and topics.gripper beside this one, "
+        "where a multiplexer decides who drives: two that command at once are then not noticed",
+    )
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
     heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")

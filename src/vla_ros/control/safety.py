@@ -42,12 +42,14 @@ class Status:
         stopped_by: The first reason to stop, or None.
         detail: What was found then.
         holds: Reasons that hold (or would hold, were it armed), with what was found.
+        blocks: Reasons to stop that are so at present: while there are any it cannot be armed.
     """
 
     state: State
     stopped_by: Reason | None
     detail: str
     holds: Mapping[Reason, str]
+    blocks: Mapping[Reason, str]
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ class Event:
     """A change of state or of a reason.
 
     Attributes:
-        kind: ``arm``, ``disarm``, ``hold``, ``clear``, ``stop`` or ``reset``.
+        kind: ``arm``, ``disarm``, ``hold``, ``clear``, ``stop`` or ``reset``; ``block`` and ``unblock`` where a
+            reason to stop begins or ends to keep a disarmed or stopped arm from being armed.
         before: State before it.
         after: State after it.
-        reason: Why, for hold, clear and stop.
+        reason: Why, but for arm, disarm and reset.
         detail: What was found.
         stamp: Nanoseconds of the clock that was given.
     """
@@ -117,7 +120,8 @@ class Safety:
     def status(self) -> Status:
         """State and reasons at one moment."""
         with self._lock:
-            return Status(self._state, self._stop, self._stop_detail, MappingProxyType(dict(self._holds)))
+            holds, blocks = MappingProxyType(dict(self._holds)), MappingProxyType(dict(self._blocked))
+            return Status(self._state, self._stop, self._stop_detail, holds, blocks)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -225,7 +229,7 @@ class Safety:
         with self._lock:
             for reason in [held for held in self._holds if held in watched and held not in active]:
                 self._clear(reason)
-            self._blocked = {}
+            before, self._blocked = self._blocked, {}
             for reason, detail in active.items():
                 if reason.level is Level.HOLD:
                     self._hold(reason, detail)
@@ -233,6 +237,11 @@ class Safety:
                 self._blocked[reason] = detail
                 if self._armed:
                     self._halt(reason, detail)
+                elif reason not in before:
+                    self._changed("block", reason, detail)
+            for reason in before:
+                if reason not in self._blocked:
+                    self._changed("unblock", reason)
         self._deliver()
 
     def explain(self) -> str:

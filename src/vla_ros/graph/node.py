@@ -85,6 +85,7 @@ class EndpointInfo(Protocol):
     node_name: str
     node_namespace: str
     topic_type: str
+    endpoint_gid: Any
     qos_profile: Any
 
 
@@ -179,6 +180,9 @@ class Vocabulary(Protocol):
         ``camera``, ``command``, ``instruction``, ``state`` (subscriptions), ``state_publisher``, ``diagnostics``
         or ``default``; :mod:`vla_ros.graph.qos` says what each is.
         """
+
+    def publisher_gid(self, publisher: Publisher) -> bytes:
+        """The ``endpoint_gid`` by which discovery knows a publisher of this process."""
 
     def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
         """A timer of ``node`` that runs on while simulated time stands still: a watchdog must not stop with it."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,11 @@ class Outputs:
     def configure(self, config: Config) -> None:
         """Take options that may change while running."""
         self._config = config
+
+    @property
+    def publishers(self) -> tuple[Any, ...]:
+        """Those of commands, one per topic."""
+        return tuple(self._publishers.values())
 
     @property
     def subscribers(self) -> tuple[str, int]:

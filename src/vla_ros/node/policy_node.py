@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.control.contest import CONTESTS
 from vla_ros.control.fit import unused_gripper
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
@@ -24,7 +25,9 @@ from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.watchdog import WATCHED, Now, Watchdog
 from vla_ros.graph.node import Node, Severity, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
+from vla_ros.node import graph_watch
 from vla_ros.node.control_loop import ControlLoop, Frame
+from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import FrameReceiver
 from vla_ros.node.stepper import Stepper, StepResult
@@ -171,6 +174,7 @@ class PolicyNode:
         if not self._loop.alive:
             return False, "the control thread has ended with an error (see the log): start the node again"
         self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
+        self._watch.look(at_once=True)
         self._supervise()  # what is missing holds from the first moment
         if not self.safety.arm():
             return False, self.safety.explain()
@@ -234,6 +238,7 @@ class PolicyNode:
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
         self._outputs = Outputs(wiring, config, self.safety, lambda: self._now().ros)
+        self._watch = GraphWatch(self._graph, self._node, self._outputs.publishers, topics.command_shared_with)
         self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
         self._receiver = receiver = FrameReceiver(
             config,
@@ -259,6 +264,7 @@ class PolicyNode:
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
         wiring.timer(1.0, self._log_news)
+        wiring.timer(graph_watch.PERIOD, self._watch.look)
 
     def _now(self) -> Now:
         return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
@@ -330,6 +336,8 @@ class PolicyNode:
             why = f" ({event.reason.value}: {event.detail or event.reason.description})" if event.reason else ""
             text = f"{event.before.value} -> {event.after.value}{why}"
             say(self._logger, text, "error" if event.after is State.STOPPED else "info")
+        if event.kind == "block" and event.reason is not None:
+            self._logger.warning(f"cannot be armed: {event.reason.value}: {event.detail}")
         if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
             self.inputs.forget_measurements()  # their stamps may come again
             self._joint_states.forget()
@@ -354,7 +362,7 @@ class PolicyNode:
         now = self._now()
         topic, subscribers = self._outputs.subscribers
         self._watchdog.driver(subscribers, now, topic)
-        self.safety.follow(self._watchdog.active(now), WATCHED)
+        self.safety.follow({**self._watch.found, **self._watchdog.active(now)}, WATCHED | CONTESTS)
         self._outputs.expire()
 
     def _summary(self) -> str:

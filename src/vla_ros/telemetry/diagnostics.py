@@ -33,6 +33,11 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
         message += f": {status.stopped_by.value} ({status.detail or status.stopped_by.description})"
     elif status.holds and status.state is State.HOLDING:
         message += ": " + ", ".join(f"{reason.value} ({detail})" for reason, detail in status.holds.items())
+    elif status.blocks:
+        level = WARN
+        message += "; cannot be armed: " + ", ".join(
+            f"{why.value} ({detail})" for why, detail in status.blocks.items()
+        )
     values = {"state": status.state.value, "instruction": instruction}
     values |= {f"count/{name}": str(count) for name, count in sorted(counters.items())}
     return Part("state", level, message, values)

@@ -7,7 +7,7 @@ spins, at a few hertz, and only where somebody looks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_ros.config import Config
@@ -72,6 +72,7 @@ class Telemetry:
         self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
         self._debug_wanted = False
         self._newest: StepResult | None = None
+        self._said: tuple[str, ...] = ()  # state, and what keeps it from being armed
         self._answer: Mapping[str, Any] = {}
         self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
@@ -117,12 +118,16 @@ class Telemetry:
             "stopped_by": status.stopped_by.value if status.stopped_by else "",
             "detail": status.detail,
             "holds": {reason.value: detail for reason, detail in status.holds.items()},
+            "blocks": {reason.value: detail for reason, detail in status.blocks.items()},
             "explanation": self._safety.explain(),
             "instruction": snapshot.instruction,
             "counters": dict(self._safety.counters),
             "frames": self._stats.frames(),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(words)))
+        if (status.state, *status.blocks) != self._said:
+            self._said = (status.state, *status.blocks)
+            self._diagnose([self._state_part()])
 
     # On the thread that spins
 
@@ -131,7 +136,7 @@ class Telemetry:
         self._look()
         outside = self._outside
         parts = [
-            diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction),
+            self._state_part(),
             diagnostics.frames_part(self._stats.frames()),
             diagnostics.latency_part(self._stats.latency_ms()),
             diagnostics.topics_part(self._wrong),
@@ -139,10 +144,16 @@ class Telemetry:
             diagnostics.process_part(self._resources()),
         ]
         self._outside_said = outside
-        name, stamp = self._node.get_fully_qualified_name(), int(self._node.get_clock().now().nanoseconds)
-        self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
+        self._diagnose(parts)
         self._debug_wanted = self._debug.get_subscription_count() > 0
         self.changed()
+
+    def _state_part(self) -> diagnostics.Part:
+        return diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction)
+
+    def _diagnose(self, parts: Sequence[diagnostics.Part]) -> None:
+        name, stamp = self._node.get_fully_qualified_name(), int(self._node.get_clock().now().nanoseconds)
+        self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
         """Say what has begun to be wrong with the topics or under them."""

@@ -1,0 +1,53 @@
+"""Two of something that there may be one of: who else commands the arm. Pure functions of what discovery tells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from vla_ros.control.reasons import Reason
+
+CONTESTS = frozenset({Reason.COMMAND_CONTESTED})
+"""Every reason that :mod:`vla_ros.node.graph_watch` may report."""
+
+ANY = "*"
+"""In ``topics.command_shared_with``: whoever it is."""
+
+_GID_BYTES = 16  # of a DDS GUID; rmw pads it to 24 before Iron
+_UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's words for an endpoint of no known node
+
+
+def gid_of(gid: Iterable[int]) -> bytes:
+    """An endpoint's id without padding, out of the bytes or numbers that a backend has."""
+    return bytes(gid)[:_GID_BYTES]
+
+
+def node_of(endpoint: Any) -> str:
+    """Full name of an endpoint's node, or ""."""
+    if endpoint.node_name in _UNNAMED:
+        return ""
+    return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
+
+
+def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
+    """Who else publishes on a topic.
+
+    Args:
+        endpoints: ``get_publishers_info_by_topic`` of the topic.
+        own: Id of this node's publisher.
+        allowed: Full names of nodes that may; :data:`ANY` for all.
+
+    Returns:
+        Id of each other publisher to its node's full name, "" where that is not known (yet, or a program without a
+        ROS node).
+    """
+    if ANY in allowed:
+        return {}
+    found = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
+    return {gid: node for gid, node in found.items() if gid != own and (not node or node not in allowed)}
+
+
+def named(found: Mapping[bytes, str]) -> str:
+    """The nodes of :func:`others` for people."""
+    names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
+    return " and ".join(sorted(names))

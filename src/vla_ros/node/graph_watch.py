@@ -1,0 +1,53 @@
+"""Watches the graph for others that do what only one may do: ten looks a second at what discovery knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from vla_ros.control.contest import gid_of, named, others
+from vla_ros.control.reasons import Reason
+from vla_ros.graph.node import Node, Vocabulary
+
+PERIOD = 0.1
+"""Seconds between looks."""
+
+
+class GraphWatch:
+    """Asks discovery who else is there. All calls from the thread that spins; :attr:`found` from any.
+
+    Args:
+        graph: Knows a publisher's id.
+        node: Whose graph it is.
+        commands: This node's publishers of commands.
+        allowed: ``topics.command_shared_with``.
+    """
+
+    def __init__(self, graph: Vocabulary, node: Node, commands: Sequence[Any], allowed: Sequence[str]) -> None:
+        self._node = node
+        self._own = {publisher.topic_name: gid_of(graph.publisher_gid(publisher)) for publisher in commands}
+        self._allowed = frozenset(allowed)
+        self._unnamed: frozenset[bytes] = frozenset()
+        self.found: Mapping[Reason, str] = MappingProxyType({})
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Ask discovery, and leave in :attr:`found` what is wrong.
+
+        Args:
+            at_once: Count a publisher whose node's name has not come yet. Otherwise it has until the next look, so
+                that the reason has its name.
+        """
+        self.found = MappingProxyType(self._commanders(at_once))
+
+    def _commanders(self, at_once: bool) -> dict[Reason, str]:
+        known, self._unnamed = self._unnamed, frozenset()
+        said = []
+        for topic, own in self._own.items():
+            found = others(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
+            unnamed = {gid for gid, node in found.items() if not node}
+            self._unnamed |= unnamed
+            counted = {gid: node for gid, node in found.items() if at_once or node or gid in known}
+            if counted:
+                said.append(f"{named(counted)} publishes on {topic}, too")
+        return {Reason.COMMAND_CONTESTED: "; ".join(said)} if said else {}
