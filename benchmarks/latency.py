@@ -26,6 +26,7 @@ import numpy as np
 from vla_ros.config import load
 from vla_ros.graph import open_graph
 from vla_ros.node.run import serve
+from vla_ros.policies import Session
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.decode import encode_image
@@ -37,10 +38,10 @@ HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 class Looking(HoldPolicy):
     """Answers at once, but has every picture prepared first."""
 
-    def infer(self, observation: Observation) -> ActionChunk:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """Look, and hold."""
         dict(observation.images)
-        return super().infer(observation)
+        return super().infer(session, observation)
 
 
 def main() -> None:

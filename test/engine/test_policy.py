@@ -12,6 +12,7 @@ from vla_ros.config import Config
 from vla_ros.engine.drafts import GUARDS
 from vla_ros.engine.health import EngineMismatchError
 from vla_ros.engine.ops import TorchOps
+from vla_ros.errors import ImageError
 from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
 from vla_ros.policies.openvla import policy as policy_module
 from vla_ros.policies.openvla.choices import choose_engine
@@ -24,6 +25,10 @@ def policy(checkpoint, **options):
     loaded = OpenVLAPolicy(Config(policy=OpenVLAOptions(checkpoint=str(checkpoint), device="cpu", **options)))
     loaded.load()
     return loaded
+
+
+def ask(loaded, observation):
+    return loaded.infer(loaded.start_session(), observation)
 
 
 def observations(count):
@@ -40,8 +45,9 @@ def observations(count):
 def test_both_executors_give_the_same_actions(checkpoint, drafts):
     reference, engine = policy(checkpoint, engine="reference"), policy(checkpoint, engine="graph", drafts=drafts)
     accepted = 0
+    session = engine.start_session()
     for observation in observations(12):
-        expected, answer = reference.infer(observation), engine.infer(observation)
+        expected, answer = ask(reference, observation), engine.infer(session, observation)
         assert np.array_equal(answer.tokens, expected.tokens)
         assert np.array_equal(answer.actions, expected.actions)
         assert answer.info["prompt_tokens"] == expected.info["prompt_tokens"]
@@ -53,21 +59,45 @@ def test_both_executors_give_the_same_actions(checkpoint, drafts):
 def test_a_new_instruction_and_a_reset_forget_the_draft(checkpoint):
     engine = policy(checkpoint, engine="graph")
     first, *_, other = observations(5)
-    assert engine.infer(first).info["draft_accepted"] is None
-    assert engine.infer(first).info["draft_accepted"] == 6
-    assert engine.infer(other).info["draft_accepted"] is None
-    engine.reset()
-    assert engine.infer(other).info["draft_accepted"] is None
-    engine.close()
-    engine.load()
-    assert engine.infer(first).info["draft_accepted"] is None
+    session = engine.start_session()
+    assert engine.infer(session, first).info["draft_accepted"] is None
+    assert engine.infer(session, first).info["draft_accepted"] == 6
+    assert engine.infer(session, other).info["draft_accepted"] is None
+    session.reset()
+    assert engine.infer(session, other).info["draft_accepted"] is None
+    assert ask(engine, other).info["draft_accepted"] is None
+
+
+@pytest.mark.parametrize("drafts", ["none", "verify", "prefill"])
+def test_robots_that_share_a_model_get_what_each_alone_gets(checkpoint, drafts):
+    engine, reference = (policy(checkpoint, engine=name, drafts=drafts) for name in ("graph", "reference"))
+    seen = list(observations(12))
+    robots = [seen[:6], seen[6:]]
+    alone = []
+    for robot in robots:
+        session = engine.start_session()
+        alone.append([engine.infer(session, one).tokens.tolist() for one in robot])
+        assert alone[-1] == [ask(reference, one).tokens.tolist() for one in robot]
+    sessions = [engine.start_session() for _ in robots]
+    interleaved = [
+        [engine.infer(session, one).tokens.tolist() for session, one in zip(sessions, step, strict=True)]
+        for step in zip(*robots, strict=True)
+    ]
+    assert interleaved == [list(step) for step in zip(*alone, strict=True)]
+    sessions = [engine.start_session() for _ in robots]
+    blind = replace(seen[0], images={})
+    for step, expected in zip(zip(*robots, strict=True), interleaved, strict=True):
+        wanted = [*zip(sessions, step, strict=True), (engine.start_session(), blind)]
+        *answers, refused = engine.infer_batch(wanted)
+        assert [answer.tokens.tolist() for answer in answers] == expected
+        assert isinstance(refused, ImageError), "and keeps nobody else from an answer"
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_the_engine_quantises_by_itself(checkpoint, quantization):
     engine = policy(checkpoint, engine="graph", quantization=quantization, drafts="none")
     for observation in observations(2):
-        chunk = engine.infer(observation)
+        chunk = ask(engine, observation)
         assert chunk.actions.shape == (1, 7)
         assert np.isfinite(chunk.actions).all()
 
@@ -95,8 +125,8 @@ def test_auto_goes_on_without_such_kernels_and_says_so(checkpoint, wrong_kernel,
     loaded = policy(checkpoint, quantization="nf4", drafts="none")
     assert "torch multiplies instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
-    expected = policy(checkpoint, engine="graph", quantization="nf4", drafts="none").infer(observation)
-    assert np.array_equal(loaded.infer(observation).tokens, expected.tokens)
+    expected = ask(policy(checkpoint, engine="graph", quantization="nf4", drafts="none"), observation)
+    assert np.array_equal(ask(loaded, observation).tokens, expected.tokens)
 
 
 def test_auto_is_the_reference_path_on_a_cpu(checkpoint):
@@ -124,12 +154,12 @@ def test_an_engine_that_answers_otherwise_is_refused(checkpoint, wrong_engine):
 
 def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engine, monkeypatch, caplog):
     (observation,) = observations(1)
-    expected = policy(checkpoint, engine="reference").infer(observation)
+    expected = ask(policy(checkpoint, engine="reference"), observation)
     monkeypatch.setattr(policy_module, "choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint)
     assert loaded.loaded.engine is None
     assert "the reference path answers instead" in caplog.text
-    assert np.array_equal(loaded.infer(observation).tokens, expected.tokens)
+    assert np.array_equal(ask(loaded, observation).tokens, expected.tokens)
 
 
 class Rounding(TorchOps):

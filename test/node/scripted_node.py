@@ -14,11 +14,12 @@ import numpy as np
 
 from vla_ros.config import load
 from vla_ros.node import run
-from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies import Policy, Session, no_progress
+from vla_ros.policies.base import Progress
 from vla_ros.types import ActionChunk, ActionSpec, Observation
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """Moves 5 mm along x for each frame, unless the instruction names a fault."""
 
     spec = ActionSpec()
@@ -27,7 +28,7 @@ class ScriptedPolicy:
         progress(1.0, "scripted")
         time.sleep(float(os.environ.get("SCRIPTED_LOAD_S", "0")))
 
-    def infer(self, observation: Observation) -> ActionChunk:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         action = np.array([[0.005, 0, 0, 0, 0, 0, 1.0]])
         words = observation.instruction.split()
         if "close" in words:
@@ -44,12 +45,6 @@ class ScriptedPolicy:
             time.sleep(0.4)
         info = {"outside_bins": 2, "margins": (0.5,)} if "clipped" in words else {}
         return ActionChunk(action, observation.stamp, stages_ms={"think": 0.0}, info=info)
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

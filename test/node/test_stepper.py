@@ -13,7 +13,7 @@ from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.stepper import Stepper
-from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
 from vla_ros.vision.decode import encode_image
 from vla_ros.vision.lazy_images import Pictures
@@ -24,7 +24,7 @@ JOINTS = JointState(NAMES, np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]),
 STAMP = 1_700_000_000_123_456_789
 
 
-class Forward:
+class Forward(Policy):
     """Moves 1 cm along x at each of three steps, and remembers what it saw."""
 
     def __init__(self, **spec: object) -> None:
@@ -34,20 +34,24 @@ class Forward:
         self.answer = np.tile([0.01, 0, 0, 0, 0, 0, 1.0], (3, 1))
         self.error: Exception | None = None
 
-    def load(self, progress: Progress = no_progress) -> None:
-        progress(1.0, "")
+    def start_session(self) -> Session:
+        return Counting(self)
 
-    def infer(self, observation: Observation) -> ActionChunk:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         self.seen.append(observation)
         if self.error is not None:
             raise self.error
         return ActionChunk(self.answer, observation.stamp, stages_ms={"decode": 1.5})
 
-    def reset(self) -> None:
-        self.resets += 1
 
-    def close(self) -> None:
-        pass
+class Counting(Session):
+    """Counts how often it had to forget."""
+
+    def __init__(self, policy: Forward) -> None:
+        self.policy = policy
+
+    def reset(self) -> None:
+        self.policy.resets += 1
 
 
 def config(**values: object) -> Config:
@@ -181,7 +185,7 @@ def test_an_answer_that_is_no_action_never_becomes_a_command() -> None:
 @pytest.mark.parametrize("answer", [np.zeros((1, 7)), None, ActionChunk([[0.0] * 7], STAMP)])
 def test_an_answer_of_a_wrong_type_is_refused_in_words(answer: object) -> None:
     policy = Forward()
-    policy.infer = lambda observation: answer
+    policy.infer = lambda *_: answer
     with pytest.raises(Refused, match="expected an ActionChunk") as refused:
         loaded(policy).step([picture()], INPUTS, 0.2)
     assert refused.value.reason is Reason.ACTION_INVALID
@@ -297,10 +301,10 @@ class TestInputs:
 
 def test_a_picture_is_resized_when_the_policy_looks_and_its_time_is_counted_as_preprocessing() -> None:
     class Looking(Forward):
-        def infer(self, observation: Observation) -> ActionChunk:
+        def infer(self, session: Session, observation: Observation) -> ActionChunk:
             before = dict(observation.images)
             assert all(observation.images[key] is image for key, image in before.items()), "prepared once"
-            return super().infer(observation)
+            return super().infer(session, observation)
 
     blind, looking = Forward(), Looking()
     for policy, prepared in ((blind, 0), (looking, 1)):

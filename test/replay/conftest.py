@@ -13,6 +13,8 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from vla_ros.policies import Policy
+
 ROOT = Path(__file__).resolve().parents[2]
 START = 1_790_002_000_000_000_000
 
@@ -136,7 +138,7 @@ def golden_bags():
     return folder
 
 
-class BrightnessPolicy:
+class BrightnessPolicy(Policy):
     """Knows the answer to ``small_recording``: it reads the step from the picture's brightness."""
 
     def __init__(self, gain=1.0, seconds=0.0, flip_gripper=False, horizon=1):
@@ -144,13 +146,9 @@ class BrightnessPolicy:
 
         self.spec = ActionSpec(horizon=horizon)
         self.gain, self.seconds, self.flip, self.horizon = gain, seconds, flip_gripper, horizon
-        self.resets = 0
         self.asked = []
 
-    def load(self, progress=None):
-        pass
-
-    def infer(self, observation):
+    def infer(self, session, observation):
         from vla_ros.types import ActionChunk
 
         self.asked.append((observation.stamp, observation.instruction, observation.joints))
@@ -162,12 +160,6 @@ class BrightnessPolicy:
         return ActionChunk(
             np.repeat(action[None], self.horizon, 0), observation.stamp, np.clip(action * 20, -1, 1)[None]
         )
-
-    def reset(self):
-        self.resets += 1
-
-    def close(self):
-        pass
 
 
 @pytest.fixture

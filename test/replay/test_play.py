@@ -10,6 +10,7 @@ import pytest
 from vla_ros.config import build
 from vla_ros.control.inputs import Snapshot
 from vla_ros.node.stepper import Stepper
+from vla_ros.policies import Policy
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay import figures, samples, verdict
 from vla_ros.replay import frames as frames_of
@@ -221,11 +222,11 @@ class Interrupting:
     def __getattr__(self, name):
         return getattr(self._policy, name)
 
-    def infer(self, observation):
+    def infer(self, session, observation):
         self._left -= 1
         if self._left < 0:
             raise KeyboardInterrupt
-        return self._policy.infer(observation)
+        return self._policy.infer(session, observation)
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(play, write_bag, recording, brightness_policy, tmp_path):
@@ -286,24 +287,15 @@ def test_a_policy_that_does_not_look_costs_no_resize(play, write_bag, recording,
 
 
 def test_two_cameras_give_their_newest_pictures(play, write_bag, make):
-    class Both:
+    class Both(Policy):
         spec = ActionSpec(image_keys=("image", "wrist"))
 
         def __init__(self):
             self.levels = []
 
-        def load(self, progress=None):
-            pass
-
-        def infer(self, observation):
+        def infer(self, session, observation):
             self.levels.append(tuple(round(float(observation.images[key].mean())) for key in self.spec.image_keys))
             return ActionChunk(np.zeros((1, 7)), observation.stamp)
-
-        def reset(self):
-            pass
-
-        def close(self):
-            pass
 
     config = build({"camera.topics": ["/front", "/hand"], "camera.keys": ["image", "wrist"]})
     messages = []

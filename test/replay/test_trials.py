@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
-from vla_ros.policies.base import no_progress
+from vla_ros.policies import Policy, no_progress
 from vla_ros.replay import evaluate, trials
 from vla_ros.replay.play import Options
 from vla_ros.replay.prepare import LoadedOnce
@@ -14,17 +14,14 @@ from vla_ros.types import ActionChunk, ActionSpec
 PERIOD = 100_000_000
 
 
-class SpotPolicy:
+class SpotPolicy(Policy):
     """Goes where a red spot lies in the picture; blue ones say nothing to it."""
 
     def __init__(self, scale=1.0):
         self.spec = ActionSpec()
         self.scale = scale
 
-    def load(self, progress=None):
-        pass
-
-    def infer(self, observation):
+    def infer(self, session, observation):
         image = observation.images["image"].astype(float)
         weight = np.clip(image[..., 0] - image[..., 2] - 50, 0, None)
         if weight.sum() == 0:
@@ -40,12 +37,6 @@ class SpotPolicy:
 
     def other_statistics(self, normalized):
         return {"half": 0.025 * normalized, "right": 0.05 * normalized, "twice": 0.1 * normalized}
-
-    def reset(self):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.fixture
@@ -115,7 +106,7 @@ def test_nothing_is_made_up(spot_bag):
     rng = np.random.default_rng(5)
 
     class Random(SpotPolicy):
-        def infer(self, observation):
+        def infer(self, session, observation):
             observation.images["image"]
             action = np.array([*rng.normal(0, 0.02, 3), 0, 0, 0, 1.0])
             return ActionChunk(action[None], observation.stamp, (action / 0.05)[None])

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,9 @@ def test_lockstep_gives_what_one_process_gives_whatever_the_machine_does(lockste
     controller = make_controller(expert.spec)
     with TableTop() as world:
         for index in range(EPISODES):
-            result = run_episode(world, expert.infer, controller, SEED + index, render=False)
+            result = run_episode(
+                world, partial(expert.infer, expert.start_session()), controller, SEED + index, render=False
+            )
             assert result.steps == lockstep.figures["episodes"][index]["steps"]
             # The frames before these are those whose answers are thrown away.
             said = [heard[stamp] for stamp in frames[index][-result.steps :]]

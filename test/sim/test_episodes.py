@@ -13,6 +13,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
+from vla_ros.policies import Session
 from vla_ros.sim import process
 from vla_ros.sim.demo import _LOCKSTEP
 from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
@@ -36,10 +37,10 @@ class Watched(ExpertPolicy):
     brightness: list[float]
     words: list[str]
 
-    def infer(self, observation: Observation):
+    def infer(self, session: Session, observation: Observation):
         self.brightness.append(float(observation.images["image"].mean()))
         self.words.append(observation.instruction)
-        return super().infer(observation)
+        return super().infer(session, observation)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_a_policy_that_thinks_for_too_long_is_given_up_on(graph, world, policy):
     answering = policy()
     release = threading.Event()
 
-    def slow(observation: Observation):
+    def slow(session: Session, observation: Observation):
         release.wait(20.0)
         return ActionChunk(np.zeros((1, 7)), observation.stamp)
 
@@ -121,7 +122,7 @@ def test_a_policy_that_thinks_for_too_long_is_given_up_on(graph, world, policy):
     assert (result.success, result.reason, result.steps) == (False, "no_command", 0)
 
 
-def broken(observation: Observation):
+def broken(session: Session, observation: Observation):
     raise RuntimeError("the model broke")
 
 
@@ -146,7 +147,7 @@ def test_a_policy_that_holds_or_is_disarmed_ends_the_run_with_its_reason(
 
 @pytest.mark.parametrize("kind", [Lockstep, RealTime])
 def test_a_policy_node_that_is_stopped_ends_the_run_at_once(graph, world, policy, kind, monkeypatch):
-    def stopped(observation: Observation):
+    def stopped(session: Session, observation: Observation):
         nodes[0].stop("a test said so")
         return ActionChunk(np.zeros((1, 7)), observation.stamp)
 

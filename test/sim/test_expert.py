@@ -1,5 +1,7 @@
 """The scripted expert: memoryless, bounded, obedient, and successful through the node's own command path."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,10 @@ from vla_ros.sim.scene import draw
 from vla_ros.sim.tasks import TASK_NAMES, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import JointState, Observation
+
+
+def ask(policy, observation):
+    return policy.infer(policy.start_session(), observation)
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def test_it_solves_picks_and_pushes(expert):
     """At least 97 of 100 is the bar; here 30 episodes must all succeed, each seed of which is fixed."""
     controller = make_controller(expert.spec)
     with TableTop(WorldOptions(tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
-        results = [run_episode(world, expert.infer, controller, seed, render=False) for seed in range(30)]
+        results = [run_episode(world, partial(ask, expert), controller, seed, render=False) for seed in range(30)]
     failed = [(result.seed, result.instruction, result.reason) for result in results if not result.success]
     assert not failed
     assert np.mean([result.steps for result in results]) < 25
@@ -57,17 +63,18 @@ def test_it_recovers_from_pushes_and_from_noise_in_its_actions(expert):
 
     with TableTop(WorldOptions(bump=0.05)) as world:
         results = [
-            run_episode(world, expert.infer, controller, seed, render=False, noise=noise) for seed in range(8)
+            run_episode(world, partial(ask, expert), controller, seed, render=False, noise=noise)
+            for seed in range(8)
         ]
     assert sum(result.success for result in results) >= 7
 
 
 def test_it_keeps_no_state(world, expert):
     """The same state gives the same action, whatever was asked before."""
-    first = expert.infer(observation(world, world.scene.instruction)).actions
+    first = ask(expert, observation(world, world.scene.instruction)).actions
     for thing in world.scene.objects:
-        expert.infer(observation(world, f"push the {thing.colour} {thing.shape} to the left"))
-    np.testing.assert_array_equal(expert.infer(observation(world, world.scene.instruction)).actions, first)
+        ask(expert, observation(world, f"push the {thing.colour} {thing.shape} to the left"))
+    np.testing.assert_array_equal(ask(expert, observation(world, world.scene.instruction)).actions, first)
 
 
 def test_the_words_decide_which_object(world, expert):
@@ -75,7 +82,7 @@ def test_the_words_decide_which_object(world, expert):
     directions = []
     for thing in world.scene.objects:
         words = make_task("pick", thing.name).instruction
-        action = expert.infer(observation(world, words)).actions[0]
+        action = ask(expert, observation(world, words)).actions[0]
         way = np.subtract(thing.position, world.tool_position())[:2]
         if np.linalg.norm(way) > 0.03:
             assert np.dot(action[:2], way) / np.linalg.norm(action[:2]) / np.linalg.norm(way) > 0.99
@@ -101,15 +108,18 @@ def test_actions_are_bounded_in_any_state(world):
 def test_words_that_it_cannot_follow_hold_the_arm(world, expert, words):
     names = {f"{colour} {shape}" for colour in ("red", "green") for shape in ("cube", "cylinder", "ball")}
     absent = min(names - {thing.name.replace("_", " ") for thing in world.scene.objects})
-    action = expert.infer(observation(world, words.format(absent=absent))).actions[0]
+    action = ask(expert, observation(world, words.format(absent=absent))).actions[0]
     np.testing.assert_array_equal(action, [0, 0, 0, 0, 0, 0, 1])
 
 
 def test_missing_feeds_are_named(world, expert):
     with pytest.raises(VlaRosError, match=r"robot\.state_topics"):
-        expert.infer(Observation({}, "pick up the red cube", 1, world.joint_state(1)))
+        ask(expert, Observation({}, "pick up the red cube", 1, world.joint_state(1)))
     with pytest.raises(VlaRosError, match="no joint state"):
-        expert.infer(Observation({}, "pick up the red cube", 1, None, {"objects": JointState((), np.zeros(0), 1)}))
+        ask(
+            expert,
+            Observation({}, "pick up the red cube", 1, None, {"objects": JointState((), np.zeros(0), 1)}),
+        )
 
 
 def test_an_episode_can_be_run_with_another_instruction(expert):
@@ -120,7 +130,9 @@ def test_an_episode_can_be_run_with_another_instruction(expert):
     other = scene.objects[1]
     switched = replace(scene, task=make_task("pick", other.name))
     with TableTop() as world:
-        result = run_episode(world, expert.infer, make_controller(expert.spec), 5, scene=switched, render=False)
+        result = run_episode(
+            world, partial(ask, expert), make_controller(expert.spec), 5, scene=switched, render=False
+        )
     assert result.success
     assert result.target == other.name
     assert result.instruction == f"pick up the {other.colour} {other.shape}"

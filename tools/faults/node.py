@@ -15,13 +15,13 @@ import numpy as np
 
 from vla_ros.config import Config, load
 from vla_ros.node import run
-from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation
 
 _WILD = 0.15  # share of steps that no arm should make
 
 
-class WildPolicy:
+class WildPolicy(Policy):
     """Deterministic: an action depends on the frame's stamp and nothing else.
 
     Args:
@@ -34,11 +34,7 @@ class WildPolicy:
         self._seconds = seconds
         self.spec = ActionSpec(horizon=horizon, image_keys=tuple(config.camera.keys), image_size=(64, 64))
 
-    def load(self, progress: Progress = no_progress) -> None:
-        """Nothing to load."""
-        progress(1.0, "wild policy")
-
-    def infer(self, observation: Observation) -> ActionChunk:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """As the instruction says."""
         word, _, amount = observation.instruction.partition(" ")
         if word == "raise":
@@ -63,12 +59,6 @@ class WildPolicy:
         if rng.random() < _WILD:
             action[:6] *= 10.0 ** rng.uniform(0, 6)
         return np.asarray(action, dtype=np.float64)
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def main() -> int:

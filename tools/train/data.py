@@ -156,7 +156,9 @@ class Recorder:
             if len(notes.frames) == switch_at:
                 world.judge_by(_another(world.scene, recipe, rng))
             self._note(observation, seed, disturbance.sd, notes)
-            return self._expert.infer(replace(observation, instruction=world.scene.instruction))
+            return self._expert.infer(
+                self._expert.start_session(), replace(observation, instruction=world.scene.instruction)
+            )
 
         result = run_episode(world, answer, self._controller, seed, max_steps=recipe.max_steps, noise=disturbance)
         return notes, (seed, int(result.success), len(notes.frames))

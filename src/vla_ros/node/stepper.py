@@ -25,7 +25,7 @@ from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
-from vla_ros.policies.base import Policy, Progress, no_progress
+from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, JointState, Observation
 from vla_ros.vision.lazy_images import Pictures
 from vla_ros.vision.messages import CdrBytes
@@ -85,6 +85,7 @@ class Stepper:
     def __init__(self, config: Config, policy: Policy) -> None:
         self._config = config
         self._policy = policy
+        self._session = Session()
         self._kinematics = make_kinematics(config)
         self._waiting: Config | None = None
         self._lock = threading.Lock()  # the controller: a hold may come from another thread
@@ -96,6 +97,7 @@ class Stepper:
             VlaRosError: The policy does not load, or policy, robot and options do not belong together.
         """
         self._policy.load(progress)
+        self._session = self._policy.start_session()
         spec = self._policy.spec
         unknown = [key for key in spec.image_keys if key not in self._config.camera.keys]
         if unknown:
@@ -110,7 +112,8 @@ class Stepper:
         self.schedule = ChunkSchedule.from_config(self._config.control, spec, binary)
 
     def close(self) -> None:
-        """Free what the policy holds."""
+        """Free what session and policy hold."""
+        self._session.close()
         self._policy.close()
 
     @property
@@ -133,7 +136,7 @@ class Stepper:
         What was commanded stays known, for the arm and its fingers do not change with the words: a hold that comes
         now must not let go of what is gripped.
         """
-        self._policy.reset()
+        self._session.reset()
         self.schedule.reset()
 
     def reset(self) -> None:
@@ -213,7 +216,7 @@ class Stepper:
         self.schedule.observed(observation.stamp)
         chunk: Any  # whatever a third party's policy gives
         try:
-            chunk = self._policy.infer(observation)
+            chunk = self._policy.infer(self._session, observation)
         except Refused:
             raise
         except VlaRosError as error:
@@ -304,6 +307,7 @@ class Stepper:
             with self._lock:
                 self.controller.configure(config)
             self.schedule.configure(config.control)
+            self._policy.configure(config.policy)
 
 
 def _since(began: float) -> float:

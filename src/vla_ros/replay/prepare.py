@@ -4,52 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vla_ros.config import Config
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.stepper import Stepper
-from vla_ros.policies.base import Policy, Progress, no_progress
+from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import Selection
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 
 
-class LoadedOnce:
+class LoadedOnce(Policy):
     """A policy that loads at the first request only: several bags need several steppers around one model."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._loaded = False
 
-    @property
-    def spec(self) -> ActionSpec:
-        """The policy's."""
-        return self._policy.spec
-
     def load(self, progress: Progress = no_progress) -> None:
         """Load, the first time."""
         if not self._loaded:
             self._policy.load(progress)
             self._loaded = True
+        self.spec = self._policy.spec
 
-    def infer(self, observation: Observation) -> ActionChunk:
+    def start_session(self) -> Session:
+        """A session of the policy's."""
+        return self._policy.start_session()
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """Ask the policy."""
-        return self._policy.infer(observation)
+        return self._policy.infer(session, observation)
 
-    def reset(self) -> None:
-        """Reset the policy."""
-        self._policy.reset()
-
-    def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
-        """What normalised answers [M, D] would mean with each of the checkpoint's other statistics, by name.
-
-        Empty where the policy has no method of this name (it is not part of the seam).
-        """
+    def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
+        """What normalised answers [M, D] would mean with each of the checkpoint's other statistics, by name."""
         self.load()
-        told = getattr(self._policy, "other_statistics", None)
-        return dict(told(normalized)) if told is not None else {}
+        return self._policy.other_statistics(normalized)
 
     def close(self) -> None:
         """Free the policy."""

@@ -303,7 +303,7 @@ def _answer(asked: _Asked, change: Change, policy: LoadedOnce, spec: ActionSpec)
         index = asked.config.camera.keys.index(key)
         prepared = preprocess(asked.frames[asked.selection.cameras[index]], index).image
         images[key] = after(prepared)
-    policy.reset()
-    inputs = asked.inputs
-    chunk = policy.infer(Observation(images, inputs.instruction, asked.stamp, inputs.joints, inputs.state))
+    inputs, session = asked.inputs, policy.start_session()
+    chunk = policy.infer(session, Observation(images, inputs.instruction, asked.stamp, inputs.joints, inputs.state))
+    session.close()
     return np.asarray(chunk.actions[0], float)

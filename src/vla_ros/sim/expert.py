@@ -7,12 +7,13 @@ alone, so that any state that a learner visits can be labelled (DAgger; Ross et 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
+from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import SIDES, Task, parse
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState, Observation
@@ -120,15 +121,15 @@ def _push(tool: FloatArray, place: FloatArray, side: float) -> tuple[FloatArray,
     return _approach(tool, goal), CLOSED
 
 
-class ExpertPolicy:
-    """The expert behind the ``Policy`` protocol: reads joints and object positions, looks at no picture.
+class ExpertPolicy(Policy):
+    """The expert as a policy: reads joints and object positions, looks at no picture.
 
     It holds (zero motion, gripper as it is) where the instruction is none of the simulation's or names an object
     that is not there.
     """
 
     def __init__(self, config: Config) -> None:
-        self._spec = ActionSpec(
+        self.spec = ActionSpec(
             dimension=7,
             horizon=1,
             control_mode=ControlMode.END_EFFECTOR_DELTA,
@@ -139,17 +140,7 @@ class ExpertPolicy:
             rate_hz=10.0,
         )
 
-    @property
-    def spec(self) -> ActionSpec:
-        """Seven numbers, end-effector deltas, one step per chunk; needs joints and the feed ``objects``."""
-        return self._spec
-
-    def load(self, progress: Callable[[float, str], None] | None = None) -> None:
-        """Nothing to load."""
-        if progress is not None:
-            progress(1.0, "scripted expert: nothing to load")
-
-    def infer(self, observation: Observation) -> ActionChunk:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """Answer one observation.
 
         Raises:
@@ -174,12 +165,6 @@ class ExpertPolicy:
             action = decide(task, joints, fingers, objects)
         elapsed = (time.perf_counter() - begin) * 1e3
         return ActionChunk(actions=action[None], stamp=observation.stamp, stages_ms={"expert": elapsed})
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def positions_of(feed: JointState) -> dict[str, FloatArray]:

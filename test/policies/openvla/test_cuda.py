@@ -31,7 +31,7 @@ def test_float32_gives_the_cpus_tokens(folder, make_policy, observe, attention):
     for policy in policies:
         policy.load()
     for seed in range(20):
-        here, there = (policy.infer(observe(seed)) for policy in policies)
+        here, there = (policy.infer(policy.start_session(), observe(seed)) for policy in policies)
         np.testing.assert_array_equal(there.tokens, here.tokens)
         assert all(value > 0 for value in there.stages_ms.values())
 
@@ -45,7 +45,7 @@ def test_auto_is_bfloat16_on_the_device(folder, make_policy, observe, quantizati
     model = policy.loaded.model
     assert model.dtype == torch.bfloat16
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cuda"}
-    assert policy.infer(observe()).tokens.shape == (7,)
+    assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
 
 
 def test_flash_attention_agrees_with_sdpa(folder, make_policy, observe):
@@ -54,7 +54,7 @@ def test_flash_attention_agrees_with_sdpa(folder, make_policy, observe):
     for attention in ("sdpa", "flash_attention_2"):
         policy = make_policy(folder, device="cuda", attention=attention)
         policy.load()
-        tokens.append(policy.infer(observe()).tokens[0])
+        tokens.append(policy.infer(policy.start_session(), observe()).tokens[0])
     assert tokens[0] == tokens[1]
 
 
@@ -78,23 +78,25 @@ def test_running_out_ends_with_the_allocators_table(folder, make_policy, observe
 
     monkeypatch.setattr(type(policy.loaded.model), "embed_image", embed)
     with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match="What fits"):
-        policy.infer(observe())
+        policy.infer(policy.start_session(), observe())
     assert "PyTorch CUDA memory summary" in caplog.text
 
 
 def test_the_engine_runs_out_of_memory_and_can_be_asked_again(folder, make_policy, observe):
     policy = make_policy(folder, device="cuda", engine="graph")
     policy.load()
-    expected = policy.infer(observe()).tokens
+    expected = policy.infer(policy.start_session(), observe()).tokens
     huge = CameraFrame(np.zeros((6000, 8000, 3), dtype=np.uint8))  # what it needs on the device, 144 MB and more
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved() + (16 << 20)
     torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(OutOfMemoryError, match="out of memory on cuda"):
-            policy.infer(Observation({}, "pick up the red cube", 7, frames={"image": huge}))
-        np.testing.assert_array_equal(policy.infer(observe()).tokens, expected)
+            policy.infer(policy.start_session(), Observation({}, "pick up the red cube", 7, frames={"image": huge}))
+        np.testing.assert_array_equal(policy.infer(policy.start_session(), observe()).tokens, expected)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert policy.infer(Observation({}, "pick up the red cube", 7, frames={"image": huge})).tokens.shape == (7,)
+    assert policy.infer(
+        policy.start_session(), Observation({}, "pick up the red cube", 7, frames={"image": huge})
+    ).tokens.shape == (7,)
     policy.close()

@@ -34,7 +34,7 @@ def test_fifty_random_pairs_give_the_plain_models_tokens(tmp_path, make_policy, 
         rows, columns = (np.arange(224) * size // 224 for size in coarse.shape[:2])
         image = coarse[rows][:, columns].astype(np.uint8)
         instruction = " ".join(random.choice(TABLE_WORDS, random.integers(1, 9))).capitalize()
-        chunk = policy.infer(observe(image, instruction))
+        chunk = policy.infer(policy.start_session(), observe(image, instruction))
         tokens, actions = reference.act(image, instruction, lambda text: tokenizer.encode(text).ids, "tiny")
         assert chunk.tokens.tolist() == tokens
         np.testing.assert_allclose(chunk.actions[0], actions, atol=1e-6)

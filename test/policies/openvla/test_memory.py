@@ -90,10 +90,10 @@ def test_running_out_of_memory_ends_in_the_log_and_with_advice(
 
     monkeypatch.setattr(type(policy.loaded.model), "embed_image", embed)
     with caplog.at_level(logging.ERROR), pytest.raises(OutOfMemoryError, match=r"What fits: policy\.dtype"):
-        policy.infer(observe())
+        policy.infer(policy.start_session(), observe())
     assert "process: VmHWM" in caplog.text or "process: VmSize" in caplog.text or "process: unknown" in caplog.text
     greedy = False
-    assert policy.infer(observe()).tokens.shape == (7,)
+    assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
 
 
 def test_other_errors_are_not_taken_for_it():

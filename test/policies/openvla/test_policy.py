@@ -27,6 +27,10 @@ def loaded(shared_tiny):
     return policy
 
 
+def ask(policy, observation):
+    return policy.infer(policy.start_session(), observation)
+
+
 def prompt_ids(policy):
     """Int64 [1, L] of one instruction."""
     return torch.from_numpy(policy.loaded.prompt.encode("pick up the red cube"))[None]
@@ -40,7 +44,7 @@ def rewrite(folder, prefix, change):
 
 
 def test_an_answer_carries_everything_a_report_needs(loaded, observe):
-    chunk = loaded.infer(observe(stamp=123))
+    chunk = ask(loaded, observe(stamp=123))
     assert chunk.stamp == 123
     assert chunk.actions.shape == chunk.normalized.shape == (1, 7)
     assert chunk.actions.dtype == np.float64
@@ -71,23 +75,23 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_ti
 def test_pictures_and_words_change_the_answer(loaded, observe):
     black, white = np.zeros((224, 224, 3), np.uint8), np.full((224, 224, 3), 255, np.uint8)
     words = ("pick up the red cube", "push the ball left", "open the drawer")
-    answers = {tuple(loaded.infer(observe(image, text)).tokens) for image in (black, white, 0) for text in words}
+    answers = {tuple(ask(loaded, observe(image, text)).tokens) for image in (black, white, 0) for text in words}
     assert len(answers) >= 7
 
 
 def test_the_same_question_has_the_same_answer(loaded, observe):
-    first = loaded.infer(observe())
-    loaded.infer(observe(3, "push the ball left"))
-    loaded.reset()
-    np.testing.assert_array_equal(loaded.infer(observe()).tokens, first.tokens)
+    first = ask(loaded, observe())
+    session = loaded.start_session()
+    loaded.infer(session, observe(3, "push the ball left"))
+    np.testing.assert_array_equal(loaded.infer(session, observe()).tokens, first.tokens)
 
 
 def test_a_turned_view_is_read_as_it_looks(loaded, observe):
     image = np.random.default_rng(5).integers(0, 256, (224, 224, 3), dtype=np.uint8)
     view = image[::-1, ::-1]
     view.flags.writeable = False
-    copy = loaded.infer(observe(np.ascontiguousarray(view)))
-    np.testing.assert_array_equal(loaded.infer(observe(view)).tokens, copy.tokens)
+    copy = ask(loaded, observe(np.ascontiguousarray(view)))
+    np.testing.assert_array_equal(ask(loaded, observe(view)).tokens, copy.tokens)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -96,7 +100,7 @@ def test_attention_implementations_agree(shared_tiny, make_policy, loaded, obser
     policy.load()
     assert torch.get_num_threads() == 1
     for seed in range(3):
-        np.testing.assert_array_equal(policy.infer(observe(seed)).tokens, loaded.infer(observe(seed)).tokens)
+        np.testing.assert_array_equal(ask(policy, observe(seed)).tokens, ask(loaded, observe(seed)).tokens)
 
 
 def test_the_closing_token_matters(loaded, observe):
@@ -108,7 +112,7 @@ def test_the_closing_token_matters(loaded, observe):
 
 
 def test_one_pass_over_everything_predicts_what_step_by_step_decodes(loaded, observe):
-    model, tokens = loaded.loaded.model, loaded.infer(observe(2)).tokens
+    model, tokens = loaded.loaded.model, ask(loaded, observe(2)).tokens
     ids = torch.cat([prompt_ids(loaded), torch.from_numpy(tokens[None, :-1])], dim=1)
     image = torch.from_numpy(observe(2).images["image"])[None]
     with torch.inference_mode():
@@ -123,8 +127,8 @@ def test_epsilon_comes_from_the_checkpoint(tiny, make_policy, loaded, observe):
     (tiny / "config.json").write_text(json.dumps(config))
     policy = make_policy(tiny)
     policy.load()
-    margins = policy.infer(observe()).info["logit_margins"]
-    assert not np.allclose(margins, loaded.infer(observe()).info["logit_margins"])
+    margins = ask(policy, observe()).info["logit_margins"]
+    assert not np.allclose(margins, ask(loaded, observe()).info["logit_margins"])
 
 
 @pytest.mark.parametrize("prefix", ["projector.fc3.weight", "projector.fc1.weight", "vision_backbone"])
@@ -134,10 +138,10 @@ def test_a_model_that_does_not_see_is_stopped(tiny, make_policy, observe, prefix
     with pytest.raises(CheckpointError, match=r"does not see.*self_test:=false"):
         policy.load()
     with pytest.raises(VlaRosError, match="not loaded"):
-        policy.infer(observe())
+        ask(policy, observe())
     willing = make_policy(tiny, self_test=False)
     willing.load()
-    np.testing.assert_array_equal(willing.infer(observe(0)).tokens, willing.infer(observe(1)).tokens)
+    np.testing.assert_array_equal(ask(willing, observe(0)).tokens, ask(willing, observe(1)).tokens)
 
 
 def test_weights_that_are_no_numbers_are_refused(tiny, make_policy):
@@ -155,12 +159,12 @@ def test_a_wrong_picture_is_refused_and_the_next_one_works(loaded, observe):
         (np.zeros((224, 224, 3), np.float32), "float32"),
     ):
         with pytest.raises(ImageError, match=words):
-            loaded.infer(observe(image))
+            ask(loaded, observe(image))
     with pytest.raises(ImageError, match=r"no picture 'image', there are \['wrist'\]"):
-        loaded.infer(Observation({"wrist": np.zeros((224, 224, 3), np.uint8)}, "lift it", 0))
+        ask(loaded, Observation({"wrist": np.zeros((224, 224, 3), np.uint8)}, "lift it", 0))
     with pytest.raises(ConfigError, match="shorten"):
-        loaded.infer(observe(instruction="x" * 10_000))
-    assert loaded.infer(observe()).actions.shape == (1, 7)
+        ask(loaded, observe(instruction="x" * 10_000))
+    assert ask(loaded, observe()).actions.shape == (1, 7)
 
 
 def test_it_can_be_closed_and_loaded_again(shared_tiny, make_policy, observe):
@@ -169,13 +173,13 @@ def test_it_can_be_closed_and_loaded_again(shared_tiny, make_policy, observe):
     policy.load(lambda share, words: seen.append((share, words)))
     assert "GB are free" in seen[0][1]
     assert seen[-1][0] == 1.0
-    tokens = policy.infer(observe()).tokens
+    tokens = ask(policy, observe()).tokens
     policy.close()
     policy.close()
     with pytest.raises(VlaRosError, match="not loaded"):
-        policy.infer(observe())
+        ask(policy, observe())
     policy.load()
-    np.testing.assert_array_equal(policy.infer(observe()).tokens, tokens)
+    np.testing.assert_array_equal(ask(policy, observe()).tokens, tokens)
 
 
 def test_several_datasets_need_a_key(tmp_path, small, make_policy, observe):
@@ -187,7 +191,7 @@ def test_several_datasets_need_a_key(tmp_path, small, make_policy, observe):
     for key in ("tiny", "libero_goal"):
         policy = make_policy(tmp_path, unnorm_key=key)
         policy.load()
-        chunks.append(policy.infer(observe()))
+        chunks.append(ask(policy, observe()))
     np.testing.assert_array_equal(chunks[0].tokens, chunks[1].tokens)
     assert not np.allclose(chunks[0].actions, chunks[1].actions)
 
@@ -199,7 +203,7 @@ def test_an_action_may_have_other_dimensions(tmp_path, small, make_policy, obser
     policy.load()
     assert policy.spec.dimension == 4
     assert policy.spec.gripper_index is None
-    assert policy.infer(observe()).tokens.shape == (4,)
+    assert ask(policy, observe()).tokens.shape == (4,)
 
 
 def test_the_old_prompt_is_taken_from_the_checkpoint_or_the_option(tmp_path, make_policy, observe):
@@ -208,7 +212,7 @@ def test_the_old_prompt_is_taken_from_the_checkpoint_or_the_option(tmp_path, mak
     for prompt in ("auto", "v0.1", "v0.2"):
         policy = make_policy(tmp_path, prompt=prompt)
         policy.load()
-        lengths[prompt] = policy.infer(observe()).info["prompt_tokens"]
+        lengths[prompt] = ask(policy, observe()).info["prompt_tokens"]
     assert lengths["auto"] == lengths["v0.1"] > lengths["v0.2"]
 
 
@@ -216,7 +220,7 @@ def test_bfloat16_runs_on_a_cpu(shared_tiny, make_policy, loaded, observe):
     policy = make_policy(shared_tiny, dtype="bfloat16")
     policy.load()
     assert policy.loaded.model.dtype == torch.bfloat16
-    assert policy.infer(observe()).tokens[0] == loaded.infer(observe()).tokens[0]
+    assert ask(policy, observe()).tokens[0] == ask(loaded, observe()).tokens[0]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_the_command_line_writes_a_checkpoint_that_runs(tmp_path, make_policy, o
     policy = make_policy(tmp_path / "new")
     policy.load()
     assert policy.loaded.model.architecture.llm.vocab_size == 32064
-    assert policy.infer(observe()).info["outside_bins"] == 0
+    assert ask(policy, observe()).info["outside_bins"] == 0
 
 
 def test_names_can_be_imported_without_torch():
@@ -290,7 +294,7 @@ def test_compiled_towers_see_the_same(tmp_path, make_policy, observe, caplog):
     assert "policy.compile: torch.compile took" in caplog.text
     assert compiled.loaded.model.embed_image is not plain.loaded.model.embed_image
     for seed in range(3):
-        np.testing.assert_array_equal(compiled.infer(observe(seed)).tokens, plain.infer(observe(seed)).tokens)
+        np.testing.assert_array_equal(ask(compiled, observe(seed)).tokens, ask(plain, observe(seed)).tokens)
 
 
 def test_what_cannot_be_compiled_is_said(shared_tiny, make_policy, monkeypatch):

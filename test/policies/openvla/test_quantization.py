@@ -45,7 +45,7 @@ def test_only_the_decoders_linear_layers_are_quantised(folder, make_policy, obse
         with torch.inference_mode():
             logits.append(network.prefill(network.embed_image(network.normalize(image)), ids)[0][0].numpy())
     assert np.corrcoef(*logits)[0, 1] > (0.99 if mode == "int8" else 0.9)
-    assert policy.infer(observe()).tokens.shape == (7,)
+    assert policy.infer(policy.start_session(), observe()).tokens.shape == (7,)
 
 
 def test_without_bitsandbytes_the_extra_is_named(monkeypatch, small):

@@ -67,7 +67,7 @@ def test_the_policy_says_the_tokens_of_the_trainer(trained: tuple[Run, Frames], 
         image = batch.images[row // 2]
         text = words[tuple(batch.prompts[row, :length].tolist())]
         assert text is not None
-        answer = policy.infer(Observation({"image": image.numpy()}, text, 0))
+        answer = policy.infer(policy.start_session(), Observation({"image": image.numpy()}, text, 0))
         tokens = torch.from_numpy(answer.tokens)[None]
         with torch.inference_mode():
             logits = run.trainee(
@@ -80,7 +80,10 @@ def test_the_policy_says_the_tokens_of_the_trainer(trained: tuple[Run, Frames], 
 def test_a_wrong_key_gives_other_actions_from_the_same_tokens(checkpoint: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
     seen = Observation({"image": image}, "pick up the red cube", 0)
-    right, wrong = (policy_of(checkpoint, key).infer(seen) for key in (DATASET, FOREIGN_DATASET))
+    right, wrong = (
+        policy.infer(policy.start_session(), seen)
+        for policy in (policy_of(checkpoint, key) for key in (DATASET, FOREIGN_DATASET))
+    )
     np.testing.assert_array_equal(right.tokens, wrong.tokens)
     np.testing.assert_array_equal(right.normalized, wrong.normalized)
     np.testing.assert_allclose(wrong.actions[0, 6], right.actions[0, 6])

@@ -99,7 +99,7 @@ def test_the_closing_value_grasps_only_behind_the_threshold(mode: str) -> None:
     closing = LabelRecipe().closed_value
 
     def answer(observation):  # type: ignore[no-untyped-def]
-        chunk = expert.infer(observation)
+        chunk = expert.infer(expert.start_session(), observation)
         actions = chunk.actions.copy()
         actions[:, 6] = closing + (OPEN - closing) * actions[:, 6]
         return replace(chunk, actions=actions)

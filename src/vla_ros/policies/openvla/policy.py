@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vla_ros.config import Config
 from vla_ros.engine.agreement import checked
@@ -20,7 +19,7 @@ from vla_ros.engine.executor import Engine, make_ops
 from vla_ros.engine.preprocess import is_exact
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
-from vla_ros.policies.base import Progress, no_progress, options_of
+from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.openvla import memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
@@ -61,22 +60,46 @@ class Loaded:
     engine: Engine | None = None
 
 
-class OpenVLAPolicy:
-    """Answers one picture and an instruction with one action of the checkpoint, decoded greedily."""
+@dataclass
+class OpenVLASession(Session):
+    """What belongs to one robot.
+
+    Attributes:
+        instruction: The one that is encoded.
+        tokens: Int64 [L], its prompt on the host.
+        previous: Int64 [D], the last answer, from which the engine drafts; answers do not depend on it.
+    """
+
+    instruction: str = ""
+    tokens: IntArray | None = None
+    previous: IntArray | None = None
+
+    def reset(self) -> None:
+        """Forget the last answer."""
+        self.previous = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """One request as the network takes it: prompt [L], and the image or the camera's frame."""
+
+    session: OpenVLASession
+    tokens: IntArray
+    image: UInt8Array | CameraFrame
+    stamp: int
+
+
+class OpenVLAPolicy(Policy):
+    """Answers one image and an instruction with one action of the checkpoint, decoded greedily."""
+
+    Options = OpenVLAOptions
 
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, OpenVLAOptions)
         self._camera = config.camera
         self._image_key = config.camera.keys[0]
-        self._spec = ActionSpec(image_keys=(self._image_key,))
+        self.spec = ActionSpec(image_keys=(self._image_key,))
         self._loaded: Loaded | None = None
-        self._encoded: tuple[str, IntArray, Tensor] | None = None
-        self._previous: IntArray | None = None  # tokens of the last answer
-
-    @property
-    def spec(self) -> ActionSpec:
-        """One picture in, one action out; dimension and image size are the checkpoint's once it is loaded."""
-        return self._spec
 
     @property
     def loaded(self) -> Loaded:
@@ -143,7 +166,7 @@ class OpenVLAPolicy:
             )
             progress(0.95, "self-test" if self._options.self_test else "warm-up")
             self._loaded = loaded
-            self._spec = ActionSpec(
+            self.spec = ActionSpec(
                 dimension=statistics.dimension,
                 gripper_index=6 if statistics.dimension == 7 else None,
                 image_keys=(self._image_key,),
@@ -156,27 +179,41 @@ class OpenVLAPolicy:
                 raise
         progress(1.0, f"OpenVLA {folder.name} on {device} in {dtype}, un-normalised by '{statistics.key}'")
 
-    def infer(self, observation: Observation) -> ActionChunk:
+    def start_session(self) -> OpenVLASession:
+        """Of one robot: nothing said, nothing answered yet."""
+        return OpenVLASession()
+
+    def infer(self, session: OpenVLASession, observation: Observation) -> ActionChunk:
         """Answer one observation.
 
         Args:
+            session: Of the robot.
             observation: ``images`` has the key of ``spec.image_keys``, uint8 of ``spec.image_size``, RGB. The
-                engine takes the picture of ``frames`` instead where it resizes that to the same bits.
+                engine takes the image of ``frames`` instead where it resizes that to the same bits.
 
         Returns:
             One action. ``info``: ``logit_margins`` (best minus second-best logit of each token),
             ``outside_bins`` (tokens that were no action tokens and got clipped), ``prompt_tokens``.
 
         Raises:
-            ImageError: The picture is missing, of another size or type.
+            ImageError: The image is missing, of another size or type.
             ConfigError: The instruction is empty or too long.
             OutOfMemoryError: The device has no room left.
             VlaRosError: The network answers with something that is no number.
         """
+        return _only(self.infer_batch([(session, observation)]))
+
+    def infer_batch(
+        self, requests: Sequence[tuple[OpenVLASession, Observation]]
+    ) -> list[ActionChunk | VlaRosError]:
+        """Answer several robots with one pass of the engine; one after the other on the reference path."""
         loaded = self.loaded
-        images = self._images(loaded, observation)
+        frames = loaded.engine is not None and all(self._takes_frame(observation) for _, observation in requests)
+        asked = [self._asked(loaded, *request, frames) for request in requests]
+        good = [one for one in asked if isinstance(one, _Asked)]
         with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
-            return self._answer(loaded, images, observation.instruction, observation.stamp)
+            chunks = iter(self._answer(loaded, good) if good else ())
+        return [next(chunks) if isinstance(one, _Asked) else one for one in asked]
 
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
         """What normalised actions [..., D] would mean with each other dataset of the checkpoint, by its name.
@@ -191,10 +228,6 @@ class OpenVLAPolicy:
             if key != own.key and statistics.dimension == own.dimension
         }
 
-    def reset(self) -> None:
-        """Forget the last answer, which the engine drafts from; answers do not depend on it."""
-        self._previous = None
-
     def close(self) -> None:
         """Free the weights."""
         if self._loaded is None:
@@ -203,68 +236,80 @@ class OpenVLAPolicy:
         if self._loaded.engine is not None:
             self._loaded.engine.close()
         self._loaded = None
-        self._encoded = None
-        self._previous = None
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
 
-    @torch.inference_mode()
-    def _answer(
-        self, loaded: Loaded, images: UInt8Array | list[CameraFrame], instruction: str, stamp: int
-    ) -> ActionChunk:
-        ids, ids_there = self._prompt_ids(loaded, instruction)
-        if loaded.engine is None:
-            assert isinstance(images, np.ndarray), "frames are the engine's"
-            count = loaded.statistics.dimension
-            tokens, margins, stages = reference.answer(loaded.model, images[0], ids_there, count)
-            info: dict[str, object] = {}
-        else:
-            answer = loaded.engine.answer(images, [ids], [self._previous])[0]
-            tokens, margins, stages = answer.tokens, answer.margins, dict(answer.stages_ms)
-            info = {"draft_accepted": answer.accepted, "decoder_passes": answer.passes}
-            self._previous = tokens
+    def _takes_frame(self, observation: Observation) -> bool:
+        """True where the engine makes the same image of the camera's own one."""
+        frame = observation.frames.get(self._image_key)
+        return frame is not None and is_exact(frame.pipeline)
 
+    def _asked(
+        self, loaded: Loaded, session: OpenVLASession, observation: Observation, frame: bool
+    ) -> _Asked | VlaRosError:
+        try:
+            if session.tokens is None or session.instruction != observation.instruction:
+                session.tokens = loaded.prompt.encode(observation.instruction)
+                session.instruction, session.previous = observation.instruction, None
+            image = observation.frames[self._image_key] if frame else self._image(observation)
+        except VlaRosError as error:  # what is wrong with one request keeps no other from its answer
+            return error
+        return _Asked(session, session.tokens, image, observation.stamp)
+
+    @torch.inference_mode()
+    def _answer(self, loaded: Loaded, asked: Sequence[_Asked]) -> list[ActionChunk | VlaRosError]:
+        if loaded.engine is None:
+            return [self._answer_plainly(loaded, one) for one in asked]
+        frames = [one.image for one in asked if isinstance(one.image, CameraFrame)]
+        images = frames or np.stack([one.image for one in asked if isinstance(one.image, np.ndarray)])
+        prompts, drafts = [one.tokens for one in asked], [one.session.previous for one in asked]
+        chunks: list[ActionChunk | VlaRosError] = []
+        for one, answer in zip(asked, loaded.engine.answer(images, prompts, drafts), strict=True):
+            one.session.previous = answer.tokens
+            info = {"draft_accepted": answer.accepted, "decoder_passes": answer.passes}
+            chunks.append(self._chunk(loaded, one, answer.tokens, answer.margins, answer.stages_ms, info))
+        return chunks
+
+    def _answer_plainly(self, loaded: Loaded, asked: _Asked) -> ActionChunk | VlaRosError:
+        assert isinstance(asked.image, np.ndarray), "frames are the engine's"
+        ids = torch.from_numpy(asked.tokens)[None].to(loaded.model.device)
+        found = reference.answer(loaded.model, asked.image, ids, loaded.statistics.dimension)
+        return self._chunk(loaded, asked, *found, {})
+
+    def _chunk(
+        self,
+        loaded: Loaded,
+        asked: _Asked,
+        tokens: IntArray,
+        margins: FloatArray,
+        stages: Mapping[str, float],
+        info: Mapping[str, object],
+    ) -> ActionChunk | VlaRosError:
         started = time.perf_counter()
         if not np.isfinite(margins).all():
-            raise VlaRosError("OpenVLA: the network's logits are not numbers (NaN or Inf); the frame is dropped")
+            return VlaRosError("OpenVLA: the network's logits are not numbers (NaN or Inf); the frame is dropped")
         normalized = loaded.bins.decode(tokens)
         actions = loaded.statistics.unnormalize(normalized)
-        stages["post"] = (time.perf_counter() - started) * 1e3
         return ActionChunk(
             actions=actions[None],
-            stamp=stamp,
+            stamp=asked.stamp,
             normalized=normalized[None],
             tokens=tokens,
-            stages_ms=stages,
+            stages_ms={**stages, "post": (time.perf_counter() - started) * 1e3},
             info={
                 "logit_margins": tuple(float(margin) for margin in margins),
                 "outside_bins": loaded.bins.outside(tokens),
-                "prompt_tokens": len(ids),
+                "prompt_tokens": len(asked.tokens),
                 **info,
             },
         )
-
-    def _prompt_ids(self, loaded: Loaded, instruction: str) -> tuple[IntArray, Tensor]:
-        """Tokens [L] on the host and [1, L] on the device, kept until the instruction changes."""
-        if self._encoded is None or self._encoded[0] != instruction:
-            ids = loaded.prompt.encode(instruction)
-            self._encoded = (instruction, ids, torch.from_numpy(ids)[None].to(loaded.model.device))
-            self._previous = None
-        return self._encoded[1:]
-
-    def _images(self, loaded: Loaded, observation: Observation) -> UInt8Array | list[CameraFrame]:
-        """The frame where the engine makes the same picture of it, else the picture [1, H, W, 3]."""
-        frame = observation.frames.get(self._image_key)
-        if loaded.engine is not None and frame is not None and is_exact(frame.pipeline):
-            return [frame]
-        return self._image(observation)[None]
 
     def _image(self, observation: Observation) -> UInt8Array:
         image = observation.images.get(self._image_key)
         if image is None:
             raise ImageError(f"OpenVLA: no picture '{self._image_key}', there are {list(observation.images)}")
-        expected = (*self._spec.image_size, 3)
+        expected = (*self.spec.image_size, 3)
         if image.dtype != np.uint8 or image.shape != expected:
             raise ImageError(
                 f"OpenVLA: picture '{self._image_key}' is {image.dtype} {list(image.shape)}, "
@@ -274,9 +319,9 @@ class OpenVLAPolicy:
 
     def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
         """The self-test, and one whole answer, so that the first frame is not the slow one."""
-        pictures = self_test.two_pictures(*self._spec.image_size)
+        pictures = self_test.two_pictures(*self.spec.image_size)
         loaded = self.loaded
-        ids, _ = self._prompt_ids(loaded, SELF_TEST_INSTRUCTION)
+        ids = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
         if self._options.self_test and weights is None:
             self_test.check_sight(loaded.model, pictures, ids, folder)
         if fast:
@@ -286,9 +331,7 @@ class OpenVLAPolicy:
         elif self._options.compile:
             seconds = reference.compile_towers(loaded.model, pictures[0])
             logger.info("policy.compile: torch.compile took %.1f s for the vision towers", seconds)
-        self._answer(self.loaded, pictures[0][None], SELF_TEST_INSTRUCTION, 0)
-        self._encoded = None
-        self._previous = None
+        _only(self._answer(self.loaded, [_Asked(self.start_session(), ids, pictures[0], 0)]))
 
     def _make_engine(
         self,
@@ -339,3 +382,11 @@ class OpenVLAPolicy:
         if self._options.self_test and weights is not None:
             self_test.check_engine_sight(engine, pictures, prompt, folder)
         return engine
+
+
+def _only(answers: Sequence[ActionChunk | VlaRosError]) -> ActionChunk:
+    """The one answer of a batch of one."""
+    [answer] = answers
+    if isinstance(answer, VlaRosError):
+        raise answer
+    return answer
