@@ -21,7 +21,7 @@ import pytest
 from vla_ros.config import build
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, ActionSpec, Observation
 from vla_ros.vision.decode import encode_image
 
@@ -230,25 +230,16 @@ def start(tmp_path: Path, robot: Robot) -> Iterator[Callable[..., Node]]:
         node.end()
 
 
-class Constant:
+class Constant(Policy):
     """A policy that always answers the same, or raises it."""
 
     def __init__(self, answer: Any, spec: ActionSpec) -> None:
         self.answer, self.spec = answer, spec
 
-    def load(self, progress: Progress = no_progress) -> None:
-        pass
-
-    def infer(self, observation: Observation) -> ActionChunk:
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
         if isinstance(self.answer, Exception):
             raise self.answer
         return ActionChunk(np.array([self.answer], np.float64), observation.stamp)
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
