@@ -14,6 +14,7 @@ CONFIG = Path(__file__).parent.parent / "config"
 TOPICS = {
     topic.replace("~", "/vla_policy")
     for topic in (*Config().camera.topics, *vars(Config().topics).values(), "/camera/image_raw")
+    if isinstance(topic, str)
 }
 
 
