@@ -1,6 +1,7 @@
 """Bags on demand, written by rosbags, with what a test needs in them."""
 
-import os
+import re
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, W
 from rosbags.typesys import Stores, get_typestore
 
 from vla_ros.policies import Policy
+from vla_ros.replay.compression import decompress
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 1_790_002_000_000_000_000
@@ -130,11 +132,18 @@ def jpeg_bag():
 
 
 @pytest.fixture(scope="session")
-def golden_bags():
-    """Folder of more bags by rosbag2, where it is at hand."""
-    folder = Path(os.environ.get("VLA_ROS_GOLDEN", ROOT.parent / "shared" / "golden")) / "bags"
-    if not folder.is_dir():
-        pytest.skip(f"no folder {folder}; set VLA_ROS_GOLDEN to where the golden data lie")
+def rosbag2_bags(tmp_path_factory):
+    """Folder of bags by rosbag2 of Jazzy: sqlite3 and MCAP; plain, zstd by file and by message, JPEG images."""
+    folder = tmp_path_factory.mktemp("bags")
+    for source in (ROOT / "test" / "data" / "bags").iterdir():
+        if source.is_dir() and source.name != "demo_jpeg":
+            shutil.copytree(source, folder / source.name)
+        for file in source.glob("*.zstd"):  # as it was before rosbag2 compressed it
+            plain = folder / source.name.removesuffix("_zstd_file")
+            plain.mkdir()
+            (plain / file.stem).write_bytes(decompress(file.read_bytes(), "zstd"))
+            metadata = (source / "metadata.yaml").read_text().replace(".zstd", "")
+            (plain / "metadata.yaml").write_text(re.sub("(compression_(?:format|mode)):.*", r'\1: ""', metadata))
     return folder
 
 

@@ -56,12 +56,13 @@ def test_a_bag_of_rosbag2_reads_as_rosbags_reads_it(jpeg_bag):
     assert [record[0] for record in records] == sorted(record[0] for record in records)
 
 
-def test_all_golden_bags_read_as_rosbags_reads_them(golden_bags):
-    bags = find_bags([golden_bags])
-    assert len(bags) >= 6
+def test_all_bags_of_rosbag2_read_as_rosbags_reads_them(rosbag2_bags):
+    bags = find_bags([rosbag2_bags])
+    assert len(bags) == 6
     for path in bags:
         records, losses = contents(path)
         assert losses == []
+        assert len(records) == 241
         assert sorted(records) == sorted(by_rosbags(path)), path.name
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    return ROOT / "test" / "data" / "vision"
+    return Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(scope="session")
 def golden_picture(data_folder: Path) -> Callable[[str], np.ndarray]:
-    """Reads a picture of test/data/vision by its name."""
+    """Reads a picture of test/data by its name."""
 
     def read(name: str) -> np.ndarray:
         with Image.open(data_folder / f"{name}.png") as picture:
@@ -31,12 +29,9 @@ def golden_picture(data_folder: Path) -> Callable[[str], np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def golden_folder() -> Path:
-    """The whole golden data, where there is a copy of it."""
-    folder = Path(os.environ.get("VLA_ROS_GOLDEN", ROOT.parent / "shared" / "golden"))
-    if not (folder / "libero" / "cases.npz").is_file():
-        pytest.skip(f"no golden data at {folder}; set VLA_ROS_GOLDEN to its folder")
-    return folder
+def tensorflow(data_folder: Path) -> list[dict[str, str]]:
+    """SHA-256 of what TensorFlow made of each ``libero_N_image.png``: ``jpeg``, ``resized`` and ``cropped``."""
+    return list(json.loads((data_folder / "vision" / "libero.json").read_text()).values())
 
 
 @pytest.fixture(scope="session")

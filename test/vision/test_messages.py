@@ -24,7 +24,7 @@ STAMP = 1790000000_999999999
 
 @pytest.fixture(scope="module")
 def rclpy_cdr(data_folder):
-    return json.loads((data_folder / "cdr.json").read_text())
+    return json.loads((data_folder / "vision" / "cdr.json").read_text())
 
 
 def test_reads_the_image_that_rclpy_wrote(rclpy_cdr):

@@ -1,10 +1,7 @@
-"""Cases of the published code, with its true vision towers, in float32.
-
-Needs the folder that has pictures and weights: ``VLA_ROS_GOLDEN``, and then all twelve cases run; or
-``shared/golden`` beside the repository, and then four do, as each takes seconds.
-"""
+"""Cases of the published code, with its true vision towers, in float32: test/data/openvla/README.md."""
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 
@@ -18,19 +15,21 @@ from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.loading import build_empty, place
 from vla_ros.policies.openvla.prompt import close_prompt
 
-ROOT = Path(__file__).parents[3]
-FOLDER = Path(os.environ.get("VLA_ROS_GOLDEN", ROOT.parent / "shared" / "golden")) / "openvla"
+FOLDER = Path(__file__).parents[2] / "data" / "openvla"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (FOLDER / "cases.npz").exists(), reason="no golden data; set VLA_ROS_GOLDEN"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def cases():
-    with np.load(FOLDER / "cases.npz") as file:
-        return {key: file[key] for key in file}
+    """Arrays of each case by its number."""
+    answers = json.loads((FOLDER / "cases.json").read_text())
+    with np.load(FOLDER / "probes.npz", allow_pickle=False) as file:
+        probes = dict(file)
+    return {
+        number: {key[3:]: value for key, value in probes.items() if key.startswith(number)} | answers[int(number)]
+        for number in {key[:2] for key in probes}
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +45,19 @@ def model():
     return model.to(device)
 
 
-@pytest.mark.parametrize("number", range(12) if "VLA_ROS_GOLDEN" in os.environ else (0, 3, 6, 9))
+@pytest.mark.parametrize("number", ["00", "03", "04", "09"])
 @torch.inference_mode()
 def test_the_published_codes_tokens_and_actions(model, cases, number):
     torch.set_num_threads(os.cpu_count() or 1)
-    case = {key[3:]: value for key, value in cases.items() if key.startswith(f"{number:02d}_")}
-    picture = Image.fromarray(case["image"]).resize((224, 224), Image.Resampling.BICUBIC)
+    case = cases[number]
+    picture = Image.open(FOLDER / f"{number}.png").resize((224, 224), Image.Resampling.BICUBIC)
     pixels = model.normalize(torch.from_numpy(np.array(picture))[None].to(model.device))
     np.testing.assert_allclose(pixels[0, :, ::37, ::41].cpu(), case["pixel_probe"], atol=1e-6)
     np.testing.assert_allclose(pixels[0].mean((1, 2)).cpu(), case["pixel_mean"], atol=1e-5)
 
     patches = model.embed_image(pixels)
     np.testing.assert_allclose(patches[0, ::31, ::17].cpu(), case["projector_probe"], atol=5e-4)
-    ids = close_prompt(case["input_ids"].tolist(), model.architecture.empty_token)
+    ids = close_prompt(case["input_ids"], model.architecture.empty_token)
     logits, cache = model.prefill(patches, torch.tensor([ids], device=model.device))
     best = logits[0].topk(3)
     np.testing.assert_array_equal(best.indices.cpu(), case["logit_top_ids"])
