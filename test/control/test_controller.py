@@ -214,7 +214,7 @@ def test_a_joint_state_that_cannot_be_used_is_refused(arm: Kinematics, configure
     outside = good.positions.copy()
     outside[3] = -0.2
     cases: list[tuple[JointState | None, Reason, str]] = [
-        (None, Reason.JOINT_STATE_STALE, "no joint state"),
+        (None, Reason.JOINT_STATE_STALE, "no usable joint state"),
         (JointState(("x",), np.zeros(1), 0), Reason.JOINT_STATE_INVALID, "joint_1"),
         (JointState(good.names, good.positions[:3], 0), Reason.JOINT_STATE_INVALID, "9 names and 3 positions"),
         (JointState(good.names, nan, 0), Reason.JOINT_STATE_INVALID, "joint 'joint_4' is nan"),

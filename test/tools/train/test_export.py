@@ -153,7 +153,7 @@ def test_the_commands_of_the_card_are_understood(checkpoint: Path, fit: FitRecip
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     lines = command(json.loads((checkpoint / FACTS).read_text())).splitlines()
-    parsed = [parser.parse_args(line.split()[2:]) for line in lines]
+    parsed = [parser.parse_args(line.split()[3:]) for line in lines]
     assert [each.stage for each in parsed] == ["data", "fit", "export", "evaluate"]
     assert cli.recipe_of(FitRecipe, parsed[1]) == fit
     assert cli.recipe_of(NetworkRecipe, parsed[1]) == small
