@@ -50,7 +50,7 @@ def test_the_report_is_one_file_with_the_pictures_of_the_worst_moments(finished)
     text = (folder / "a.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|url\((?!data:)|@import", text)
     assert text.count("data:image/jpeg;base64,") >= 4
-    for title in ("Against guessing", "Predicted and recorded", "The worst moments", "Latency", "Episodes"):
+    for title in ("Compared with baselines", "Predicted and recorded", "The worst moments", "Latency", "Episodes"):
         assert title in text
     assert "pick up the red cube" in text
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vla_ros.replay import baselines, bootstrap, metrics
+from vla_ros.config import GripperConfig
+from vla_ros.replay import metrics, skill
 
 NAN = math.nan
 ONE = np.zeros(4, np.int64)
@@ -19,7 +20,6 @@ def test_errors_by_dimension_leave_out_what_is_unknown():
     recorded = np.array([[0.0, 5.0], [4.0, NAN], [4.0, 3.0]])
     assert metrics.mae(predicted, recorded) == pytest.approx([1.0, 2.0])
     assert metrics.rmse(predicted, recorded) == pytest.approx([math.sqrt(5 / 3), math.sqrt(8)])
-    assert metrics.bias(predicted, recorded) == pytest.approx([-1 / 3, 2.0])
 
 
 def test_a_dimension_that_is_never_known_has_no_figure():
@@ -59,19 +59,18 @@ def test_cosine_is_bounded_and_blind_to_scale(predicted, recorded, scale):
 
 def test_gripper_states_follow_the_convention():
     values = np.array([0.0, 0.5, 0.51, 1.0, NAN])
-    assert metrics.is_closed(values, 1.0, 0.0)[:4].tolist() == [1, 1, 0, 0]
-    assert metrics.is_closed(np.array([-1.0, 0.2, 1.0]), -1.0, 1.0).tolist() == [0, 1, 1]
-    assert np.isnan(metrics.is_closed(values, 1.0, 0.0)[4])
+    opens_with_one = GripperConfig(open_value=1.0, closed_value=0.0, threshold=0.5)
+    assert metrics.is_closed(values, opens_with_one)[:4].tolist() == [1, 1, 0, 0]
+    assert np.isnan(metrics.is_closed(values, opens_with_one)[4])
+    closes_with_one = GripperConfig(open_value=-1.0, closed_value=1.0, threshold=0.5)
+    assert metrics.is_closed(np.array([-1.0, 0.2, 1.0]), closes_with_one).tolist() == [0, 1, 1]
 
 
 def test_gripper_counts():
     predicted = np.array([1.0, 1, 0, 0, 1, NAN])
     recorded = np.array([1.0, 0, 1, 0, 1, 1])
-    found = metrics.confusion(predicted, recorded)
-    assert found == metrics.Confusion(2, 1, 1, 1)
-    assert found.accuracy == pytest.approx(0.6)
-    assert found.f1 == pytest.approx(2 / 3)
-    assert math.isnan(metrics.confusion(np.zeros(3), np.zeros(3)).f1)
+    assert metrics.gripper_scores(predicted, recorded) == pytest.approx((0.6, 2 / 3))
+    assert math.isnan(metrics.gripper_scores(np.zeros(3), np.zeros(3))[1])
 
 
 def test_events_pair_by_kind_and_time_within_an_episode():
@@ -80,19 +79,17 @@ def test_events_pair_by_kind_and_time_within_an_episode():
     recorded = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 1], float)  # closes at .2, opens at .4; closes at .7
     predicted = np.array([0, 0, 0, 1, 1, 1, 0, 0, 0, 0], float)  # closes at .3
     found = metrics.match_events(predicted, recorded, times, episodes)
-    assert (found.recorded, found.predicted, found.matched) == (3, 1, 1)
+    assert (found.recorded, found.predicted) == (3, 1)
     assert found.delays == pytest.approx([0.1])
     assert found.f1 == pytest.approx(0.5)
     none = metrics.match_events(predicted, recorded, times, episodes, window=0.05)
-    assert none.matched == 0
+    assert none.delays.size == 0
 
 
 def test_saturation_counts_the_outermost_bins_and_what_lies_beyond():
     outermost = 1 - 1 / 255  # centre of the last of 255 bins on [-1, 1]
     values = np.array([[-outermost, 0.0], [outermost, 0.99], [1.0, 1.2], [0.98, -3.0]])
-    at, beyond = metrics.saturation(values)
-    assert at.tolist() == [3, 2]
-    assert beyond.tolist() == [0, 2]
+    assert metrics.at_edge(values).tolist() == [[True, False], [True, False], [True, True], [False, True]]
 
 
 def test_jerk_of_a_cubic_is_its_third_derivative():
@@ -113,9 +110,9 @@ def test_jerk_ignores_the_jump_between_episodes():
 
 
 def test_idle():
-    assert metrics.idle_fraction(
-        np.array([[0, 0, 0], [0.1, 0, 0], [NAN, 0, 0], [0, 0, 0.01]]), 0.02
-    ) == pytest.approx(2 / 3)
+    assert metrics.idle_share(np.array([[0, 0, 0], [0.1, 0, 0], [NAN, 0, 0], [0, 0, 0.01]]), 0.02) == pytest.approx(
+        2 / 3
+    )
 
 
 def test_percentiles():
@@ -127,26 +124,26 @@ def test_percentiles():
 def test_baselines():
     recorded = np.array([[1.0, 1.0], [3.0, 0.0], [5.0, NAN]])
     episodes = np.array([0, 0, 1])
-    zero = baselines.zero_action(recorded, 1, 1.0)
-    assert zero.tolist() == [[0, 1], [0, 1], [0, 1]]
-    assert baselines.hold_last(recorded, episodes, zero[0]).tolist() == [[0, 1], [1, 1], [0, 1]]
-    assert baselines.mean_action(recorded).tolist() == [[3, 0.5]] * 3
+    found = skill.baselines(recorded, episodes, 1, 1.0)
+    assert found["zero"].tolist() == [[0, 1], [0, 1], [0, 1]]
+    assert found["hold_last"].tolist() == [[0, 1], [1, 1], [0, 1]]
+    assert found["mean_action"].tolist() == [[3, 0.5]] * 3
 
 
 def test_bootstrap_interval_of_a_mean_is_about_two_standard_errors():
     rng = np.random.default_rng(1)
     values = rng.normal(3.0, 1.0, 400)
     sums = np.stack([values, np.ones(400)], axis=1)
-    low, high = bootstrap.interval(sums, lambda s: s[:, 0] / s[:, 1])
+    low, high = skill.interval(sums, lambda s: s[:, 0] / s[:, 1])
     assert low < values.mean() < high
     assert high - low == pytest.approx(4 * values.std() / 20, rel=0.1)
-    assert bootstrap.interval(sums, lambda s: s[:, 0] / s[:, 1]) == (low, high)
+    assert skill.interval(sums, lambda s: s[:, 0] / s[:, 1]) == [low, high]
 
 
 def test_one_episode_says_nothing_about_spread():
-    assert bootstrap.interval(np.ones((1, 2)), lambda s: s[:, 0]) is None
+    assert skill.interval(np.ones((1, 2)), lambda s: s[:, 0]) is None
 
 
 def test_sums_by_episode():
-    found = bootstrap.per_episode(np.array([[1.0, 1], [2, 1], [5, 1]]), np.array([4, 4, 9]))
+    found = skill.per_episode(np.array([[1.0, 1], [2, 1], [5, 1]]), np.array([4, 4, 9]))
     assert found.tolist() == [[3, 2], [5, 1]]

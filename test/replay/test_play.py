@@ -16,7 +16,7 @@ from vla_ros.replay import figures, samples, verdict
 from vla_ros.replay import frames as frames_of
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
-from vla_ros.replay.prepare import fit, pictures_at
+from vla_ros.replay.prepare import fit, images_at
 from vla_ros.replay.topics import select
 from vla_ros.types import ActionChunk, ActionSpec, JointState
 
@@ -62,7 +62,7 @@ def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brig
         "compared": 40,
         "skipped": 0,
         "dropped": {},
-        "pictures_prepared": 40,
+        "images_prepared": 40,
         "every": 1,
     }
     assert found["mae"] == pytest.approx(0, abs=1e-12)
@@ -260,7 +260,7 @@ def test_samples_survive_the_disk(play, write_bag, recording, brightness_policy,
             assert value == getattr(back, name), name
     assert back.stages_ms.keys() == found.stages_ms.keys()
     (tmp_path / "samples.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(Exception, match="delete the file to begin anew"):
+    with pytest.raises(Exception, match="delete the file to start again"):
         samples.load(tmp_path / "samples.npz")
 
 
@@ -272,7 +272,7 @@ def test_the_pictures_of_single_moments_are_the_live_ones(write_bag, recording, 
         frames = list(bag.records(selection.cameras))
         wanted = [frames[3].time, frames[30].time]
         policy = brightness_policy()
-        found = pictures_at(bag, selection, config, policy.spec, wanted)
+        found = images_at(bag, selection, config, policy.spec, wanted)
         stepper = Stepper(config, policy)
         stepper.load()
         for time, index in zip(wanted, (3, 30), strict=True):
@@ -282,7 +282,7 @@ def test_the_pictures_of_single_moments_are_the_live_ones(write_bag, recording, 
 
 def test_a_policy_that_does_not_look_costs_no_resize(play, write_bag, recording, replay_config):
     found = play(write_bag("bag", recording), HoldPolicy(replay_config)).samples
-    assert found.pictures == 0
+    assert found.images == 0
     assert len(found.times) == 40
 
 

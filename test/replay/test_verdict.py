@@ -33,6 +33,7 @@ def judged(predicted, recorded, **changes):
         predicted=predicted,
         recorded=recorded,
         normalized=changes.pop("normalized", np.zeros((frames, 7))),
+        openings=changes.pop("openings", np.full(frames, np.nan)),
         commands=np.zeros((frames, 0)),
         command_names=(),
         stages_ms=changes.pop("stages_ms", stages),

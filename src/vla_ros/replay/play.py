@@ -312,7 +312,7 @@ class Player:
                 "instruction": chosen.instruction or "none",
                 "truth": chosen.truth_name,
             },
-            pictures=sum(row.pictures for row in rows),
+            images=sum(row.images for row in rows),
             wall_s=time.perf_counter() - self._began,
             complete=complete,
             openings=truth.finger_openings(times, self._recording, self._config),
@@ -329,8 +329,8 @@ class _Row:
         "command",
         "command_names",
         "episode",
+        "images",
         "normalized",
-        "pictures",
         "stages_ms",
         "stamp",
         "time",
@@ -348,4 +348,4 @@ class _Row:
         self.command_names = step.command.names if step.command is not None else ()
         self.stages_ms = {**step.stages_ms, "total": total_ms}
         images = step.observation.images if step.observation is not None else None
-        self.pictures = images.prepared if isinstance(images, Pictures) else 0
+        self.images = images.prepared if isinstance(images, Pictures) else 0

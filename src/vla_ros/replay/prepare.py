@@ -1,4 +1,4 @@
-"""Around the player: the bag's cameras in the options, one model for all bags, the pictures of single moments."""
+"""Around the player: the bag's cameras in the options, one model for all bags, the images of single moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_ros.vision.preprocess import Preprocessor
 
 
 class LoadedOnce(Policy):
-    """A policy that loads at the first request only: several bags need several steppers around one model."""
+    """Loads a policy at the first request only: several bags need several steppers around one model."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -35,11 +35,11 @@ class LoadedOnce(Policy):
         return self._policy.start_session()
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Ask the policy."""
+        """Run the policy."""
         return self._policy.infer(session, observation)
 
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
-        """What normalised answers [M, D] would mean with each of the checkpoint's other statistics, by name."""
+        """Normalised actions [M, D] un-normalised with each of the checkpoint's other statistics, by name."""
         self.load()
         return self._policy.other_statistics(normalized)
 
@@ -56,47 +56,45 @@ def fit(config: Config, selection: Selection) -> Config:
 
 
 def make_stepper(config: Config, policy: LoadedOnce, progress: Progress = no_progress) -> tuple[Stepper, str]:
-    """A loaded stepper, and what it cannot do.
-
-    Without a URDF there are no joint commands to judge, but actions can be compared all the same.
+    """Makes a loaded stepper; without a URDF, one that makes no joint commands, and a note that says so.
 
     Raises:
         VlaRosError: The policy does not load, or does not fit the options.
     """
     try:
-        stepper = Stepper(config, policy)
-        stepper.load(progress)
-        return stepper, ""
-    except ConfigError as error:
+        return _loaded(config, policy, progress), ""
+    except ConfigError:
         if config.robot.urdf:
             raise
-        bare = dataclasses.replace(
-            config,
-            control=dataclasses.replace(config.control, output="twist_stamped"),
-            limits=dataclasses.replace(config.limits, workspace_low=(), workspace_high=()),
-        )
-        try:
-            stepper = Stepper(bare, policy)
-            stepper.load(progress)
-        except ConfigError:
-            raise error from None
-        return stepper, "robot.urdf is not set: actions are compared, joint commands are not made"
+        control = dataclasses.replace(config.control, output="twist_stamped")
+        limits = dataclasses.replace(config.limits, workspace_low=(), workspace_high=())
+        bare = dataclasses.replace(config, control=control, limits=limits)
+        with contextlib.suppress(ConfigError):
+            note = "robot.urdf is not set: actions are compared, joint commands are not made"
+            return _loaded(bare, policy, progress), note
+        raise
 
 
-def pictures_at(
+def _loaded(config: Config, policy: LoadedOnce, progress: Progress) -> Stepper:
+    stepper = Stepper(config, policy)
+    stepper.load(progress)
+    return stepper
+
+
+def images_at(
     bag: Bag, selection: Selection, config: Config, spec: ActionSpec, times: Sequence[int]
 ) -> dict[int, dict[str, UInt8Array]]:
-    """What the model saw at the frames with these times: prepared once more, which gives the same pixels.
+    """Prepares the images that the model saw at the frames with these times.
 
     Args:
         bag: Open.
-        selection: Which topics are the cameras.
-        config: As :func:`fit` gives it.
-        spec: Which pictures, and how large.
+        selection: Topics of the cameras.
+        config: As :func:`fit` returns it.
+        spec: Which images, and their size.
         times: Nanoseconds of the recorder.
 
     Returns:
-        Time to picture key to uint8 [H, W, 3]; times at which no picture can be had are left out.
+        Time to image key to uint8 [H, W, 3]; times without a usable image are left out.
     """
     preprocess = Preprocessor(config.camera, spec.image_size)
     cameras = {key: config.camera.keys.index(key) for key in spec.image_keys}
@@ -110,17 +108,17 @@ def pictures_at(
 
 
 def newest_frames(bag: Bag, selection: Selection, times: Sequence[int]) -> Iterator[tuple[int, dict[str, bytes]]]:
-    """The newest message of each camera at frames of the first one: (time, topic to message).
+    """Yields (time, topic to newest message of each camera) for frames of the first camera.
 
     Args:
         bag: Open.
-        selection: Which topics are the cameras.
-        times: Nanoseconds of the recorder; those at which there is no frame are left out.
+        selection: Topics of the cameras.
+        times: Nanoseconds of the recorder; times without a frame are left out.
     """
-    several = len(selection.cameras) > 1  # the others' newest frames lie before
+    before = 2_000_000_000 if len(selection.cameras) > 1 else 0  # where the other cameras' newest frames are
     for wanted in times:
         newest: dict[str, bytes] = {}
-        for record in bag.records(selection.cameras, wanted - 2_000_000_000 if several else wanted):
+        for record in bag.records(selection.cameras, wanted - before):
             if record.time > wanted:
                 break
             newest[record.topic] = bytes(record.data)

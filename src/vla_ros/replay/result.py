@@ -1,4 +1,4 @@
-"""The whole result of a replay: JSON file, exit status, and the lines on the terminal."""
+"""The result of a replay: verdict, JSON file, and the lines on the terminal."""
 
 from __future__ import annotations
 
@@ -22,23 +22,19 @@ from vla_ros.report.markup import significant
 from vla_ros.report.versions import versions
 from vla_ros.types import ActionSpec
 
-GUESSES = ("zero", "hold_last", "mean_action")
-"""The baselines in the order of tables."""
-
 
 @dataclass(frozen=True)
 class Result:
     """Figures and everything from which a report is made.
 
     Attributes:
-        figures: Content of the JSON file; NaN where a figure does not exist.
-        verdict: The judgement.
+        figures: Content of the JSON file; NaN for figures that do not exist.
+        verdict: The verdict.
         samples: One per bag, as the policy answered.
-        counted: The same with gripper numbers as they reach the fingers: what figures are made of.
-        frames: All bags in one.
-        spec: What the policy's numbers mean.
+        counted: The same with gripper numbers as they reach the fingers: the figures count these.
+        frames: ``counted`` of all bags joined.
+        spec: Meaning of the policy's numbers.
         config: The options.
-        problems: Bags that gave nothing, and why.
     """
 
     figures: dict[str, Any]
@@ -48,92 +44,89 @@ class Result:
     frames: Frames
     spec: ActionSpec
     config: Config
-    problems: tuple[str, ...] = ()
 
 
 def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:
-    """Figures and verdict of all bags.
+    """Computes figures and verdict of all bags.
 
     Raises:
-        BagError: No bag gave anything; the reasons are listed.
+        BagError: No bag could be played; the reasons are listed.
     """
-    problems = tuple(outcome.problem for outcome in outcomes if outcome.problem)
-    played = [(outcome.samples, outcome.spec) for outcome in outcomes if outcome.samples is not None]
-    spec = next((spec for _, spec in played if spec is not None), None)
-    if spec is None:
+    problems = [outcome.problem for outcome in outcomes if outcome.problem]
+    samples = tuple(outcome.samples for outcome in outcomes if outcome.samples is not None)
+    spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)
+    if spec is None or not samples:
         raise BagError("\n".join(problems) or "no bag was played")
-    samples = tuple(sample for sample, _ in played)
-    summary = figures_of.summarize(
+    figures = figures_of.summarize(
         samples, spec, config, speed=options.speed, every=options.every, tolerance_s=options.tolerance_s
     )
     counted = tuple(samples_of.commanded(bag, spec.gripper_index, config.gripper) for bag in samples)
     frames = gather(counted)
-    rows = frames.compared
-    verdict = judge(summary, frames.predicted[rows], frames.recorded[rows])
+    verdict = judge(figures, frames.predicted[frames.compared], frames.recorded[frames.compared])
     notes = sorted({outcome.note for outcome in outcomes if outcome.note})
-    if problems or notes:
-        extra = (*(f"not played: {problem}" for problem in problems), *notes)
-        level = "warn" if problems and verdict.level == "good" else verdict.level
-        verdict = Verdict(level, verdict.headline, (*verdict.reasons, *extra))
-    summary = {
-        **summary,
+    level = "warn" if problems and verdict.level == "good" else verdict.level
+    extra = (*(f"not played: {problem}" for problem in problems), *notes)
+    verdict = Verdict(level, verdict.headline, (*verdict.reasons, *extra))
+    figures |= {
         "verdict": verdict.to_json(),
-        "not_played": list(problems),
+        "not_played": problems,
         "policy": {"name": config.policy.name, "checkpoint": getattr(config.policy, "checkpoint", "")},
         "config": flatten(config),
         "versions": versions(),
     }
-    return Result(summary, verdict, samples, counted, frames, spec, config, problems)
+    return Result(figures, verdict, samples, counted, frames, spec, config)
 
 
 def write_json(result: Result, path: Path) -> None:
-    """Write the figures; a reader never sees half a file."""
+    """Writes the figures atomically; NaN and infinity become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
-    text = json.dumps(figures_of.jsonable(result.figures), indent=2, allow_nan=False)
+    text = json.dumps(_finite(result.figures), indent=2, allow_nan=False)
     partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summary_lines(figures: Mapping[str, Any]) -> list[str]:
     """The result in a few lines for a terminal."""
     frames, latency = figures["frames"], figures["latency_ms"].get("total", {})
-    base = figures["baselines"]
+    base, turns = figures["baselines"], figures["turns"]
     intervals = "   95 % interval" if len(figures["episodes"]) > 1 else "   (one episode: no interval)"
+
+    def row(name: str, own: str, values: Sequence[float], ends: Sequence[float] | None = None) -> str:
+        shown = "".join(f"{significant(value):>{width}}" for value, width in zip(values, (10, 11, 10), strict=True))
+        interval = f"   {significant(ends[0])} to {significant(ends[1])}" if ends else ""
+        return f"{name:18}{own:>10}{shown}{interval}"
+
     lines = [
         f"{figures['verdict']['level'].upper()}: {figures['verdict']['headline']}",
         *(f"  - {reason}" for reason in figures["verdict"]["reasons"]),
-        f"frames: {frames['received']} received, {frames['used']} answered, {frames['compared']} compared, "
+        f"frames: {frames['received']} received, {frames['used']} used, {frames['compared']} compared, "
         f"{frames['skipped']} skipped, {sum(frames['dropped'].values())} dropped",
         f"{'':18}{'policy':>10}{'zero':>10}{'hold last':>11}{'mean':>10}{intervals}",
     ]
     table = (("direction_cosine", "direction cosine"), ("gripper_f1", "gripper F1"), ("motion_mae", "motion MAE"))
     for key, name in (*table, ("mae", "MAE")):
-        values = [figures[key], *(base[kind][key] for kind in GUESSES)]
-        lines.append(_line(name, values, figures["intervals"].get(key)))
-    lines.append(_line("skill against", [math.nan, *(figures["skill"][kind] for kind in GUESSES)], None))
-    turns = figures["turns"]
+        guesses = [values[key] for values in base.values()]
+        lines.append(row(name, significant(figures[key]), guesses, figures["intervals"].get(key)))
+    lines.append(row("skill against", "", [figures["skill"][name] for name in base]))
     if turns and turns["count"]:
-        values = [turns["direction_cosine"], *(turns["baselines"][kind] for kind in GUESSES)]
-        lines.append(_line("cosine at turns", values, None))
+        cosine = significant(turns["direction_cosine"])
+        lines.append(row("cosine at turns", cosine, list(turns["baselines"].values())))
     if latency:
-        lines.append(
-            f"latency: p50 {significant(latency['p50'])} ms, p90 {significant(latency['p90'])} ms, "
-            f"p99 {significant(latency['p99'])} ms; "
-            f"{significant(figures['throughput']['frames_per_second'])} frames/s"
-        )
+        p50, p90, p99 = (significant(latency[key]) for key in ("p50", "p90", "p99"))
+        rate = significant(figures["throughput"]["frames_per_second"])
+        lines.append(f"latency: p50 {p50} ms, p90 {p90} ms, p99 {p99} ms; {rate} frames/s")
     return lines
 
 
-def _line(name: str, values: Sequence[float], ends: Sequence[float] | None) -> str:
-    """One row of the table: the policy, then the three guesses."""
-    shown = ["" if name == "skill against" and math.isnan(value) else significant(value) for value in values]
-    interval = f"   {significant(ends[0])} to {significant(ends[1])}" if ends else ""
-    return f"{name:18}{shown[0]:>10}{shown[1]:>10}{shown[2]:>11}{shown[3]:>10}{interval}"
-
-
 def exceeds(figures: Mapping[str, Any], max_mae: float | None) -> bool:
-    """True where ``--max-mae`` is not kept: the error is larger, or there is none to compare."""
-    if max_mae is None:
-        return False
-    return math.isnan(figures["mae"]) or figures["mae"] > max_mae
+    """True if ``--max-mae`` is not kept: the error is larger, or nothing could be compared."""
+    return max_mae is not None and not figures["mae"] <= max_mae

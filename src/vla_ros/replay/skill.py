@@ -1,39 +1,91 @@
-"""How far a policy is ahead of guessing: skill scores, and the frames at which the recorded motion turns.
+"""How far a policy is ahead of guessing: baselines, skill scores, turns, and intervals over episodes.
 
 A skill score is 1 - E / E_guess, with E the mean squared error of the translation (joint policies: of all joints;
 Murphy 1988): 1 is perfect, 0 no better than the guess, below 0 worse. It is fair to every guess because all are
 judged by the same error on the same frames. Rotations are left out: in most recordings they are small corrections,
 and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
 
-Turns show what a score over all frames hides: who repeats the last recorded motion is right wherever a motion goes
-on, and wrong exactly where something had to be seen. A policy that is given past joint states can learn just that
+Turns show what a score over all frames hides: repeating the last recorded motion is right wherever a motion goes on
+and wrong exactly where something had to be seen. A policy that is given past joint states can learn just that
 ("copycat", Wen et al. 2020), and a replay, which shows it the recorded past, would praise it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vla_ros.replay import bootstrap, metrics
+from vla_ros.replay import metrics
 from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray
 
 TURN_DEGREES = 30.0
-"""A recorded translation that differs by more from the one before is a turn; so is setting off."""
+"""A recorded translation that differs by more than this from the one before is a turn; so is setting off."""
+
+RESAMPLES = 2000
 
 
-def columns_of(spec: ActionSpec) -> list[int]:
-    """The numbers that the error counts: translation, or every joint."""
-    if spec.control_mode is ControlMode.END_EFFECTOR_DELTA:
-        return [0, 1, 2]
+def baselines(
+    recorded: FloatArray, episodes: IntArray, gripper_index: int | None, open_value: float
+) -> dict[str, FloatArray]:
+    """Actions [M, D] of three baselines that do not look at the image.
+
+    ``zero`` never moves and keeps the gripper open. ``hold_last`` repeats the action that was recorded one step
+    earlier (``zero`` at the start of an episode): it is told the answer a moment after it is asked. ``mean_action``
+    is the mean recorded action.
+    """
+    zero = np.zeros_like(recorded)
+    if gripper_index is not None:
+        zero[:, gripper_index] = open_value
+    held = np.concatenate((zero[:1], recorded[:-1]))
+    held[np.diff(episodes, prepend=-1) != 0] = np.nan
+    average = np.broadcast_to(np.nan_to_num(metrics.mean(recorded)), recorded.shape).copy()
+    return {"zero": zero, "hold_last": np.where(np.isfinite(held), held, zero), "mean_action": average}
+
+
+def motion_columns(spec: ActionSpec) -> list[int]:
+    """Indices of the numbers that are not the gripper's."""
     return [index for index in range(spec.dimension) if index != spec.gripper_index]
 
 
+def columns_of(spec: ActionSpec) -> list[int]:
+    """Indices of the numbers that the error counts: translation, or every joint."""
+    return [0, 1, 2] if spec.control_mode is ControlMode.END_EFFECTOR_DELTA else motion_columns(spec)
+
+
 def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequence[int]) -> FloatArray:
-    """Squared error of each frame, mean over what is known of ``columns``, [M]."""
+    """Squared error of each frame, mean over the known numbers of ``columns``, [M]."""
     return metrics.mean((predicted - recorded)[:, list(columns)] ** 2, axis=1)
+
+
+def per_episode(values: FloatArray, episodes: IntArray) -> FloatArray:
+    """Sums of ``values`` [M, S] by episode, [E, S]; NaN counts as 0."""
+    _, index = np.unique(episodes, return_inverse=True)
+    sums = np.zeros((int(index.max(initial=-1)) + 1, values.shape[1]))
+    np.add.at(sums, index, np.nan_to_num(values))
+    return sums
+
+
+def interval(sums: FloatArray, statistic: Callable[[FloatArray], FloatArray]) -> list[float] | None:
+    """95 % bootstrap percentile interval of a figure (Efron 1979), resampled by whole episodes.
+
+    Frames of one episode are too alike to be resampled one by one. The same data always give the same interval.
+
+    Args:
+        sums: [E, S], as :func:`per_episode`.
+        statistic: From sums over resampled episodes [R, S] to the figure [R].
+
+    Returns:
+        Lower and upper end; None for fewer than two episodes.
+    """
+    count = len(sums)
+    if count < 2:
+        return None
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    figures = statistic(drawn @ sums)
+    figures = figures[np.isfinite(figures)]
+    return [float(end) for end in np.percentile(figures, [2.5, 97.5])] if figures.size else None
 
 
 def scores(
@@ -43,7 +95,7 @@ def scores(
     columns: Sequence[int],
     episodes: IntArray,
 ) -> tuple[dict[str, float], dict[str, list[float] | None]]:
-    """Skill against each guess, and its 95 % interval over episodes (None for a single one).
+    """Skill against each guess, and its 95 % interval over episodes.
 
     Args:
         predicted: Float64 [M, D].
@@ -56,17 +108,14 @@ def scores(
     found: dict[str, float] = {}
     ends: dict[str, list[float] | None] = {}
     for name, guess in guesses.items():
-        pair = np.nan_to_num(np.stack([own, squared_errors(guess, recorded, columns)], axis=1))
-        sums = bootstrap.per_episode(pair, episodes)
+        sums = per_episode(np.stack([own, squared_errors(guess, recorded, columns)], axis=1), episodes)
         found[name] = float(_score(sums.sum(axis=0, keepdims=True))[0])
-        interval = bootstrap.interval(sums, _score)
-        ends[name] = list(interval) if interval else None
+        ends[name] = interval(sums, _score)
     return found, ends
 
 
 def _score(sums: FloatArray) -> FloatArray:
-    result: FloatArray = np.full(len(sums), np.nan)
-    return 1.0 - np.divide(sums[:, 0], sums[:, 1], out=result, where=sums[:, 1] > 1e-18)
+    return 1.0 - metrics.ratio(sums[:, 0], sums[:, 1], 1e-18)
 
 
 def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
@@ -76,13 +125,10 @@ def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
         translation: Recorded, float64 [M, 3].
         episodes: Int64 [M].
     """
-    if len(translation) < 2:
-        return np.zeros(0, np.int64)
     lengths = np.nan_to_num(np.linalg.norm(translation, axis=1))
-    moving = lengths > max(metrics.still_threshold(translation), 1e-12)
+    moving = lengths > metrics.still_threshold(translation)
     dot = np.nan_to_num((translation[1:] * translation[:-1]).sum(axis=1))
-    product = lengths[1:] * lengths[:-1]
-    cosines = np.divide(dot, product, out=np.zeros(len(dot)), where=product > 1e-18)
+    cosines = np.nan_to_num(metrics.ratio(dot, lengths[1:] * lengths[:-1], 1e-18))
     turned = ~moving[:-1] | (cosines < np.cos(np.radians(TURN_DEGREES)))
     known = np.isfinite(translation[:-1]).all(axis=1) & (episodes[1:] == episodes[:-1])
     return np.flatnonzero(moving[1:] & known & turned) + 1
@@ -91,21 +137,11 @@ def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
 def at_turns(
     predicted: FloatArray, recorded: FloatArray, guesses: Mapping[str, FloatArray], episodes: IntArray
 ) -> dict[str, Any]:
-    """Direction cosines where the recorded motion turns: ``count``, ``direction_cosine``, one for each guess.
-
-    Args:
-        predicted: Float64 [M, D], translation first.
-        recorded: Float64 [M, D].
-        guesses: Name to float64 [M, D].
-        episodes: Int64 [M].
-    """
+    """Direction cosines where the recorded motion turns: ``count``, ``direction_cosine``, one for each guess."""
     rows = turns(recorded[:, :3], episodes)
 
     def cosine(actions: FloatArray) -> float:
         return float(metrics.mean(metrics.direction_cosines(actions[:, :3], recorded[:, :3])[rows], axis=None))
 
-    return {
-        "count": len(rows),
-        "direction_cosine": cosine(predicted),
-        "baselines": {name: cosine(guess) for name, guess in guesses.items()},
-    }
+    guessed = {name: cosine(guess) for name, guess in guesses.items()}
+    return {"count": len(rows), "direction_cosine": cosine(predicted), "baselines": guessed}

@@ -219,7 +219,7 @@ def _statistics(result: Result, policy: LoadedOnce) -> list[Trial]:
 
 def _pictures(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) -> list[Trial]:
     """Frames with other pictures, asked again."""
-    if not result.figures["frames"]["pictures_prepared"]:
+    if not result.figures["frames"]["images_prepared"]:
         return []
     rows = _chosen(result)
     asked: list[_Asked] = []

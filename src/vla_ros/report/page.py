@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vla_ros.report.markup import Content, Markup, render, tag
+from vla_ros.report.markup import Content, Markup, render, significant, tag
 from vla_ros.report.style import CSS, SCRIPT
+
+Cell = Content | float | int | None
+"""Content of a table's cell; floats are shown with three significant digits, None as a dash."""
 
 LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 """Sign of each verdict level, for readers who do not see its colour."""
@@ -70,11 +73,13 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
     return tag("div", [tag("div", parts, class_="tile") for parts in shown], class_="tiles")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Content]], *, numeric: Sequence[int] = ()) -> Markup:
+def table(header: Sequence[str], rows: Sequence[Sequence[Cell]], *, numeric: Sequence[int] = ()) -> Markup:
     """A table that scrolls sideways on a narrow screen; columns ``numeric`` are right-aligned."""
 
-    def row(name: str, cells: Sequence[Content]) -> Markup:
-        return tag("tr", [tag(name, cell, class_="n" if i in numeric else None) for i, cell in enumerate(cells)])
+    def row(name: str, cells: Sequence[Cell]) -> Markup:
+        shown = [significant(cell) if cell is None or isinstance(cell, float) else cell for cell in cells]
+        texts = [str(cell) if isinstance(cell, int) else cell for cell in shown]
+        return tag("tr", [tag(name, text, class_="n" if i in numeric else None) for i, text in enumerate(texts)])
 
     body = tag("tbody", [row("td", cells) for cells in rows])
     return tag("div", tag("table", [tag("thead", row("th", header)), body]), class_="scroll")

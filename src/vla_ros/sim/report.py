@@ -122,8 +122,8 @@ def episode_card(episode: EpisodeResult) -> Markup:
 
 def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
     """Seed, instruction, outcome and steps of every episode."""
-    rows: list[list[str | Markup]] = [
-        [str(episode.seed), episode.instruction, outcome(episode), str(episode.steps), episode.touched or "–"]
+    rows: list[list[page.Cell]] = [
+        [episode.seed, episode.instruction, outcome(episode), episode.steps, episode.touched or "–"]
         for episode in episodes
     ]
     return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows, numeric=(0, 3))
@@ -151,10 +151,7 @@ def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
 
 def latency(result: DemoResult) -> list[Markup]:
     """A table of percentiles and a histogram for each stage of which single measurements are known."""
-    rows = [
-        (stage, significant(values.get("p50")), significant(values.get("p99")))
-        for stage, values in result.latency_ms.items()
-    ]
+    rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
     parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows, numeric=(1, 2))] if rows else []
     histograms = [
         charts.histogram(
