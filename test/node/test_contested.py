@@ -94,3 +94,64 @@ def test_who_only_listens_is_no_contest(robot: Any, start: Callable[..., Any], o
     started = start(*GO, *(word for each in apart for word in ("-p", each)))
     robot.until(lambda: len(robot.commands) > 30, robot.send_frame)
     assert "contested" not in started.log.read_text()
+
+
+@pytest.mark.causes("name_contested")
+def test_a_namesake_that_appears_holds_and_whoever_arms_by_service_is_refused(
+    robot: Any, start: Callable[..., Any], other: Any
+) -> None:
+    """Some program of that name, which does not care who else has it."""
+    words = Words(robot)
+    node = start(*GO)
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    began = time.monotonic()
+    namesake = other.create_node("vla_policy")
+    robot.until(lambda: "name_contested" in words.last["holds"], robot.send_frame)
+    held = next(at for at, said in words.heard if "name_contested" in said["holds"])
+    assert held - began < 0.5
+    assert words.last["holds"]["name_contested"] == "another node is called /vla_policy, too"
+    robot.until(lambda: "name_contested" in robot.diagnostics["state"]["message"], robot.send_frame)
+    before = len(robot.commands)
+    namesake.destroy_node()
+    robot.until(lambda: len(robot.commands) > before + 2, robot.send_frame)
+    assert "armed -> holding (name_contested" in node.log.read_text()
+
+
+def test_a_second_node_of_the_name_on_this_host_refuses_at_once(
+    robot: Any, start: Callable[..., Any], tmp_path: Any
+) -> None:
+    first = start("-p", "policy.instruction:=go on")
+    robot.until(lambda: robot.actions, robot.send_frame)
+    (tmp_path / "second").mkdir()
+    second = type(first)(tmp_path / "second", "-p", "policy.instruction:=go on")
+    assert second.process.wait(20) != 0
+    said = second.log.read_text()
+    assert f"/vla_policy runs already on this host (process {first.process.pid})" in said
+    robot.actions.clear()
+    robot.until(lambda: robot.actions, robot.send_frame)
+
+
+def test_of_two_that_start_at_once_one_refuses(robot: Any, start: Callable[..., Any], tmp_path: Any) -> None:
+    nodes = [start("-p", "policy.instruction:=go on")]
+    (tmp_path / "second").mkdir()
+    nodes.append(type(nodes[0])(tmp_path / "second", "-p", "policy.instruction:=go on"))
+    try:
+        robot.until(lambda: any(node.process.poll() is not None for node in nodes), robot.send_frame)
+        robot.until(lambda: robot.actions, robot.send_frame)
+        assert sorted(node.process.poll() is None for node in nodes) == [False, True]
+    finally:
+        nodes[1].end()
+
+
+def test_whoever_was_killed_is_followed_by_the_next_of_its_name(robot: Any, start: Callable[..., Any]) -> None:
+    """Others know the dead one until its lease ends; a newcomer never hears of it."""
+    first = start(*GO)
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    first.signal(signal.SIGKILL)
+    first.process.wait(10)
+    assert len(robot.node.get_publishers_info_by_topic(COMMAND)) == 1
+    robot.commands.clear()
+    second = start(*GO)
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    assert "contested" not in second.log.read_text()
+    assert "another node" not in second.log.read_text()

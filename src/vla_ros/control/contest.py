@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_ros.control.reasons import Reason
 
-CONTESTS = frozenset({Reason.COMMAND_CONTESTED})
+CONTESTS = frozenset({Reason.COMMAND_CONTESTED, Reason.NAME_CONTESTED})
 """Every reason that :mod:`vla_ros.node.graph_watch` may report."""
 
 ANY = "*"

@@ -64,6 +64,7 @@ class Reason(str, Enum):
     ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's answer has a wrong shape or is no number"
     CLOCK_JUMP = "clock_jump", Level.HOLD, "the ROS clock jumped by more than timeouts.clock_jump"
     DRIVER_MISSING = "driver_missing", Level.HOLD, "nobody has subscribed to the command topic yet"
+    NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and would answer for it"
     HEARTBEAT_MISSING = "heartbeat_missing", Level.HOLD, "no heartbeat has come yet"
 
     OPERATOR_STOP = "operator_stop", Level.STOP, "a person said stop"

@@ -142,8 +142,16 @@ class Node(Protocol):
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
         """Name and namespace of every node on the graph."""
 
+    def get_service_names_and_types_by_node(
+        self, node_name: str, node_namespace: str
+    ) -> list[tuple[str, list[str]]]:
+        """Name and types of each service of a node. rclpy raises where there is no such node, or none any more."""
+
     def resolve_topic_name(self, topic: str) -> str:
         """Fully qualified name of a topic, after remaps."""
+
+    def resolve_service_name(self, service: str) -> str:
+        """Fully qualified name of a service, after remaps."""
 
     def destroy_publisher(self, publisher: Any) -> Any:
         """Leave a topic."""

@@ -9,6 +9,7 @@ from typing import Any
 from vla_ros.control.contest import gid_of, named, others
 from vla_ros.control.reasons import Reason
 from vla_ros.graph.node import Node, Vocabulary
+from vla_ros.node.namesake import namesakes
 
 PERIOD = 0.1
 """Seconds between looks."""
@@ -38,7 +39,31 @@ class GraphWatch:
             at_once: Count a publisher whose node's name has not come yet. Otherwise it has until the next look, so
                 that the reason has its name.
         """
-        self.found = MappingProxyType(self._commanders(at_once))
+        found = self._commanders(at_once)
+        if namesakes(self._node):
+            found[Reason.NAME_CONTESTED] = f"another node is called {self._node.get_fully_qualified_name()}, too"
+        self.found = MappingProxyType(found)
+
+    def servers(self, service: str) -> str:
+        """Which other nodes serve ``service`` (``~/enable``), for people; "" where only this one does.
+
+        A call reaches all of them, and whoever made it meant one robot.
+        """
+        name, own = self._node.resolve_service_name(service), (self._node.get_name(), self._node.get_namespace())
+        if namesakes(self._node):
+            return f"another node called {self._node.get_fully_qualified_name()}"
+        nodes = [tuple(each) for each in self._node.get_node_names_and_namespaces() if tuple(each) != own]
+        return " and ".join(
+            f"{space.rstrip('/')}/{node}" for node, space in nodes if self._serves(node, space, name)
+        )
+
+    def _serves(self, node: str, namespace: str, service: str) -> bool:
+        try:
+            return any(
+                name == service for name, _ in self._node.get_service_names_and_types_by_node(node, namespace)
+            )
+        except Exception:  # rclpy's NodeNameNonExistentError, which no other backend has: it has gone
+            return False
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
         known, self._unnamed = self._unnamed, frozenset()

@@ -28,6 +28,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.node import graph_watch
 from vla_ros.node.control_loop import ControlLoop, Frame
 from vla_ros.node.graph_watch import GraphWatch
+from vla_ros.node.namesake import NameClaim, wait_until_alone
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import FrameReceiver
 from vla_ros.node.stepper import Stepper, StepResult
@@ -82,12 +83,14 @@ class PolicyNode:
             policy: Takes the place of the one that ``policy.name`` names.
 
         Raises:
-            VlaRosError: The policy does not load, or options, robot and policy do not belong together. What was
-                begun is undone.
+            VlaRosError: The policy does not load, options, robot and policy do not belong together, or another
+                node has this node's name. What was begun is undone.
         """
         stepper = Stepper(self.config, policy or create(self.config))
         try:
+            self._wiring.undo(NameClaim(self._node.get_fully_qualified_name()).close)
             stepper.load(progress)
+            wait_until_alone(self._node, self._logger, progress)
             self._stepper = stepper
             self._mailboxes = [Mailbox[Frame]() for _ in self.config.camera.topics]
             needs_joints = bool(stepper.controller.arm_names)
@@ -315,12 +318,25 @@ class PolicyNode:
         self._watchdog.heartbeat(self._now())
 
     def _on_enable(self, request: Any, response: Any) -> Any:
-        response.success, response.message = self.enable(bool(request.data))
+        # Whoever disarms is obeyed by all that hear it.
+        refused = self._ambiguous("~/enable") if request.data else ""
+        response.success, response.message = (False, refused) if refused else self.enable(bool(request.data))
         return response
 
     def _on_reset(self, request: Any, response: Any) -> Any:
-        response.success, response.message = self.reset()
+        refused = self._ambiguous("~/reset")
+        response.success, response.message = (False, refused) if refused else self.reset()
         return response
+
+    def _ambiguous(self, service: str) -> str:
+        """Why a call is not taken as a person's consent, or "": another server has heard the same call."""
+        who = self._watch.servers(service)
+        if who:
+            who = (
+                f"refused: {who} serves {service} as well and heard this call, too; end it or give it another name"
+            )
+            self._logger.error(who)
+        return who
 
     # What goes out
 

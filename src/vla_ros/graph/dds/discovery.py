@@ -23,7 +23,7 @@ from cyclonedds.pub import DataWriter
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
-from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX, ros_profile, ros_type_name, sample
+from vla_ros.graph.dds.wire import ANY_UNREAD, REQUEST_PREFIX, TOPIC_PREFIX, ros_profile, ros_type_name, sample
 from vla_ros.graph.messages import MessageTypes, message_types
 from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
 
@@ -121,6 +121,23 @@ class Discovery:
         """Subscriptions of a ROS topic (fully qualified name)."""
         return self._infos(1, topic)
 
+    def services(self, name: str, namespace: str) -> list[tuple[str, list[str]]]:
+        """Services of a node with their types, as rclpy's ``get_service_names_and_types_by_node``."""
+        self.update()
+        with self._lock:
+            owned = {
+                guid
+                for node in self._all_nodes()
+                if (node.name, node.namespace) == (name, namespace)
+                for guid in node.readers
+            }
+            requests = [
+                (topic.removeprefix(REQUEST_PREFIX).removesuffix("Request"), ros_type_name(endpoint.type_name))
+                for endpoint in self._known(1)
+                if endpoint.key.bytes in owned and (topic := endpoint.topic_name).startswith(f"{REQUEST_PREFIX}/")
+            ]
+            return [(service, [kind.removesuffix("_Request")]) for service, kind in requests]
+
     def close(self) -> None:
         """Delete the endpoints."""
         with self._lock:
@@ -133,23 +150,27 @@ class Discovery:
         self.update()
         name = TOPIC_PREFIX + topic
         with self._lock:
-            if self._closed:
-                return []
-            known = self._endpoints[kind]
-            while taken := self._builtin[kind].take(N=256):
-                for endpoint in taken:
-                    if endpoint.sample_info.instance_state == InstanceState.Alive and endpoint.qos is not None:
-                        known[endpoint.key] = endpoint
-                    else:
-                        known.pop(endpoint.key, None)
             owners: dict[bytes, NodeEntities] = {}
             for node in self._all_nodes():
                 owners.update(dict.fromkeys((node.writers, node.readers)[kind], node))
             return [
                 _info(endpoint, owners.get(endpoint.key.bytes))
-                for endpoint in known.values()
+                for endpoint in self._known(kind)
                 if endpoint.topic_name == name
             ]
+
+    def _known(self, kind: int) -> list[Any]:
+        """Every publication (0) or subscription (1). The lock is held."""
+        if self._closed:
+            return []
+        known = self._endpoints[kind]
+        while taken := self._builtin[kind].take(N=256):
+            for endpoint in taken:
+                if endpoint.sample_info.instance_state == InstanceState.Alive and endpoint.qos is not None:
+                    known[endpoint.key] = endpoint
+                else:
+                    known.pop(endpoint.key, None)
+        return list(known.values())
 
     def _all_nodes(self) -> Iterable[NodeEntities]:
         yield from self._own.values()

@@ -189,6 +189,12 @@ class DdsNode:
         """Name and namespace of every node on the graph."""
         return self._context.discovery.nodes()
 
+    def get_service_names_and_types_by_node(
+        self, node_name: str, node_namespace: str
+    ) -> list[tuple[str, list[str]]]:
+        """Each service of a node; none where there is no such node."""
+        return self._context.discovery.services(node_name, node_namespace)
+
     def get_node_names(self) -> list[str]:
         """Name of every node on the graph."""
         return [name for name, _ in self.get_node_names_and_namespaces()]
