@@ -96,7 +96,7 @@ def test_a_mistake_ends_the_launch_before_anything_starts(program: Callable[...,
 
 def test_a_node_that_cannot_start_ends_the_launch(program: Callable[..., Any]) -> None:
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "checkpoint:=/nowhere/model")
-    launch.process.wait(60)
+    assert launch.process.wait(60) == 1
     assert "/nowhere/model" in launch.output
 
 

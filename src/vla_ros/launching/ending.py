@@ -11,10 +11,13 @@ import atexit
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import TypeVar
 
-from launch.actions import ExecuteLocal
+from launch.actions import ExecuteLocal, Shutdown
+from launch.events.process import ProcessExited
 
+from launch import Action, LaunchContext
 from vla_ros.graph.launcher import wait_for_end
 
 _PATIENCE = 8.0  # s; `docker stop` waits for 10
@@ -25,6 +28,20 @@ def ends_with_launch(action: _Action) -> _Action:
     """Have ``action``'s process end in order, and wait for that, where `launch` leaves before it has ended."""
     atexit.register(_end, action)
     return action
+
+
+def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[Action]]:
+    """For ``on_exit``: ends the launch when the process called ``name`` does.
+
+    `ros2 launch` returns 1 where the process failed by itself: where autostart failed, for one.
+    """
+
+    def on_exit(event: ProcessExited, context: LaunchContext) -> list[Action]:
+        if event.returncode and not context.is_shutdown:
+            raise RuntimeError(f"{name} ended with status {event.returncode}")  # launch's only way to fail
+        return [Shutdown(reason=f"{name} ended")]
+
+    return on_exit
 
 
 def _end(action: ExecuteLocal) -> None:

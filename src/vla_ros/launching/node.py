@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.actions import Shutdown
 from launch_ros.actions import Node
 
 from launch import LaunchContext
@@ -16,7 +15,7 @@ from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import NODE_NAME, configuration, given_file, overrides, value
-from vla_ros.launching.ending import ends_with_launch
+from vla_ros.launching.ending import ends_with_launch, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.middleware import Frames
 
@@ -68,4 +67,4 @@ def policy(context: LaunchContext) -> list[Any]:
         frames = Frames.of(configuration(context))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
-    return [*middleware(context, frames), policy_node(context, on_exit=Shutdown(reason="the policy node ended"))]
+    return [*middleware(context, frames), policy_node(context, on_exit=shut_down_with("the policy node"))]

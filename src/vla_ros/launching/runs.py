@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.actions import EmitEvent, ExecuteProcess, LogInfo, RegisterEventHandler, Shutdown
+from launch.actions import EmitEvent, ExecuteProcess, LogInfo, RegisterEventHandler
 from launch.event_handlers import OnProcessExit, OnProcessIO
 from launch.events import matches_action
 from launch.events.process import SignalProcess
@@ -19,7 +19,7 @@ from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import configuration, given_file, node_name, overrides, value
-from vla_ros.launching.ending import ends_with_launch
+from vla_ros.launching.ending import ends_with_launch, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
 from vla_ros.middleware import Frames
@@ -61,10 +61,8 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
         options = plan(parser.parse_args(words))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
-    simulation = _vla_ros(context, "demo", *words, name="demo", on_exit=Shutdown(reason="the demo ended"))
-    node = policy_node(
-        context, options.files[0], options.assignments, on_exit=Shutdown(reason="the policy node ended")
-    )
+    simulation = _vla_ros(context, "demo", *words, name="demo", on_exit=shut_down_with("the demo"))
+    node = policy_node(context, options.files[0], options.assignments, on_exit=shut_down_with("the policy node"))
     return [*middleware(context, Frames.of(options.config)), node, simulation]
 
 
@@ -82,7 +80,7 @@ def replay(context: LaunchContext) -> list[Action]:
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
     context.launch_configurations["use_sim_time"] = "true"
-    node = policy_node(context, assignments=assignments, on_exit=Shutdown(reason="the policy node ended"))
+    node = policy_node(context, assignments=assignments, on_exit=shut_down_with("the policy node"))
     name = node_name(context)
     action = _resolved(config.topics.action, name)
     record = ExecuteProcess(
@@ -111,7 +109,7 @@ def replay(context: LaunchContext) -> list[Action]:
         _when_said(node, READY, record),
         _when_said(record, RECORDING, play),
         RegisterEventHandler(OnProcessExit(target_action=play, on_exit=on_played)),
-        RegisterEventHandler(OnProcessExit(target_action=report, on_exit=[Shutdown(reason="replayed")])),
+        RegisterEventHandler(OnProcessExit(target_action=report, on_exit=shut_down_with("the report"))),
         node,
     ]
 
