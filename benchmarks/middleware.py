@@ -112,6 +112,7 @@ def receive(arguments: argparse.Namespace) -> None:
     from rclpy.executors import SingleThreadedExecutor
     from sensor_msgs.msg import Image
 
+    from vla_ros.control.clock import Clock
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.graph.rclpy_frames import subscribe_raw
@@ -122,7 +123,7 @@ def receive(arguments: argparse.Namespace) -> None:
         keep_freed_memory()
     rclpy.init()
     node = rclpy.create_node("benchmark_policy")
-    mailbox: Mailbox[Any] = Mailbox()
+    mailbox: Mailbox[Any] = Mailbox(Clock())
     latency: list[float] = []
     take: list[float] = []
 

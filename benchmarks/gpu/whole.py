@@ -157,15 +157,18 @@ def stage_receiver(session: Session) -> dict[str, Any]:
     """The node's callback for a 1280x720 frame while the GPU answers frames: it must not wait for the GPU."""
     import logging
     import threading
+    from types import SimpleNamespace
 
     import numpy as np
 
-    from vla_ros.config import Config
+    from vla_ros.config import Config, LiveConfig
+    from vla_ros.control.clock import Clock
+    from vla_ros.control.inputs import Inputs
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.control.safety import Safety
-    from vla_ros.control.watchdog import Now, Watchdog
-    from vla_ros.node.control_loop import Frame
-    from vla_ros.node.receiver import FrameReceiver
+    from vla_ros.control.watchdog import Watchdog
+    from vla_ros.node.context import Context, News
+    from vla_ros.node.receiver import Frame, FrameReceiver
     from vla_ros.telemetry.stats import Stats
     from vla_ros.types import CameraFrame
     from vla_ros.vision.decode import decode_image, encode_image
@@ -175,16 +178,14 @@ def stage_receiver(session: Session) -> dict[str, Any]:
     engine.warm_up([22])
     ((_, prompt),) = session.inputs(subject, 1)
     pixels = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), dtype=np.uint8)
-    config, mailbox = Config(), Mailbox[Frame]()
-
-    def now() -> Now:
-        return Now(time.monotonic_ns(), time.time_ns())
-
-    watchdog = Watchdog(config.timeouts, config.camera.topics, joints_required=False, simulated=False)
-    safety = Safety(lambda: now().ros)
-    receiver = FrameReceiver(
-        config, [mailbox], watchdog, safety, Stats(), lambda *_: None, now, logging.getLogger("receiver")
+    options, clock, logger = LiveConfig(Config()), Clock(), logging.getLogger("receiver")
+    mailbox = Mailbox[Frame](clock)
+    watchdog = Watchdog(options, options.current.camera.topics, joints_required=False)
+    nobody = SimpleNamespace(frame=lambda outcome: None, step=lambda step: None)
+    context = Context(
+        options, clock, Inputs(clock), Safety(clock.ros), watchdog, Stats(), nobody, News(logger), logger
     )
+    receiver = FrameReceiver(context, [mailbox])
     over, answered = threading.Event(), []
 
     def answer() -> None:

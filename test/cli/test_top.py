@@ -12,6 +12,7 @@ from rich.console import Console
 pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
 
 from vla_ros.cli.top import View
+from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety
 from vla_ros.graph.messages import message_types
@@ -31,7 +32,8 @@ def view() -> View:
     safety.arm()
     safety.hold(Reason.CAMERA_STALE, "/camera: none for 3 s")
     stats.received()
-    stats.dropped("replaced", 41)
+    for _ in range(41):
+        stats.frame(FrameOutcome(1, "/camera", 2, REPLACED))
     stats.record({"inference": 12.5})
     parts = [
         diagnostics.state_part(safety.status, safety.counters, "pick up the [red] cup"),

@@ -1,33 +1,70 @@
-"""What was measured too long ago is not built upon."""
+"""The newest inputs: how fresh they are, which belongs to a stamp, when a new task begins."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
 
 import numpy as np
 
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.inputs import Inputs
 from vla_ros.types import JointState
 
-JOINTS = JointState(("a",), np.array([0.5]), 7)
+JOINTS = JointState(("a",), np.array([0.5]), 10)
 
 
 def test_joints_are_fresh_for_the_timeout_and_no_longer() -> None:
-    inputs = Inputs("go")
+    clock = SimulatedClock()
+    inputs = Inputs(clock, "go")
     assert inputs.fresh_joints(1.0) is None
     inputs.set_joints(JOINTS)
-    assert inputs.fresh_joints(60.0) is JOINTS
-    time.sleep(0.02)
-    assert inputs.fresh_joints(0.01) is None
+    clock.advance(1.0)
+    assert inputs.fresh_joints(1.0) is JOINTS
+    clock.advance(0.01)
+    assert inputs.fresh_joints(1.0) is None
     assert inputs.snapshot.joints is JOINTS, "a hold may still use it"
     inputs.set_instruction("stay")
-    assert inputs.fresh_joints(0.01) is None, "another instruction makes no measurement"
+    assert inputs.fresh_joints(1.0) is None, "another instruction is no measurement"
     inputs.set_joints(JOINTS)
-    assert inputs.fresh_joints(60.0) is JOINTS
-
-
-def test_measurements_that_were_forgotten_are_not_fresh() -> None:
-    inputs = Inputs("go")
-    inputs.set_joints(JOINTS)
+    assert inputs.fresh_joints(1.0) is JOINTS
     inputs.forget_measurements()
-    assert inputs.fresh_joints(60.0) is None
+    assert inputs.fresh_joints(1.0) is None
+
+
+def test_the_joint_state_nearest_to_a_stamp_is_found() -> None:
+    inputs = Inputs(SimulatedClock())
+    assert inputs.joints_at(0) is None
+    for stamp in range(0, 10**9, 10**7):
+        inputs.set_joints(dataclasses.replace(JOINTS, stamp=stamp))
+    found = inputs.joints_at(123_456_789)
+    assert found is not None
+    assert found.stamp == 120_000_000
+    assert inputs.joints_at(5 * 10**9) is None
+
+
+def test_blanks_are_no_instruction() -> None:
+    assert Inputs(SimulatedClock(), "  \n").snapshot.instruction == ""
+
+
+def test_only_a_different_instruction_begins_a_new_epoch() -> None:
+    inputs = Inputs(SimulatedClock(), "a")
+    assert not inputs.set_instruction("a")
+    assert inputs.snapshot.epoch == 0
+    assert inputs.set_instruction("b")
+    assert inputs.snapshot.epoch == 1
+
+
+def test_waiting_for_a_stamp_ends_when_joints_and_feeds_have_it() -> None:
+    events = [
+        (2_000_000_000, lambda: inputs.set_joints(JOINTS)),
+        (3_000_000_000, lambda: inputs.set_state("x", JOINTS)),
+    ]
+    clock = SimulatedClock(events=events)
+    inputs = Inputs(clock)
+    assert not inputs.wait_for_stamp(10, (), 1.5)
+    assert clock.steady() == 1.5
+    assert inputs.wait_for_stamp(10, (), 1.5)
+    assert clock.steady() == 2
+    assert inputs.wait_for_stamp(10, ("x",), 1.5)
+    assert clock.steady() == 3
+    assert not inputs.wait_for_stamp(11, (), 0.5)

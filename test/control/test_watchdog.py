@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.config import TimeoutsConfig
+from vla_ros.config import Config, LiveConfig, TimeoutsConfig
+from vla_ros.control.clock import Now
 from vla_ros.control.reasons import Level, Reason
-from vla_ros.control.watchdog import WATCHED, Now, Watchdog
+from vla_ros.control.watchdog import WATCHED, Watchdog
 
 TIMEOUTS = TimeoutsConfig(
     camera=0.5,
@@ -31,7 +32,8 @@ class World:
 
     def __init__(self, timeouts: TimeoutsConfig = TIMEOUTS, *, simulated: bool = False, cameras: int = 1) -> None:
         self.cameras = tuple(f"camera_{number}" for number in range(cameras))
-        self.watchdog = Watchdog(timeouts, self.cameras, simulated=simulated)
+        self.options = LiveConfig(Config(timeouts=timeouts))
+        self.watchdog = Watchdog(self.options, self.cameras, simulated=simulated)
         self.steady = 5_000_000_000
         self.ros = EPOCH
         self.picture = 0
@@ -251,7 +253,7 @@ def test_joint_states_without_a_stamp_count_when_they_come() -> None:
 
 
 def test_joint_states_are_not_missed_where_none_are_needed() -> None:
-    watchdog = Watchdog(TIMEOUTS, (), joints_required=False)
+    watchdog = Watchdog(LiveConfig(Config(timeouts=TIMEOUTS)), (), joints_required=False)
     assert set(watchdog.active(Now(1, EPOCH))) == {Reason.DRIVER_MISSING, Reason.HEARTBEAT_MISSING}
 
 
@@ -342,7 +344,7 @@ def test_only_watched_reasons_of_level_hold_or_stop_are_reported() -> None:
 def test_new_timeouts_apply_at_once() -> None:
     world = World().all_well()
     world.run(0.3, "camera_0")
-    world.watchdog.configure(replace(TIMEOUTS, camera=0.1))
+    world.options.current = Config(timeouts=replace(TIMEOUTS, camera=0.1))
     assert world.active == {Reason.CAMERA_STALE}
 
 
@@ -375,9 +377,9 @@ def test_frames_that_are_no_pictures_are_a_silent_camera() -> None:
     world = World().all_well()
     for _ in range(20):
         world.run(0.05)
-        world.watchdog.pictures(world.now, readable=False)
+        world.watchdog.images(world.now, readable=False)
     assert world.active == {Reason.CAMERA_STALE}
-    world.watchdog.pictures(world.now, readable=True)
+    world.watchdog.images(world.now, readable=True)
     assert world.active == set()
 
 
@@ -385,7 +387,7 @@ def test_one_damaged_frame_among_good_ones_is_none() -> None:
     world = World().all_well()
     for number in range(20):
         world.run(0.05)
-        world.watchdog.pictures(world.now, readable=number % 2 == 0)
+        world.watchdog.images(world.now, readable=number % 2 == 0)
     assert world.active == set()
 
 

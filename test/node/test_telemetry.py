@@ -7,6 +7,7 @@ import json
 import os
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,39 @@ def test_one_frame_can_be_followed_from_the_camera_to_its_command(
         assert stamp <= line["times"]["received"] <= line["times"]["sent"]
         assert {"preprocess", "inference", "control"} <= set(line["stages_ms"])
     assert set(lines) <= robot.sent
+
+
+def test_every_frame_has_one_line_in_the_trace(robot: Any, start: Callable[..., Any], tmp_path: Path) -> None:
+    """Frames that are answered, replaced, undecodable, from the future, repeated and late."""
+    trace = tmp_path / "trace.jsonl"
+    words = ["-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", f"node.trace:={trace}"]
+    node = start(*words, "-p", "timeouts.inference:=0.2")
+    robot.until(lambda: robot.commands, robot.send_frame)
+    image = np.zeros((48, 64, 3), np.uint8)
+
+    def bad() -> None:
+        robot.send_frame(encode_image(image[..., :2], robot.now(), "camera", "16UC1"))
+        robot.send_frame(encode_image(image, robot.now() + 10**12, "camera"))
+        robot.send_frame(encode_image(image, robot.send_frame(), "camera"))
+
+    def dropped(*reasons: str) -> bool:
+        return all(f"dropped/{reason}" in robot.diagnostics.get("camera", {}) for reason in reasons)
+
+    robot.until(lambda: dropped("image_invalid", "frame_from_future", "frame_repeated"), bad)
+    robot.instruct("slow")
+    robot.until(lambda: dropped("inference_late", "replaced"), robot.send_frame)
+    robot.instruct("x" * 10_000)
+    robot.instruct("go on")
+    moved = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > moved + 1, robot.send_frame)
+    assert node.end() == 0
+    frames = json.loads(node.stats.read_text())["frames"]
+    outcomes = Counter(json.loads(line)["outcome"] for line in trace.read_text().splitlines())
+    assert outcomes["command"] + outcomes["shown"] == frames["used"]
+    assert {name: count for name, count in outcomes.items() if name not in {"command", "shown"}} == frames[
+        "dropped"
+    ]
+    assert 0 <= frames["received"] - outcomes.total() <= 1, "at most the frame that waits is not accounted for"
 
 
 def test_status_tells_a_late_listener_the_state_and_each_change(robot: Any, start: Callable[..., Any]) -> None:

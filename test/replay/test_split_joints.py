@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from vla_ros.config import load
+from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStates
-from vla_ros.node.policy_node import _joint_state, _stamp_of
+from vla_ros.node.receiver import joint_state_of, stamp_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import select
@@ -70,14 +71,14 @@ def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, 
     groups = [["a", "b"], ["c"], ["finger"], ["b", "c"]]
     needed, timeout, time = ("a", "b", "c"), 0.1, make.start
     messages, live, expected = [], JointStates(needed), []
-    inputs = Inputs()
+    inputs = Inputs(Clock())
     for _ in range(300):
         time += int(rng.choice([3, 5, 20, 150], p=[0.4, 0.4, 0.17, 0.03])) * 1_000_000
         names = groups[rng.choice(4, p=[0.4, 0.3, 0.2, 0.1])]
         stamp = 0 if rng.random() < 0.1 else time - int(rng.integers(0, 8)) * 1_000_000
         message = make.joints(stamp, rng.normal(size=len(names)), names)
         messages.append((time, "/joint_states", message))
-        whole = live.add(_joint_state(message, time), _stamp_of(message), time, timeout)
+        whole = live.add(joint_state_of(message, time), stamp_of(message), time, timeout)
         if whole is not None and set(needed) <= set(whole.joints.names):  # as PolicyNode: else it is refused
             inputs.set_joints(whole.joints)
         expected.append((time, inputs.snapshot.joints))

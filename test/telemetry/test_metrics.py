@@ -16,6 +16,7 @@ pytest.importorskip("prometheus_client", reason="the library prometheus_client i
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.safety import State
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.telemetry.metrics import MetricsServer, families
@@ -25,7 +26,8 @@ from vla_ros.telemetry.stats import Stats
 def figures() -> list[Metric]:
     stats = Stats()
     stats.received()
-    stats.dropped("replaced", 3)
+    for _ in range(3):
+        stats.frame(FrameOutcome(1, "/camera", 2, REPLACED))
     stats.record({"inference": 12.5, "policy/vision": 4.0})
     counters = {"camera_stale": 2, 'odd "name"\n': 1}
     return families(State.HOLDING, counters, stats.frames(), stats.latency_ms(), {"threads": 5})

@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 import time
 
+from vla_ros.control.outcome import COMMANDED, REPLACED, FrameOutcome
 from vla_ros.telemetry.stats import Stats
 
 
-def test_frames_are_counted_by_what_became_of_them() -> None:
+def test_each_frame_is_counted_under_its_outcome() -> None:
     stats = Stats()
     for _ in range(5):
         stats.received()
     stats.unstamped()
-    stats.used()
     stats.commanded()
-    stats.dropped("replaced", 3)
-    stats.dropped("image_invalid")
-    stats.dropped("never", 0)
+    for outcome in (COMMANDED, *[REPLACED] * 3, "image_invalid"):
+        stats.frame(FrameOutcome(1, "/camera", 2, outcome))
     assert stats.frames() == {
         "received": 5,
         "used": 1,
@@ -27,7 +26,7 @@ def test_frames_are_counted_by_what_became_of_them() -> None:
     }
 
 
-def test_percentiles_are_over_the_last_times_only() -> None:
+def test_percentiles_cover_the_last_samples_only() -> None:
     stats = Stats()
     for value in range(20_000):
         stats.record({"decode": float(value)})
@@ -51,7 +50,7 @@ def test_samples_are_the_last_ones_oldest_first() -> None:
 
 
 class _TimedLock:
-    """A lock that adds up for how long it was held, in processor time of the thread that held it."""
+    """A lock that sums how long it was held, in CPU time of the thread that held it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,8 +65,8 @@ class _TimedLock:
         self._lock.release()
 
 
-def test_who_reads_does_not_hold_up_who_records() -> None:
-    """Each look at ``/metrics`` kept the lock while some 60,000 numbers were rounded and sorted."""
+def test_reading_does_not_block_recording() -> None:
+    """The lock is held while numbers are copied, not while some 60,000 of them are rounded and sorted."""
     stats = Stats()
     for _ in range(5000):
         stats.record({f"stage_{number}": 1.0 for number in range(14)})

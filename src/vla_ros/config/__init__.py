@@ -1,5 +1,6 @@
 """One tree of typed options: ROS parameters, parameter files and command line are three views of it."""
 
+from vla_ros.config.live import LiveConfig
 from vla_ros.config.loading import (
     Entry,
     build,
@@ -31,6 +32,7 @@ __all__ = [
     "Entry",
     "GripperConfig",
     "LimitsConfig",
+    "LiveConfig",
     "NodeConfig",
     "Option",
     "PolicyConfig",

@@ -1,17 +1,18 @@
-"""The newest of everything besides pictures: joint state, further feeds, the instruction.
+"""The newest of everything besides images: joint state, further feeds, the instruction.
 
 Receiving threads write, the working thread reads one consistent snapshot. Nothing is queued.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from vla_ros.control.clock import Clock
 from vla_ros.types import JointState
 
 
@@ -23,7 +24,7 @@ class Snapshot:
         joints: Newest joint state, or None before the first.
         state: Feed name to its newest message.
         instruction: Newest instruction, "" before the first.
-        epoch: Grows with every change of the instruction: what was thought before belongs to another task.
+        epoch: Grows with every new task: what was inferred in an earlier epoch is void.
     """
 
     joints: JointState | None = None
@@ -36,13 +37,19 @@ _REMEMBERED = 1024  # joint states: a second at the fastest drivers' 1 kHz
 
 
 class Inputs:
-    """Thread-safe store of the newest inputs, and of the last joint states by stamp."""
+    """Thread-safe store of the newest inputs, and of the last joint states by stamp.
 
-    def __init__(self, instruction: str = "") -> None:
+    Args:
+        clock: For the age of the newest joint state, and to wait.
+        instruction: The first one.
+    """
+
+    def __init__(self, clock: Clock, instruction: str = "") -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._history: deque[JointState] = deque(maxlen=_REMEMBERED)
         self._snapshot = Snapshot(instruction=instruction.strip())
-        self._joints_seen = 0.0  # steady clock
+        self._joints_seen = -math.inf  # steady clock
 
     @property
     def snapshot(self) -> Snapshot:
@@ -54,7 +61,7 @@ class Inputs:
         with self._changed:
             old = self._snapshot
             self._snapshot = Snapshot(joints, old.state, old.instruction, old.epoch)
-            self._joints_seen = time.monotonic()
+            self._joints_seen = self._clock.steady()
             self._history.append(joints)
             self._changed.notify_all()
 
@@ -65,7 +72,7 @@ class Inputs:
         hold: the arm may be elsewhere by then.
         """
         with self._changed:
-            joints, age = self._snapshot.joints, time.monotonic() - self._joints_seen
+            joints, age = self._snapshot.joints, self._clock.steady() - self._joints_seen
         return joints if age <= timeout else None
 
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> JointState | None:
@@ -98,7 +105,7 @@ class Inputs:
             return True
 
     def new_epoch(self) -> None:
-        """What was thought so far is void, though the instruction stays (a reset)."""
+        """Begin a new task with the same instruction: what is inferred now is void (a reset)."""
         with self._changed:
             old = self._snapshot
             self._snapshot = Snapshot(old.joints, old.state, old.instruction, old.epoch + 1)
@@ -126,14 +133,5 @@ class Inputs:
             feeds = [now.joints, *(now.state.get(key) for key in keys)]
             return all(feed is not None and feed.stamp >= stamp for feed in feeds)
 
-        return self._wait(ready, timeout)
-
-    def _wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while not ready():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-            return True
+            return self._clock.wait_for(self._changed, ready, timeout)

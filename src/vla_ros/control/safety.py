@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import LIMITS, Level, Reason
 
 
@@ -75,6 +75,7 @@ class Event:
 
 
 _LOG = logging.getLogger(__name__)
+_SYSTEM_CLOCK = Clock()
 
 Listener = Callable[[Event], None]
 
@@ -83,10 +84,10 @@ class Safety:
     """The state machine. Safe to use from any thread; no method waits for anything but :meth:`motion`.
 
     Args:
-        clock: Nanoseconds for events; the steady clock by default.
+        clock: Nanoseconds for events; the system's clock by default.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
         self._lock = threading.RLock()
         self._armed = False

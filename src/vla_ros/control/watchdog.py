@@ -1,4 +1,4 @@
-"""Which inputs have gone silent, frozen, late or mad. Pure logic: it is told what happened and what time it is.
+"""Detects stale, frozen, late or invalid inputs. Pure logic: it is told what happened and what time it is.
 
 Silence is measured on a steady clock, so that no clock change hides or feigns it; ages are measured on the ROS
 clock, to which stamps belong. Feed it from any thread; ask :meth:`Watchdog.active` some ten times a second and
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_ros.config import TimeoutsConfig
+from vla_ros.config import LiveConfig, TimeoutsConfig
+from vla_ros.control.clock import Now
 from vla_ros.control.reasons import Reason
 from vla_ros.types import UInt8Array
 
@@ -39,19 +40,6 @@ WATCHED = frozenset(
 _SECOND = 1_000_000_000
 _OTHER_CLOCK = 3600.0  # s; no network and no queue is that slow
 _FASTEST_SIMULATION = 50  # times real time; a simulated clock that is faster has jumped
-
-
-@dataclass(frozen=True)
-class Now:
-    """The present on both clocks, in nanoseconds.
-
-    Attributes:
-        steady: ``time.monotonic_ns()``.
-        ros: The ROS clock: system time, or simulated time (0 before it began).
-    """
-
-    steady: int
-    ros: int
 
 
 @dataclass
@@ -89,7 +77,7 @@ class Watchdog:
     """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock.
 
     Args:
-        config: The timeouts.
+        options: The whole tree; its section ``timeouts`` is read.
         cameras: Name of each camera.
         joints_required: False where no joint state is needed (a twist without kinematics).
         simulated: True where the ROS clock is simulated: it may stand still and run fast.
@@ -97,13 +85,13 @@ class Watchdog:
 
     def __init__(
         self,
-        config: TimeoutsConfig,
+        options: LiveConfig,
         cameras: tuple[str, ...],
         *,
         joints_required: bool = True,
         simulated: bool = False,
     ) -> None:
-        self._config = config
+        self._options = options
         self._joints_required = joints_required
         self._simulated = simulated
         self._lock = threading.Lock()
@@ -114,7 +102,7 @@ class Watchdog:
         self._joints_late = ""
         self._joints_since_jump = True
         self._unreadable_since: int | None = None
-        self._thinking_since: int | None = None
+        self._inferring_since: int | None = None
         self._late = ""
         self._driver_seen: int | None = None
         self._driver_topic = ""
@@ -123,9 +111,9 @@ class Watchdog:
         self._jump = ""
         self._jump_told = False
 
-    def configure(self, config: TimeoutsConfig) -> None:
-        """Take new timeouts."""
-        self._config = config
+    @property
+    def _config(self) -> TimeoutsConfig:
+        return self._options.current.timeouts
 
     def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
         """A frame came.
@@ -164,8 +152,8 @@ class Watchdog:
             known.digest = digest
             return None
 
-    def pictures(self, now: Now, *, readable: bool) -> None:
-        """The frames of a trip became pictures, or one of them did not. Those that never do are as good as none."""
+    def images(self, now: Now, *, readable: bool) -> None:
+        """Whether the frames of a step could be decoded. A camera whose frames never can is as good as stale."""
         with self._lock:
             if readable:
                 self._unreadable_since = None
@@ -205,7 +193,7 @@ class Watchdog:
     def inference_began(self, now: Now) -> None:
         """The policy was asked."""
         with self._lock:
-            self._thinking_since = now.steady
+            self._inferring_since = now.steady
 
     def inference_ended(self, now: Now) -> bool:
         """The policy answered, or failed.
@@ -215,7 +203,7 @@ class Watchdog:
         """
         with self._lock:
             self._late = self._overdue(now)
-            self._thinking_since = None
+            self._inferring_since = None
             return not self._late
 
     def driver(self, subscribers: int, now: Now, topic: str = "") -> None:
@@ -239,7 +227,7 @@ class Watchdog:
                 found.update(self._of_camera(name, camera, now))
             unreadable = self._unreadable_since
             if unreadable is not None and _silent(unreadable, self._config.camera, now):
-                found[Reason.CAMERA_STALE] = f"no frame that is a picture: {_since(unreadable, now)}"
+                found[Reason.CAMERA_STALE] = f"no frame that is an image: {_since(unreadable, now)}"
             if self._joints_required:
                 found.update(self._of_joints(now))
             late = self._overdue(now) or self._late
@@ -284,9 +272,9 @@ class Watchdog:
 
     def _overdue(self, now: Now) -> str:
         """How late the answer is that is being waited for, or ""."""
-        if self._thinking_since is None or not _silent(self._thinking_since, self._config.inference, now):
+        if self._inferring_since is None or not _silent(self._inferring_since, self._config.inference, now):
             return ""
-        waited = (now.steady - self._thinking_since) / _SECOND
+        waited = (now.steady - self._inferring_since) / _SECOND
         return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
 
     def _check_clock(self, now: Now) -> None:

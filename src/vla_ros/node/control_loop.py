@@ -1,128 +1,83 @@
-"""The working thread: takes the newest frame, makes the step, and sends what may be sent.
+"""The control loop: takes the newest frame, infers, and sends what may be sent.
 
-Receiving threads only leave things behind (mailboxes, inputs); this thread decides and sends. It never waits
-for anything without a bound, and a frame is used once.
+Receiving threads only leave things behind (mailboxes, inputs); the loop decides and sends. It never waits without a
+bound, and uses a frame once. The live node runs :meth:`ControlLoop.run_once` on a thread of its own; replay and
+tests call it on a simulated clock.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
 
-from vla_ros.config import Config
-from vla_ros.control.inputs import Inputs, Snapshot
+from vla_ros.control.command import Command
+from vla_ros.control.inputs import Snapshot
 from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.outcome import COMMANDED, REPLACED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
-from vla_ros.control.safety import Safety
-from vla_ros.control.watchdog import Now, Watchdog
 from vla_ros.errors import ImageError
-from vla_ros.graph.node import Logger
-from vla_ros.node.stepper import Stepper, StepResult
-from vla_ros.telemetry.stats import Stats
+from vla_ros.node.context import Context
+from vla_ros.node.receiver import Frame
+from vla_ros.node.stepper import Inference, Stepper
 from vla_ros.types import JointState
-from vla_ros.vision.messages import CdrBytes
 
-_PATIENCE = 0.1  # s between looks at whether the thread should end
-_LOOK_HOLDS = 0.05  # s; what the watchdog saw is old after this
+_PATIENCE = 0.1  # s between looks at whether the loop should end
+_SUPERVISION_VALID = 0.05  # s; what the watchdog saw is old after this
 _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
 
 
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """A camera message as it came.
+class Did(Enum):
+    """What one iteration of the loop did."""
 
-    Attributes:
-        data: Its CDR bytes.
-        stamp: Stamp of its header, nanoseconds.
-        received: Nanoseconds of the ROS clock when it came.
-        arrived: Seconds of the steady clock when it came.
-        interval: Seconds since the one before came; infinite for the first.
-    """
-
-    data: CdrBytes
-    stamp: int
-    received: int
-    arrived: float
-    interval: float = math.inf
-
-
-class Witness(Protocol):
-    """Looks on; see :class:`vla_ros.telemetry.telemetry.Telemetry`."""
-
-    def show(self, step: StepResult) -> None:
-        """A step was made."""
-
-    def answered(self, stamp: int, received: int, now: Now, moved: bool, stages_ms: Mapping[str, float]) -> None:
-        """A frame was answered; ``moved`` where its motion was sent."""
-
-    def dropped(self, stamp: int, camera: str, received: int, reason: Reason) -> None:
-        """A frame was not used."""
+    WAITED = "nothing was due, or no frame came"
+    INFERRED = "a frame was given to the policy"
+    CONTINUED = "the next step of the plan was made"
 
 
 class ControlLoop:
     """Runs a :class:`Stepper` on live inputs.
 
     Args:
-        config: The whole tree; :meth:`configure` takes a changed one.
+        context: What the node's parts share.
         stepper: Loaded.
-        cameras: One mailbox per ``camera.topics``; the first camera sets the limiter.
-        inputs: Joint state, feeds and instruction.
-        safety: Decides what may be sent.
-        watchdog: Told about inference.
-        stats: Told about everything.
-        prepare: Makes the message of a step's command; what it returns sends it, and is called only while motion is
+        mailboxes: One per ``camera.topics``; the loop follows the first camera, and takes the newest of the others.
+        prepare: Makes the messages of a command; what it returns sends them, and is called only while motion is
             allowed.
-        witness: Told of every step and of what became of every frame, whether or not the arm may move.
-        supervise: Asks the watchdog and tells ``safety``; called before each step, so that a frame which ends a
+        supervise: Asks the watchdog and tells ``safety``; called before each command, so that a frame which ends a
             hold is itself answered.
-        now: The present on both clocks.
-        logger: Says what is refused, each reason at most once a second.
     """
 
     def __init__(
         self,
-        config: Config,
+        context: Context,
         stepper: Stepper,
-        cameras: Sequence[Mailbox[Frame]],
-        inputs: Inputs,
-        safety: Safety,
-        watchdog: Watchdog,
-        stats: Stats,
-        prepare: Callable[[StepResult], Callable[[], None]],
-        witness: Witness,
+        mailboxes: Sequence[Mailbox[Frame]],
+        prepare: Callable[[Command], Callable[[], None]],
         supervise: Callable[[], None],
-        now: Callable[[], Now],
-        logger: Logger,
     ) -> None:
-        self._config = config
+        self._context = context
+        self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
+        self._watchdog = context.watchdog
         self._stepper = stepper
-        self._cameras = cameras
-        self._newest: list[Frame | None] = [None] * len(cameras)
-        self._inputs = inputs
-        self._safety = safety
-        self._watchdog = watchdog
-        self._stats = stats
+        self._mailboxes = mailboxes
         self._prepare = prepare
-        self._witness = witness
         self._supervise = supervise
-        self._now = now
-        self._logger = logger
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._task = (-1, -1)  # of the inputs and of the arming to which the plan belongs
-        self._limiter = RateLimiter.from_config(config.control)
+        self._config = context.options.current
+        self._stepper.configure(self._config)
+        self._limiter = RateLimiter.from_config(self._config.control)
+        self._newest: list[Frame | None] = [None] * len(mailboxes)
+        self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
+        self._task = (-1, -1)  # epoch of the inputs and number of the arming to which the plan belongs
         self._held: set[Reason] = set()
-        self._said: dict[Reason, float] = {}
+        self._ending = False
+        self._ended = threading.Condition()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin on a thread of its own."""
-        self._ending.clear()
-        self._limiter.reset()
+        """Run on a thread of its own until :meth:`stop`."""
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
@@ -132,59 +87,54 @@ class ControlLoop:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """End the thread; a policy that is thinking is waited for.
+        """End for good; an inference under way is waited for.
 
         Returns:
             False where it did not end within ``timeout`` seconds.
         """
-        self._ending.set()
+        with self._ended:
+            self._ending = True
+            self._ended.notify_all()
         thread, self._thread = self._thread, None
         if thread is None:
             return True
         thread.join(timeout)
         return not thread.is_alive()
 
-    def configure(self, config: Config) -> None:
-        """Take options that may change while running; from any thread."""
-        self._config = config
-        self._limiter.configure(config.control.rate_hz)
-        self._stepper.configure(config)
-
     def _run(self) -> None:
         try:
-            while not self._ending.is_set():
-                self._cycle()
+            while not self._ending:
+                self.run_once()
         except BaseException as error:
             self._safety.stop(Reason.THREAD_DIED, f"{type(error).__name__}: {error}")
-            self._logger.error(f"the control thread ended: {type(error).__name__}: {error}")
+            self._context.logger.error(f"the control thread ended: {type(error).__name__}: {error}")
             raise
 
-    def _cycle(self) -> None:
-        if not self._is_due():
-            return
+    def run_once(self) -> Did:
+        """Make one iteration: wait for the next step's time or frame, a tenth of a second at most, and make it."""
+        self._take_options()
+        if not self._wait_until_due():
+            return Did.WAITED
         self._take_task()
         if not self._safety.may_move:
             self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
         if not self._stepper.wants_frame:
             self._finish(self._stepper.next_command(self._fresh_joints(), self._limiter.period), None)
-            self._limiter.executed(time.monotonic())
-            return
+            self._limiter.executed(self._clock.steady())
+            return Did.CONTINUED
         frame = self._next_frame()
-        if frame is not None:
-            self._answer(frame)
+        if frame is None:
+            return Did.WAITED
+        self._answer(frame)
+        return Did.INFERRED
 
-    def _next_frame(self) -> Frame | None:
-        """The newest frame of the first camera, or the one that is about to come."""
-        mailbox = self._cameras[0]
-        frame = mailbox.take(_PATIENCE)
-        if frame is None or self._config.control.lockstep:
-            return frame
-        patience = self._limiter.patience(time.monotonic(), frame.arrived, frame.arrived + frame.interval)
-        newer = mailbox.take(min(patience, _PATIENCE)) if patience else None
-        if newer is None:
-            return frame
-        self._stats.dropped("replaced")
-        return newer
+    def _take_options(self) -> None:
+        """Follow options that changed; one step sees one set of them."""
+        config = self._context.options.current
+        if config is not self._config:
+            self._config = config
+            self._limiter.configure(config.control.rate_hz)
+            self._stepper.configure(config)
 
     def _take_task(self) -> Snapshot:
         """The newest inputs; where they belong to another task or arming, what was planned before is forgotten."""
@@ -195,55 +145,79 @@ class ControlLoop:
         return snapshot
 
     def _is_void(self) -> bool:
-        """True where what is being done belongs to a task of before, or was begun before a person armed."""
+        """True where what is being done belongs to an earlier task, or was begun before a person armed."""
         return self._task != (self._inputs.snapshot.epoch, self._safety.armings)
 
     def _fresh_joints(self) -> JointState | None:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
-    def _is_due(self) -> bool:
-        """Wait for the next step; False where its time has not come yet (or the thread is to end).
+    def _wait_until_due(self) -> bool:
+        """Wait for the time of the next step; False where it has not come yet, or the loop is to end.
 
-        In lockstep the simulation sets the limiter.
+        In lockstep the simulation sets the rhythm.
         """
         if self._config.control.lockstep:
             return True
         due = self._limiter.frame_due if self._stepper.wants_frame else self._limiter.planned_due
-        left = due - time.monotonic()
-        if left <= 0:
-            return True
-        self._ending.wait(min(left, _PATIENCE))
-        return not self._ending.is_set() and due <= time.monotonic()
+        left = due - self._clock.steady()
+        if left > 0:
+            with self._ended:
+                self._clock.wait_for(self._ended, lambda: self._ending, min(left, _PATIENCE))
+        return not self._ending and due <= self._clock.steady()
+
+    def _next_frame(self) -> Frame | None:
+        """The newest frame of the first camera, or the one that is about to come."""
+        mailbox = self._mailboxes[0]
+        frame = mailbox.take(_PATIENCE)
+        if frame is None or self._config.control.lockstep:
+            return frame
+        arrived = frame.arrived.steady / 1e9
+        patience = self._limiter.patience(self._clock.steady(), arrived, arrived + frame.interval)
+        newer = mailbox.take(min(patience, _PATIENCE)) if patience else None
+        if newer is None:
+            return frame
+        self._context.report(frame.outcome(REPLACED))
+        return newer
 
     def _answer(self, frame: Frame) -> None:
-        """Make the step for one frame of the first camera."""
-        began = time.monotonic()
-        self._newest[0] = frame
-        for index, mailbox in enumerate(self._cameras[1:], start=1):
-            other = mailbox.take(0.0)
+        """Infer on a frame of the first camera, and send the first command."""
+        began = self._clock.steady()
+        self._take(0, frame)
+        for index, mailbox in enumerate(self._mailboxes[1:], start=1):
+            other = mailbox.take()
             if other is not None:
-                self._newest[index] = other
-                self._stats.used()
+                self._take(index, other)
         try:
-            step = self._step(frame, began)
+            answer = self._infer(frame)
         except ImageError as error:
-            self._watchdog.pictures(self._now(), readable=False)
-            self._drop(frame, Reason.IMAGE_INVALID, str(error))
+            self._watchdog.images(self._clock.now(), readable=False)
+            self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), frame)
             return
         except Refused as refused:
-            self._drop(frame, refused.reason, refused.detail)
+            self._refuse(refused, frame)
             return
-        self._stats.used()
-        self._stats.record({"wait": 1e3 * (began - frame.arrived), **step.stages_ms})
+        self._context.stats.record({"wait": 1e3 * began - frame.arrived.steady / 1e6})
+        self._take_options()  # limits that were tightened meanwhile hold for this command
+        reference = self._inputs.joints_at(frame.stamp)
+        step = self._stepper.next_command(self._fresh_joints(), self._limiter.step_time(began), reference, answer)
+        self._context.stats.record(step.stages_ms)
         self._finish(step, frame)
-        self._limiter.answered(began, time.monotonic())
+        self._limiter.answered(began, self._clock.steady())
 
-    def _drop(self, frame: Frame, reason: Reason, detail: str) -> None:
-        self._stats.dropped(reason.value)
-        self._witness.dropped(frame.stamp, self._config.camera.topics[0], frame.received, reason)
-        self._refuse(reason, detail)
+    def _take(self, index: int, frame: Frame) -> None:
+        """Make a frame its camera's newest; one before it that no step could use yet was replaced."""
+        before, self._newest[index] = self._newest[index], frame
+        if before is not None and index in self._unreported:
+            self._context.report(before.outcome(REPLACED))
+        self._unreported.add(index)
 
-    def _step(self, frame: Frame, began: float) -> StepResult:
+    def _infer(self, frame: Frame) -> Inference:
+        """Ask the policy.
+
+        Raises:
+            ImageError: A frame cannot be decoded.
+            Refused: Something is missing, or the answer is wrong, late or void.
+        """
         if self._config.control.lockstep:
             keys = self._stepper.spec.state_keys
             if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT):
@@ -251,67 +225,65 @@ class ControlLoop:
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 )
         inputs = replace(self._take_task(), joints=self._fresh_joints())
-        self._watchdog.inference_began(self._now())
+        self._watchdog.inference_began(self._clock.now())
         try:
-            step = self._stepper.step(
-                [newest.data if newest else None for newest in self._newest],
-                inputs,
-                self._limiter.step_time(began),
-                self._inputs.joints_at(frame.stamp),
-                self._fresh_joints,
-            )
-            self._watchdog.pictures(self._now(), readable=True)
+            with self._clock.work():
+                answer = self._stepper.infer([newest.data if newest else None for newest in self._newest], inputs)
+            self._watchdog.images(self._clock.now(), readable=True)
         finally:
-            in_time = self._watchdog.inference_ended(self._now())
+            in_time = self._watchdog.inference_ended(self._clock.now())
         if not in_time:
             self._stepper.schedule.reset()
             raise Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
         if self._is_void():
             self._stepper.schedule.reset()
-            raise Refused(
-                Reason.TASK_CHANGED, "another instruction, a reset or an arming came while the policy was thinking"
-            )
-        return step
+            raise Refused(Reason.TASK_CHANGED, "an instruction, a reset or an arming came during the inference")
+        return answer
 
     def _finish(self, step: StepResult, frame: Frame | None) -> None:
         """Show the action, and send the command where it may be sent."""
-        self._witness.show(step)
+        self._context.sink.step(step)
         refused = step.refused or self._too_old(step)
-        if refused is not None:
+        if refused is not None or step.command is None:
             self._stepper.schedule.reset()
-            self._refuse(refused.reason, refused.detail)
+            self._refuse(refused or Refused(Reason.ACTION_INVALID, "no command was made"), frame)
             return
         for reason in self._held:
             self._safety.clear(reason)
         self._held.clear()
-        began = time.monotonic()
-        allowed = self._send_allowed(step)
-        stages = {}
-        if allowed:
-            self._stats.commanded()
-            stages["publish"] = 1e3 * (time.monotonic() - began)
-        if frame is not None:  # disarmed, too: a dry run shows the age that motion would have
-            stages["frame_age"] = (self._now().ros - frame.stamp) / 1e6
-            stages["total"] = 1e3 * (time.monotonic() - frame.arrived)
-        self._stats.record(stages)
-        if frame is not None:
-            self._witness.answered(frame.stamp, frame.received, self._now(), allowed, step.stages_ms)
+        began, stats = self._clock.steady(), self._context.stats
+        sent = self._send_allowed(step.command)
+        now = self._clock.now()
+        if sent:
+            stats.commanded()
+            stats.record({"publish": now.steady / 1e6 - 1e3 * began})
+        if frame is None:
+            return
+        # Disarmed, too: a dry run shows the age that motion would have.
+        total = (now.steady - frame.arrived.steady) / 1e6
+        stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
+        outcome = COMMANDED if sent else SHOWN
+        for index in sorted(self._unreported):
+            used = self._newest[index]
+            assert used is not None
+            self._context.report(used.outcome(outcome, ended=now.ros, stages_ms=step.stages_ms))
+        self._unreported.clear()
 
-    def _send_allowed(self, step: StepResult) -> bool:
+    def _send_allowed(self, command: Command) -> bool:
         """Send the command where it may be sent; True where it was.
 
         A process that was suspended between the watchdog's look and the sending looks again. What remains is the
-        sending itself: a driver that wants certainty looks at the stamp. A thread that was told to end sends
-        nothing: it may have been left behind, and the arm be armed for another.
+        sending itself: a driver that wants certainty looks at the stamp. A loop that was told to end sends nothing:
+        it may have been left behind, and the arm be armed for another.
         """
-        send = self._prepare(step)
-        while not self._ending.is_set():
+        send = self._prepare(command)
+        while not self._ending:
             self._supervise()
-            looked = time.monotonic()
+            looked = self._clock.steady()
             with self._safety.motion() as may_move:
-                if time.monotonic() - looked > _LOOK_HOLDS:
+                if self._clock.steady() - looked > _SUPERVISION_VALID:
                     continue
-                allowed = may_move and not self._is_void() and not self._ending.is_set()
+                allowed = may_move and not self._is_void() and not self._ending
                 if allowed:
                     send()
                     self._stepper.executed()
@@ -319,7 +291,7 @@ class ControlLoop:
         return False
 
     def _too_old(self, step: StepResult) -> Refused | None:
-        """No motion on a frame that is older than it may be when it comes, and thinking and its turn may take.
+        """No motion on a frame that is older than it may be when it comes, and inference and its turn may take.
 
         The watchdog looks at frames as they come. This catches what happens to them later: a process that was
         suspended, or a frame that waited behind a slow answer.
@@ -328,17 +300,19 @@ class ControlLoop:
         if not timeouts.frame_age:
             return None
         allowed = timeouts.frame_age + timeouts.inference + (step.index + 1) * self._limiter.period
-        age = (self._now().ros - step.stamp) / 1e9
+        age = (self._clock.ros() - step.stamp) / 1e9
         if age <= allowed:
             return None
         return Refused(Reason.FRAME_OLD, f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s")
 
-    def _refuse(self, reason: Reason, detail: str) -> None:
-        """Hold, stop or count, as the reason's level says; a hold ends with the next good step."""
-        self._safety.report(reason, detail)
+    def _refuse(self, refused: Refused, frame: Frame | None) -> None:
+        """Hold, stop or count as the reason's level says; a hold ends with the next good step."""
+        reason, detail = refused.reason, refused.detail
+        if frame is None:
+            self._safety.report(reason, detail)
+        else:
+            self._unreported.discard(0)
+            self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
         if reason.level is Level.HOLD:
             self._held.add(reason)
-        now = time.monotonic()
-        if now - self._said.get(reason, -1.0) >= 1.0:
-            self._said[reason] = now
-            self._logger.warning(f"{reason.value}: {detail}")
+        self._context.news.tell(reason.value, f"{reason.value}: {detail}")

@@ -6,7 +6,6 @@ motion never follows a stop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config
 from vla_ros.control.command import Command, message_type, split, to_message
 from vla_ros.control.reasons import Reason
-from vla_ros.control.safety import Safety
 from vla_ros.graph.wiring import Wiring
+from vla_ros.node.context import Context
 
 _TWIST_PERIODS = 2
 """Control periods for which a twist stands where ``timeouts.twist`` leaves it open."""
@@ -28,28 +26,21 @@ class Outputs:
     """Publishers of commands.
 
     Args:
-        wiring: Where they are made and undone.
-        config: The whole tree; ``control.output``, ``gripper.output``, ``topics``, ``timeouts.twist``.
-        safety: Says whether a motion may be sent; counts twists that expired.
-        now: Nanoseconds of the ROS clock.
+        context: What the node's parts share; ``control.output``, ``gripper.output``, ``topics`` and
+            ``timeouts.twist`` are read.
+        wiring: Where publishers are made and undone.
     """
 
-    def __init__(self, wiring: Wiring, config: Config, safety: Safety, now: Callable[[], int]) -> None:
+    def __init__(self, context: Context, wiring: Wiring) -> None:
+        self._context = context
         self._make = wiring.graph.message
-        self._safety = safety
-        self._now = now
-        topics = config.topics
+        config, topics = context.options.current, context.options.current.topics
         self._arm = wiring.publisher(message_type(config.control.output), topics.command, "command")
         self._publishers = {topics.command: self._arm}
         if topics.gripper:
             gripper = wiring.publisher(message_type(config.gripper.output), topics.gripper, "command")
             self._publishers[topics.gripper] = gripper
         self._twist: tuple[Command, float] | None = None  # what stands, and until when (steady clock, s)
-        self.configure(config)
-
-    def configure(self, config: Config) -> None:
-        """Take options that may change while running."""
-        self._config = config
 
     @property
     def publishers(self) -> tuple[Any, ...]:
@@ -68,7 +59,7 @@ class Outputs:
 
         Call that within ``safety.motion()``; a hold is sent where motion is *not* allowed, a motion where it is.
         """
-        config, now = self._config, self._now()
+        config, now = self._context.options.current, self._context.clock.ros()
         arm, fingers = split(command, config.robot.gripper_joint_names if config.topics.gripper else ())
         sends = [partial(self._arm.publish, to_message(arm, config.control.output, self._make, now))]
         if fingers is not None:
@@ -79,26 +70,27 @@ class Outputs:
             for each in sends:
                 each()
             if command.twist is not None:
-                self._twist = None if command.hold else (arm, time.monotonic() + self._expiry)
+                self._twist = None if command.hold else (arm, self._context.clock.steady() + self._expiry)
 
         return send
 
     @property
     def _expiry(self) -> float:
         """Seconds for which a twist stands."""
-        return self._config.timeouts.twist or _TWIST_PERIODS / self._config.control.rate_hz
+        config = self._context.options.current
+        return config.timeouts.twist or _TWIST_PERIODS / config.control.rate_hz
 
     def expire(self) -> None:
         """Send a zero twist where none has come for ``timeouts.twist``; ask some fifty times a second.
 
-        A velocity moves the arm until something else is said: while the policy thinks for too long, the last one
-        would carry it on far beyond the step that was meant. Positions need no such thing.
+        A velocity moves the arm until another is sent: during a long inference the last one would carry it
+        far beyond the step that was meant. Positions need no such thing.
         """
         standing = self._twist
-        if standing is None or time.monotonic() < standing[1]:
+        if standing is None or self._context.clock.steady() < standing[1]:
             return
-        with self._safety.motion():
+        with self._context.safety.motion():
             if self._twist is not standing:  # another command came meanwhile
                 return
             self.prepare(replace(standing[0], hold=True, twist=(np.zeros(3), np.zeros(3))))()
-        self._safety.report(Reason.TWIST_EXPIRED, f"no twist for {self._expiry:.3g} s")
+        self._context.safety.report(Reason.TWIST_EXPIRED, f"no twist for {self._expiry:.3g} s")

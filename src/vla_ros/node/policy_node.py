@@ -7,39 +7,36 @@ lifecycle node walk through the same methods.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from vla_ros.config import Config
+from vla_ros.config import Config, LiveConfig
+from vla_ros.control.clock import Clock
 from vla_ros.control.contest import CONTESTS
 from vla_ros.control.fit import unused_gripper
 from vla_ros.control.inputs import Inputs
-from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.outcome import BEFORE_ARMING
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
-from vla_ros.control.watchdog import WATCHED, Now, Watchdog
-from vla_ros.graph.node import Node, Severity, Vocabulary, say
+from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node import graph_watch
-from vla_ros.node.control_loop import ControlLoop, Frame
+from vla_ros.node.context import Context, News
+from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.namesake import NameClaim, wait_until_alone
 from vla_ros.node.outputs import Outputs
-from vla_ros.node.receiver import FrameReceiver
-from vla_ros.node.stepper import Stepper, StepResult
+from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.telemetry.stats import Stats
 from vla_ros.telemetry.telemetry import Telemetry
-from vla_ros.types import JointState
 from vla_ros.vision.messages import IMAGE_TYPES
 
 SUPERVISION_PERIOD = 0.02
-"""Seconds between looks at the watchdog: how late a silent input may be noticed beyond its timeout."""
+"""Seconds between looks at the watchdog: how late a stale input may be noticed beyond its timeout."""
 
 
 class PolicyNode:
@@ -52,7 +49,6 @@ class PolicyNode:
         config: The whole tree.
 
     Attributes:
-        config: As it is now; options change through :meth:`reconfigure`.
         safety: What may move and why not.
         stats: Times and frame counts.
         inputs: Newest joint state, feeds and instruction.
@@ -61,17 +57,23 @@ class PolicyNode:
     def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:
         self._graph = graph
         self._node = node
-        self.config = config
-        self.safety = Safety(lambda: self._now().ros)
+        self._options = LiveConfig(config)
+        self._clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
+        self.safety = Safety(self._clock.ros)
         self.safety.listen(self._on_event)
         self.stats = Stats()
-        self.inputs = Inputs(config.policy.instruction)
+        self.inputs = Inputs(self._clock, config.policy.instruction)
         self._logger = node.get_logger()
         self._stepper: Stepper | None = None
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
         self._wiring = Wiring(graph, node)
-        self._news: dict[str, tuple[str, Severity]] = {}
+        self._news = News(self._logger)
+
+    @property
+    def config(self) -> Config:
+        """The options in force; :meth:`reconfigure` changes those that may change."""
+        return self._options.current
 
     # The life of a managed node
 
@@ -92,44 +94,22 @@ class PolicyNode:
             stepper.load(progress)
             wait_until_alone(self._node, self._logger, progress)
             self._stepper = stepper
-            self._mailboxes = [Mailbox[Frame]() for _ in self.config.camera.topics]
-            needs_joints = bool(stepper.controller.arm_names)
-            self._joint_states = JointStates(stepper.controller.arm_names)
-            # rclpy's ROSClock and ours say so; another clock is the system's.
-            simulated = bool(getattr(self._node.get_clock(), "ros_time_is_active", False))
-            self._watchdog = Watchdog(
-                self.config.timeouts,
-                self.config.camera.topics,
-                joints_required=needs_joints,
-                simulated=simulated,
-            )
+            self._mailboxes = [Mailbox[Frame](self._clock) for _ in self.config.camera.topics]
             self._join(stepper)
         except BaseException:
             self.cleanup()
             stepper.close()
             raise
         self._logger.info(self._summary())
-        unheard = unused_gripper(self.config, stepper.spec)
-        if unheard:
-            self._logger.warning(unheard)
+        unused = unused_gripper(self.config, stepper.spec)
+        if unused:
+            self._logger.warning(unused)
 
     def activate(self) -> None:
         """Begin to answer frames. The arm moves where ``control.armed`` says so, else after ``~/enable``."""
         assert self._stepper is not None, "configure() comes first"
-        assert self._telemetry is not None
         self._loop = ControlLoop(
-            self.config,
-            self._stepper,
-            self._mailboxes,
-            self.inputs,
-            self.safety,
-            self._watchdog,
-            self.stats,
-            self._prepare,
-            self._telemetry,
-            self._supervise,
-            self._now,
-            self._logger,
+            self._context, self._stepper, self._mailboxes, self._outputs.prepare, self._supervise
         )
         self._loop.start()
         if self.config.control.armed:
@@ -149,7 +129,7 @@ class PolicyNode:
         loop, self._loop = self._loop, None
         ended = loop is None or loop.stop(self.config.timeouts.inference + 1.0)
         if not ended:
-            self._logger.error("the policy is still thinking and was left behind; its answer will not be sent")
+            self._logger.error("the inference has not ended and was left behind; its answer will not be sent")
         return ended
 
     def cleanup(self) -> None:
@@ -176,7 +156,8 @@ class PolicyNode:
             return False, "not active: nothing can be commanded yet"
         if not self._loop.alive:
             return False, "the control thread has ended with an error (see the log): start the node again"
-        self.stats.dropped("before_arming", sum(mailbox.clear() for mailbox in self._mailboxes))
+        for waiting in filter(None, [mailbox.take() for mailbox in self._mailboxes]):
+            self._context.report(waiting.outcome(BEFORE_ARMING))
         self._watch.look(at_once=True)
         self._supervise()  # what is missing holds from the first moment
         if not self.safety.arm():
@@ -211,7 +192,6 @@ class PolicyNode:
         if not text:
             return False, "empty instruction: the one before stays"
         if len(text) > longest:
-            self.stats.dropped("instruction_too_long")
             return (
                 False,
                 f"instruction of {len(text)} characters refused, policy.max_instruction_length is {longest}",
@@ -223,14 +203,7 @@ class PolicyNode:
     def reconfigure(self, config: Config) -> None:
         """Take options that may change while running, all at once (see ``Option.live``)."""
         changed = config.policy.instruction != self.config.policy.instruction
-        self.config = config
-        if self._stepper is not None:
-            self._watchdog.configure(config.timeouts)
-            self._outputs.configure(config)
-            self._receiver.configure(config)
-            self._stepper.configure(config)
-        if self._loop is not None:
-            self._loop.configure(config)
+        self._options.current = config
         if changed:
             self.instruct(config.policy.instruction)
 
@@ -240,23 +213,35 @@ class PolicyNode:
         """Create publishers, subscriptions, services and timers."""
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
-        self._outputs = Outputs(wiring, config, self.safety, lambda: self._now().ros)
-        self._watch = GraphWatch(self._graph, self._node, self._outputs.publishers, topics.command_shared_with)
-        self._telemetry = Telemetry(wiring, config, stepper, self.safety, self.stats, self.inputs)
-        self._receiver = receiver = FrameReceiver(
-            config,
-            self._mailboxes,
-            self._watchdog,
+        self._telemetry = Telemetry(
+            wiring, self._options, stepper.spec, stepper.controller, self.safety, self.stats, self.inputs
+        )
+        self._watchdog = Watchdog(
+            self._options,
+            config.camera.topics,
+            joints_required=bool(stepper.controller.arm_names),
+            # rclpy's ROSClock and ours say so; another clock is the system's.
+            simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
+        )
+        self._context = Context(
+            self._options,
+            self._clock,
+            self.inputs,
             self.safety,
+            self._watchdog,
             self.stats,
-            self._telemetry.dropped,
-            self._now,
+            self._telemetry,
+            self._news,
             self._logger,
         )
-        wiring.subscribe(joints, topics.joint_states, self._on_joints, "joint_states")
+        self._outputs = Outputs(self._context, wiring)
+        self._watch = GraphWatch(self._graph, self._node, self._outputs.publishers, topics.command_shared_with)
+        self._states = states = StateReceiver(self._context, stepper.controller)
+        receiver = FrameReceiver(self._context, self._mailboxes)
+        wiring.subscribe(joints, topics.joint_states, states.joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")
-            wiring.subscribe(joints, topic, partial(self._on_state, key), "state")
+            wiring.subscribe(joints, topic, partial(states.feed, key), "state")
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
@@ -266,56 +251,22 @@ class PolicyNode:
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
-        wiring.timer(1.0, self._log_news)
+        wiring.timer(1.0, self._news.flush)
         wiring.timer(graph_watch.PERIOD, self._watch.look)
 
-    def _now(self) -> Now:
-        return Now(time.monotonic_ns(), self._node.get_clock().now().nanoseconds)
-
     # What arrives
-
-    def _on_joints(self, message: Any) -> None:
-        now, timeout = self._now(), self.config.timeouts.joint_state
-        whole = self._joint_states.add(_joint_state(message, now.ros), _stamp_of(message), now.steady, timeout)
-        if whole is None:
-            return
-        wrong = self._wrong(whole.joints)
-        if wrong:
-            self._news["joint states"] = f"{Reason.JOINT_STATE_INVALID.value}: {wrong}", "warning"
-        if self._watchdog.joint_state(whole.stamp, now, wrong):
-            self.inputs.set_joints(whole.joints)
-
-    def _wrong(self, joints: JointState) -> str:
-        """What makes a joint state unusable, or ""."""
-        if len(joints.names) != len(joints.positions):
-            return f"{len(joints.names)} names and {len(joints.positions)} positions"
-        if self._stepper is not None:
-            try:
-                self._stepper.controller.check_joints(joints)
-            except Refused as refused:
-                return f"{refused.detail} (see robot.joint_names, robot.urdf and topics.joint_states)"
-        return ""
-
-    def _on_state(self, key: str, message: Any) -> None:
-        self.inputs.set_state(key, _joint_state(message, self._now().ros))
 
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)
         if text:
-            self._news["instruction"] = text, "info" if taken else "warning"
-
-    def _log_news(self) -> None:
-        """Log the newest of what may come with every message, once a second at most."""
-        news, self._news = self._news, {}
-        for text, severity in news.values():
-            say(self._logger, text, severity)
+            self._news.tell("instruction", text, "info" if taken else "warning")
 
     def _on_stop(self, message: Any) -> None:
         if message.data:
             self.stop()
 
     def _on_heartbeat(self, message: Any) -> None:
-        self._watchdog.heartbeat(self._now())
+        self._watchdog.heartbeat(self._clock.now())
 
     def _on_enable(self, request: Any, response: Any) -> Any:
         # Whoever disarms is obeyed by all that hear it.
@@ -340,10 +291,6 @@ class PolicyNode:
 
     # What goes out
 
-    def _prepare(self, step: StepResult) -> Callable[[], None]:
-        assert step.command is not None
-        return self._outputs.prepare(step.command)
-
     def _on_event(self, event: Event) -> None:
         """When motion ends, tell the arm to hold where it was measured last; then say each change of state."""
         if event.before is State.ARMED and event.after is not State.ARMED:
@@ -355,8 +302,7 @@ class PolicyNode:
         if event.kind == "block" and event.reason is not None:
             self._logger.warning(f"cannot be armed: {event.reason.value}: {event.detail}")
         if event.kind == "hold" and event.reason is Reason.CLOCK_JUMP:
-            self.inputs.forget_measurements()  # their stamps may come again
-            self._joint_states.forget()
+            self._states.forget()  # stamps may come again
         if self._telemetry is not None:
             self._telemetry.changed()
 
@@ -375,7 +321,7 @@ class PolicyNode:
 
     def _supervise(self) -> None:
         """Ask the watchdog, and end a twist that stands too long; fifty times a second, and before each command."""
-        now = self._now()
+        now = self._clock.now()
         topic, subscribers = self._outputs.subscribers
         self._watchdog.driver(subscribers, now, topic)
         self.safety.follow({**self._watch.found, **self._watchdog.active(now)}, WATCHED | CONTESTS)
@@ -387,19 +333,8 @@ class PolicyNode:
         spec, config = self._stepper.spec, self.config
         gripper = f" and {config.topics.gripper} ({config.gripper.output})" if config.topics.gripper else ""
         return (
-            f"policy '{config.policy.name}' is ready: {len(spec.image_keys)} picture(s) of "
+            f"policy '{config.policy.name}' is ready: {len(spec.image_keys)} image(s) of "
             f"{spec.image_size[1]}x{spec.image_size[0]}, {spec.dimension} numbers, {spec.horizon} step(s); "
             f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}){gripper} "
             f"by {self._graph.backend}"
         )
-
-
-def _stamp_of(message: Any) -> int:
-    """Nanoseconds of a message's header."""
-    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
-
-
-def _joint_state(message: Any, now: int) -> JointState:
-    """A ``sensor_msgs/JointState`` as numbers; without a stamp it counts as measured now."""
-    positions = np.asarray(message.position, dtype=np.float64)
-    return JointState(tuple(message.name), positions, _stamp_of(message) or now)

@@ -1,107 +1,169 @@
-"""What becomes of a camera message when it comes: looked at, and left for the working thread, or dropped.
+"""What arrives, on the thread that spins the graph: checked, and left for the control loop or dropped.
 
-On the thread that spins, for every frame of every camera: a stamp is read, nothing is decoded.
+A camera frame stays bytes here: its stamp is read, nothing is decoded.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from vla_ros.config import Config
+import numpy as np
+
+from vla_ros.control.clock import Now
+from vla_ros.control.controller import Controller
+from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.reasons import Reason
-from vla_ros.control.safety import Safety
-from vla_ros.control.watchdog import Now, Watchdog, digest
+from vla_ros.control.outcome import REPLACED, FrameOutcome
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
-from vla_ros.graph.node import Logger
-from vla_ros.node.control_loop import Frame
-from vla_ros.telemetry.stats import Stats
+from vla_ros.node.context import Context
+from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes, image_stamp, with_stamp
 
 
-class _Dropped(Protocol):
-    def __call__(self, stamp: int, camera: str, received: int, reason: Reason) -> None: ...
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A camera message as it came.
+
+    Attributes:
+        data: Its CDR bytes.
+        stamp: Stamp of its header, nanoseconds.
+        camera: Topic.
+        arrived: When it came.
+        interval: Seconds since the one before came; infinite for the first.
+    """
+
+    data: CdrBytes
+    stamp: int
+    camera: str
+    arrived: Now
+    interval: float = math.inf
+
+    def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
+        """What became of it; ``details`` are further fields of the outcome."""
+        return FrameOutcome(self.stamp, self.camera, self.arrived.ros, outcome, **details)
 
 
 class FrameReceiver:
     """Receives the frames of all cameras.
 
     Args:
-        config: The whole tree; :meth:`configure` takes a changed one.
+        context: What the node's parts share.
         mailboxes: One per ``camera.topics``.
-        watchdog: Says which frames may be used.
-        safety: Told of those that may not.
-        stats: Counts them.
-        dropped: Told of each frame that had a stamp and was not used.
-        now: The present on both clocks.
-        logger: Says what is odd, once.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mailboxes: Sequence[Mailbox[Frame]],
-        watchdog: Watchdog,
-        safety: Safety,
-        stats: Stats,
-        dropped: _Dropped,
-        now: Callable[[], Now],
-        logger: Logger,
-    ) -> None:
-        self._config = config
+    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
+        self._context = context
         self._mailboxes = mailboxes
-        self._watchdog = watchdog
-        self._safety = safety
-        self._stats = stats
-        self._dropped = dropped
-        self._now = now
-        self._logger = logger
         self._arrived = [-math.inf] * len(mailboxes)
         self._unstamped: set[str] = set()
 
-    def configure(self, config: Config) -> None:
-        """Take options that may change while running."""
-        self._config = config
-
     def receive(self, index: int, data: CdrBytes) -> None:
         """A message of camera ``index`` came, as its CDR bytes."""
-        arrived = time.monotonic()
-        self._stats.received()
-        topic = self._config.camera.topics[index]
+        context, config, now = self._context, self._context.options.current, self._context.clock.now()
+        topic = config.camera.topics[index]
+        context.stats.received()
         try:
             stamp = image_stamp(data)
         except ImageError as error:
-            self._drop(Reason.IMAGE_INVALID, f"{topic}: {error}")
+            self._drop(Frame(b"", 0, topic, now), Reason.IMAGE_INVALID, f"{topic}: {error}")
             return
-        now = self._now()
-        if not stamp and not self._config.control.lockstep:
+        if not stamp and not config.control.lockstep:
             stamp, data = now.ros, with_stamp(data, now.ros)
-            self._say_unstamped(topic)
-        seen = digest(data, skip=12) if self._config.timeouts.frozen_frames else None
-        reason = self._watchdog.frame(topic, stamp, now, seen)
+            self._warn_of_no_stamp(topic)
+        seconds = now.steady / 1e9
+        frame = Frame(data, stamp, topic, now, seconds - self._arrived[index])
+        pixels = digest(data, skip=12) if config.timeouts.frozen_frames else None
+        reason = context.watchdog.frame(topic, stamp, now, pixels)
         if reason is not None:
-            self._drop(reason, topic)
-            self._dropped(stamp, topic, now.ros, reason)
+            self._drop(frame, reason, topic)
             return
-        before, self._arrived[index] = self._arrived[index], arrived
-        if self._mailboxes[index].put(Frame(data, stamp, now.ros, arrived, arrived - before)):
-            self._stats.dropped("replaced")
-        self._stats.record({"transport": (now.ros - stamp) / 1e6, "receive": 1e3 * (time.monotonic() - arrived)})
+        self._arrived[index] = seconds
+        replaced = self._mailboxes[index].put(frame)
+        if replaced is not None:
+            context.report(replaced.outcome(REPLACED))
+        took = 1e3 * (context.clock.steady() - seconds)
+        context.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": took})
 
-    def _say_unstamped(self, topic: str) -> None:
+    def _warn_of_no_stamp(self, topic: str) -> None:
         """Many drivers give no stamp. Their frames count as taken when they came, as joint states do."""
-        self._stats.unstamped()
+        self._context.stats.unstamped()
         if topic not in self._unstamped:
             self._unstamped.add(topic)
-            self._logger.warning(
+            self._context.logger.warning(
                 f"{topic}: its frames have the stamp 0 and count as taken when they come; how old they really are "
                 "nobody knows, and timeouts.frame_age cannot catch it. Let the driver stamp them"
             )
 
-    def _drop(self, reason: Reason, detail: str) -> None:
-        self._stats.dropped(reason.value)
-        self._safety.report(reason, detail)
-        self._logger.debug(f"{reason.value}: {detail}")
+    def _drop(self, frame: Frame, reason: Reason, detail: str) -> None:
+        self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
+        self._context.logger.debug(f"{reason.value}: {detail}")
+
+
+class StateReceiver:
+    """Receives joint states, of one publisher or several, and further feeds.
+
+    Args:
+        context: What the node's parts share.
+        controller: Says which joint states a command may be built on.
+    """
+
+    def __init__(self, context: Context, controller: Controller) -> None:
+        self._context = context
+        self._controller = controller
+        self._joint_states = JointStates(controller.arm_names)
+
+    def joints(self, message: Any) -> None:
+        """A ``sensor_msgs/JointState`` of the robot came."""
+        now = self._context.clock.now()
+        timeout = self._context.options.current.timeouts.joint_state
+        whole = self._joint_states.add(joint_state_of(message, now.ros), stamp_of(message), now.steady, timeout)
+        if whole is not None:
+            self.accept(whole.joints, whole.stamp)
+
+    def accept(self, joints: JointState, stamp: int) -> None:
+        """Make a whole joint state the newest one, if the watchdog finds nothing wrong with it.
+
+        Args:
+            joints: Of all the arm's joints.
+            stamp: Stamp of its header; 0 where the driver gives none.
+        """
+        wrong = self._wrong(joints)
+        if wrong:
+            self._context.news.tell("joint states", f"{Reason.JOINT_STATE_INVALID.value}: {wrong}")
+        if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong):
+            self._context.inputs.set_joints(joints)
+
+    def feed(self, key: str, message: Any) -> None:
+        """A message of the feed ``key`` came (``robot.state_topics``)."""
+        self._context.inputs.set_state(key, joint_state_of(message, self._context.clock.ros()))
+
+    def forget(self) -> None:
+        """Forget what was measured: the clock jumped, and stamps may come again."""
+        self._context.inputs.forget_measurements()
+        self._joint_states.forget()
+
+    def _wrong(self, joints: JointState) -> str:
+        """What makes a joint state unusable, or ""."""
+        if len(joints.names) != len(joints.positions):
+            return f"{len(joints.names)} names and {len(joints.positions)} positions"
+        try:
+            self._controller.check_joints(joints)
+        except Refused as refused:
+            return f"{refused.detail} (see robot.joint_names, robot.urdf and topics.joint_states)"
+        return ""
+
+
+def stamp_of(message: Any) -> int:
+    """Nanoseconds of a message's header."""
+    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+
+
+def joint_state_of(message: Any, now: int) -> JointState:
+    """A ``sensor_msgs/JointState`` as numbers; without a stamp it counts as measured now."""
+    positions = np.asarray(message.position, dtype=np.float64)
+    return JointState(tuple(message.name), positions, stamp_of(message) or now)

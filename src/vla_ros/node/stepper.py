@@ -1,17 +1,16 @@
-"""The one step from camera bytes to a command, the same for the live node and replay.
+"""From camera bytes to a command, the same for the live node and for replay.
 
-``observe`` makes the observation, ``infer`` asks the policy, ``next_command`` turns the next step of the chunk into
-a command. Only the two ends differ between uses: where frames come from and where commands go.
+:meth:`Stepper.infer` makes the observation and asks the policy, :meth:`Stepper.next_command` turns the next step of
+its chunk into a command. Where frames come from and where commands go is the caller's business.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,42 +21,30 @@ from vla_ros.control.controller import Controller
 from vla_ros.control.failures import reason_of
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.kinematics import Kinematics
+from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, JointState, Observation
+from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
 from vla_ros.vision.lazy_images import Pictures
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import Preprocessor
 
-_NOTHING: Mapping[str, float] = MappingProxyType({})
-
 
 @dataclass(frozen=True, eq=False)
-class StepResult:
-    """What one step came to.
+class Inference:
+    """An answer of the policy and what it was asked.
 
     Attributes:
-        stamp: Stamp of the frame behind it, nanoseconds.
-        index: Step of the chunk.
-        action: Float64 [D], un-normalised, before limits and kinematics.
-        command: What may be sent, or None where it was refused.
-        refused: Why not, or None.
-        chunk: The policy's answer where it was asked for this step, else None.
-        observation: What the policy was asked, where it was.
-        stages_ms: Milliseconds by stage: ``preprocess`` (also what of it was done while the policy looked, which
-            ``inference`` does not count), the policy's own stages, ``inference``, ``control``.
+        observation: What the policy saw.
+        chunk: Its answer, checked for shape and NaN.
+        stages_ms: ``preprocess``, ``inference`` and the policy's own stages, as :class:`StepResult` has them.
     """
 
-    stamp: int
-    index: int = 0
-    action: FloatArray | None = None
-    command: Command | None = None
-    refused: Refused | None = None
-    chunk: ActionChunk | None = None
-    observation: Observation | None = None
-    stages_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    observation: Observation
+    chunk: ActionChunk
+    stages_ms: Mapping[str, float]
 
 
 def make_kinematics(config: Config) -> Kinematics | None:
@@ -75,7 +62,7 @@ def make_kinematics(config: Config) -> Kinematics | None:
 class Stepper:
     """A loaded policy with everything around it.
 
-    One thread uses it; any thread may call `configure`, `hold` and `forget_commands`.
+    One thread uses it; any thread may call `hold` and `forget_commands`.
 
     Args:
         config: The whole tree.
@@ -87,7 +74,6 @@ class Stepper:
         self._policy = policy
         self._session = Session()
         self._kinematics = make_kinematics(config)
-        self._waiting: Config | None = None
         self._lock = threading.Lock()  # the controller: a hold may come from another thread
 
     def load(self, progress: Progress = no_progress) -> None:
@@ -102,7 +88,7 @@ class Stepper:
         unknown = [key for key in spec.image_keys if key not in self._config.camera.keys]
         if unknown:
             raise ConfigError(
-                f"camera.keys: the policy needs pictures {list(spec.image_keys)}, and the cameras give "
+                f"camera.keys: the policy needs images {list(spec.image_keys)}, and the cameras give "
                 f"{list(self._config.camera.keys)}; set camera.topics and camera.keys"
             )
         self._preprocessor = Preprocessor(self._config.camera, spec.image_size)
@@ -127,14 +113,18 @@ class Stepper:
         return self.schedule.wants_chunk
 
     def configure(self, config: Config) -> None:
-        """Take options that may change while running, from the next step on. From any thread."""
-        self._waiting = config
+        """Take options that may change while running, from the next step on."""
+        self._config = config
+        with self._lock:
+            self.controller.configure(config)
+        self.schedule.configure(config.control)
+        self._policy.configure(config.policy)
 
     def new_task(self) -> None:
         """Another instruction: forget the chunk and what the policy remembers.
 
-        What was commanded stays known, for the arm and its fingers do not change with the words: a hold that comes
-        now must not let go of what is gripped.
+        What was commanded stays known, for the arm and its fingers do not change with the instruction: a hold that
+        comes now must not drop what is gripped.
         """
         self._session.reset()
         self.schedule.reset()
@@ -159,14 +149,14 @@ class Stepper:
             return self.controller.hold(joints)
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """Decode what the policy needs; turned, cropped and resized it is when the policy looks, or by the policy.
+        """Decode the images that the policy needs; orientation, crop and resize are deferred until first access.
 
         Args:
             frames: One serialised camera message per ``camera.topics``; None where none has come yet.
             inputs: Joint state, further feeds and instruction at that moment.
 
         Raises:
-            ImageError: A message is no picture; the camera's topic is named.
+            ImageError: A message is no image; the camera's topic is named.
             Refused: A camera, feed, joint state or instruction that the policy needs is missing.
         """
         spec, topics = self._policy.spec, self._config.camera.topics
@@ -189,14 +179,14 @@ class Stepper:
             makers[key] = partial(self._preprocessor.prepare, frame.image, index)
             unprepared[key] = self._preprocessor.unprepared(frame.image, index)
             stamp = frame.stamp if stamp is None else stamp
-        assert stamp is not None, "every policy looks at one picture at least"
+        assert stamp is not None, "every policy needs one image at least"
         self._check_feeds(inputs, stamp)
         return Observation(
             Pictures(makers), inputs.instruction, stamp, inputs.joints, inputs.state, frames=unprepared
         )
 
     def _check_feeds(self, inputs: Snapshot, stamp: int) -> None:
-        """Refuse feeds that fell silent: the watchdog knows cameras and the joint state alone."""
+        """Refuse stale feeds: the watchdog knows cameras and the joint state alone."""
         allowed = self._config.timeouts.joint_state_age
         for key in self._policy.spec.state_keys:
             age = (stamp - inputs.state[key].stamp) / 1e9
@@ -207,13 +197,29 @@ class Stepper:
                     "(timeouts.joint_state_age)",
                 )
 
-    def infer(self, observation: Observation) -> ActionChunk:
-        """Ask the policy, check its answer and put it into the schedule.
+    def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
+        """Ask the policy about one set of frames, and put its answer into the schedule.
+
+        Args:
+            frames: As :meth:`observe`.
+            inputs: As :meth:`observe`.
 
         Raises:
-            Refused: The policy failed, or its answer has a wrong shape or holds NaN.
+            ImageError: As :meth:`observe`.
+            Refused: As :meth:`observe`; the policy failed; its answer has a wrong shape or holds NaN.
         """
+        began = time.perf_counter()
+        observation = self.observe(frames, inputs)
+        asked = time.perf_counter()
         self.schedule.observed(observation.stamp)
+        chunk = self._ask(observation)
+        prepared = observation.images.spent_ms if isinstance(observation.images, Pictures) else 0.0
+        stages = {"preprocess": 1e3 * (asked - began) + prepared, "inference": _since(asked) - prepared}
+        stages |= {f"policy/{name}": ms for name, ms in chunk.stages_ms.items()}
+        self.schedule.load(chunk)
+        return Inference(observation, chunk, stages)
+
+    def _ask(self, observation: Observation) -> ActionChunk:
         chunk: Any  # whatever a third party's policy gives
         try:
             chunk = self._policy.infer(self._session, observation)
@@ -229,32 +235,39 @@ class Stepper:
                 Reason.ACTION_INVALID, f"the policy answered with {found}, expected an ActionChunk of arrays"
             )
         self.controller.check(chunk)
-        answer: ActionChunk = chunk
-        self.schedule.load(answer)
-        return answer
+        return chunk
 
-    def next_command(self, joints: JointState | None, dt: float, reference: JointState | None = None) -> StepResult:
-        """The command for the next step of the chunk.
+    def next_command(
+        self,
+        joints: JointState | None,
+        dt: float,
+        reference: JointState | None = None,
+        answer: Inference | None = None,
+    ) -> StepResult:
+        """The command for the next step of the chunk; call :meth:`executed` once it was sent.
 
         Args:
-            joints: Newest joint state.
+            joints: Newest joint state, from which limits count.
             dt: Seconds until the next command.
             reference: Joint state at the frame's stamp, for the first step of a chunk; None takes ``joints``.
+            answer: The inference that was made for this step, for the record.
         """
-        self._take_options()
         # Overrun: options taken just now may have shortened the plan; the step that was due is still a right one.
         step = self.schedule.next(overrun=True)
         if step is None:
             raise RuntimeError("next_command() without a step: call infer() first")
         began = time.perf_counter()
+        command, refusal = None, None
         try:
-            first = reference if step.index == 0 else None
             with self._lock:
-                command = self.controller.command(step.action, joints, step.stamp, dt, first)
+                command = self.controller.command(
+                    step.action, joints, step.stamp, dt, reference if step.index == 0 else None
+                )
         except Refused as refused:
-            return StepResult(step.stamp, step.index, step.action, refused=refused)
-        took = {"control": _since(began)}
-        return StepResult(step.stamp, step.index, step.action, command, stages_ms=took)
+            refusal = refused
+        took = {**(answer.stages_ms if answer else {}), "control": _since(began)}
+        chunk, observation = (answer.chunk, answer.observation) if answer else (None, None)
+        return StepResult(step.stamp, step.index, step.action, command, refusal, chunk, observation, took)
 
     def executed(self) -> None:
         """The command of the last step was sent: it counts, for the schedule and for what follows from it."""
@@ -268,46 +281,21 @@ class Stepper:
         inputs: Snapshot,
         dt: float,
         reference: JointState | None = None,
-        newest: Callable[[], JointState | None] | None = None,
     ) -> StepResult:
-        """Observe, think and act on one set of frames: the whole step.
-
-        The step is not yet counted as executed: call :meth:`executed` once the command was sent.
+        """Infer on one set of frames and make the first command, where no time passes in between.
 
         Args:
             frames: As :meth:`observe`.
             inputs: As :meth:`observe`.
             dt: Seconds until the next command.
             reference: Joint state at the frame's stamp.
-            newest: Gives the joint state against which limits count, once the policy has answered; None takes
-                that of ``inputs``.
 
         Raises:
             ImageError: As :meth:`observe`.
-            Refused: As :meth:`observe` and :meth:`infer`; what only the command lacks is in the answer.
+            Refused: As :meth:`infer`; what only the command lacks is in the result.
         """
-        self._take_options()
-        began = time.perf_counter()
-        observation = self.observe(frames, inputs)
-        seen = time.perf_counter()
-        chunk = self.infer(observation)
-        looked = observation.images.spent_ms if isinstance(observation.images, Pictures) else 0.0
-        took = {"preprocess": 1e3 * (seen - began) + looked, "inference": _since(seen) - looked}
-        done = self.next_command(newest() if newest else inputs.joints, dt, reference)
-        stages = {**took, **{f"policy/{name}": ms for name, ms in chunk.stages_ms.items()}, **done.stages_ms}
-        return StepResult(
-            done.stamp, done.index, done.action, done.command, done.refused, chunk, observation, stages
-        )
-
-    def _take_options(self) -> None:
-        """Options that another thread left here."""
-        config, self._waiting = self._waiting, None
-        if config is not None:
-            self._config = config
-            with self._lock:
-                self.controller.configure(config)
-            self.schedule.configure(config.control)
-            self._policy.configure(config.policy)
+        answer = self.infer(frames, inputs)
+        return self.next_command(inputs.joints, dt, reference, answer)
 
 
 def _since(began: float) -> float:

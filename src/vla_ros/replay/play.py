@@ -18,10 +18,11 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.inputs import Snapshot
+from vla_ros.control.outcome import StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.stepper import Stepper, StepResult, make_kinematics
+from vla_ros.node.stepper import Stepper, make_kinematics
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag

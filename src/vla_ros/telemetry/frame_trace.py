@@ -10,10 +10,11 @@ import contextlib
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from vla_ros.control.outcome import FrameOutcome
 from vla_ros.errors import ConfigError
 
 _WAITING = 4096  # lines
@@ -23,12 +24,11 @@ _PATIENCE = 0.5  # s between writes
 class FrameTrace:
     """Writes JSON lines: ``stamp``, ``camera``, ``outcome``, ``times`` (ROS clock, ns) and ``stages_ms``.
 
-    ``outcome`` is ``command`` where a motion was sent (it carries the same stamp), ``shown`` where the arm might
-    not move, else the name of the reason for which the frame was dropped or refused.
+    Values are those of :class:`~vla_ros.control.outcome.FrameOutcome`; a command carries the stamp of its frame.
 
     Args:
         path: File to write; an old one is replaced.
-        complain: Told once, in words, when nothing can be written any more.
+        complain: Told once when nothing can be written any more.
 
     Attributes:
         lost: Lines that were not written.
@@ -51,18 +51,17 @@ class FrameTrace:
         self._thread = threading.Thread(target=self._run, name="vla_trace", daemon=True)
         self._thread.start()
 
-    def frame(
-        self,
-        stamp: int,
-        camera: str,
-        outcome: str,
-        times: Mapping[str, int],
-        stages_ms: Mapping[str, float] | None = None,
-    ) -> None:
+    def frame(self, outcome: FrameOutcome) -> None:
         """Note what became of a frame; never waits for the disk."""
-        rounded = {name: round(value, 3) for name, value in (stages_ms or {}).items()}
+        sent = {} if outcome.ended is None else {"sent": outcome.ended}
         line = json.dumps(
-            {"stamp": stamp, "camera": camera, "outcome": outcome, "times": dict(times), "stages_ms": rounded}
+            {
+                "stamp": outcome.stamp,
+                "camera": outcome.camera,
+                "outcome": outcome.outcome,
+                "times": {"received": outcome.received, **sent},
+                "stages_ms": {name: round(value, 3) for name, value in outcome.stages_ms.items()},
+            }
         )
         with self._changed:
             if self._file is None or len(self._lines) >= _WAITING:

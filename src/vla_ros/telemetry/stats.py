@@ -1,7 +1,7 @@
 """How long each stage takes and what became of every frame, for diagnostics, the demo and bench.
 
 Times are kept for the last frames only: memory does not grow however long the node runs. The threads that receive
-and command write here, so whoever reads takes a copy first and reckons afterwards, without the lock.
+and command write here, so whoever reads copies first and computes afterwards, without the lock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.control.outcome import ANSWERED, FrameOutcome
 from vla_ros.types import FloatArray
 
 _REMEMBERED = 4096
@@ -39,7 +40,7 @@ class _Ring:
 class Stats:
     """Thread-safe record of stage times and frame counts.
 
-    Frames are counted once each: ``received == used + sum(dropped) + (those still under way)``.
+    Each frame counts once: ``received == used + sum(dropped) + (those still under way)``.
     """
 
     def __init__(self) -> None:
@@ -71,25 +72,22 @@ class Stats:
             self._received += 1
 
     def unstamped(self) -> None:
-        """A frame that came had no stamp; it counts as taken when it came."""
+        """A frame that came had no stamp; the time of its arrival takes its place."""
         with self._lock:
             self._unstamped += 1
 
-    def used(self) -> None:
-        """A frame was turned into an answer."""
+    def frame(self, outcome: FrameOutcome) -> None:
+        """Count what became of a frame."""
         with self._lock:
-            self._used += 1
+            if outcome.outcome in ANSWERED:
+                self._used += 1
+            else:
+                self._dropped[outcome.outcome] += 1
 
     def commanded(self) -> None:
         """A command was sent."""
         with self._lock:
             self._commands += 1
-
-    def dropped(self, reason: str, count: int = 1) -> None:
-        """Frames were not used, for ``reason``."""
-        if count:
-            with self._lock:
-                self._dropped[reason] += count
 
     def frames(self) -> dict[str, Any]:
         """``received``, ``used``, ``dropped`` (by reason), ``commands``, and ``unstamped`` of those received."""

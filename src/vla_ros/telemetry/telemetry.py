@@ -10,26 +10,26 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vla_ros.config import Config
+from vla_ros.config import LiveConfig
 from vla_ros.control.command import message_type
+from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Inputs
-from vla_ros.control.reasons import Reason
+from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.safety import Safety
-from vla_ros.control.watchdog import Now
 from vla_ros.errors import ConfigError
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware import Frames, examine, sourced_distribution, uses_iceoryx
 from vla_ros.middleware.daemons import RoudiWatch
-from vla_ros.node.stepper import Stepper, StepResult
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
 from vla_ros.telemetry.stats import Stats
+from vla_ros.types import ActionSpec
 from vla_ros.vision.messages import IMAGE_TYPES, encode_image
 
-_DEBUG_PERIOD = 0.2  # s; a picture for people
+_DEBUG_PERIOD = 0.2  # s; an image for people
 
 
 class Telemetry:
@@ -37,8 +37,9 @@ class Telemetry:
 
     Args:
         wiring: Where publishers, timers and everything else are made and undone.
-        config: The whole tree.
-        stepper: Loaded.
+        options: The options in force.
+        spec: The policy's.
+        controller: Its joints, and what its limits changed.
         safety: State and reasons.
         stats: Times and frame counts.
         inputs: The instruction.
@@ -48,13 +49,20 @@ class Telemetry:
     """
 
     def __init__(
-        self, wiring: Wiring, config: Config, stepper: Stepper, safety: Safety, stats: Stats, inputs: Inputs
+        self,
+        wiring: Wiring,
+        options: LiveConfig,
+        spec: ActionSpec,
+        controller: Controller,
+        safety: Safety,
+        stats: Stats,
+        inputs: Inputs,
     ) -> None:
-        topics = config.topics
-        self.config = config
+        config, topics = options.current, options.current.topics
+        self._options, self._spec, self._controller = options, spec, controller
+        self._safety, self._stats, self._inputs = safety, stats, inputs
         self._graph, self._node = wiring.graph, wiring.node
         self._logger = self._node.get_logger()
-        self._stepper, self._safety, self._stats, self._inputs = stepper, safety, stats, inputs
         self._trace = FrameTrace(config.node.trace, self._logger.error) if config.node.trace else None
         if self._trace is not None:
             wiring.undo(self._trace.close)
@@ -71,7 +79,7 @@ class Telemetry:
         self._status = wiring.publisher("std_msgs/msg/String", topics.status, "instruction")
         self._debug = wiring.publisher("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
         self._debug_wanted = False
-        self._newest: StepResult | None = None
+        self._to_draw: StepResult | None = None
         self._said: tuple[str, ...] = ()  # state, and what keeps it from being armed
         self._answer: Mapping[str, Any] = {}
         self._outside, self._outside_said = 0, 0
@@ -83,34 +91,26 @@ class Telemetry:
         wiring.timer(1.0, self._report)
         wiring.timer(_DEBUG_PERIOD, self._draw)
 
-    # Told by the node and its working thread
+    # Called by the control loop and the receivers
 
-    def show(self, step: StepResult) -> None:
-        """A step was made, whether or not the arm may move: ``~/action``."""
-        if step.action is not None:
-            make = self._graph.message
-            layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
-            self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
+    def step(self, step: StepResult) -> None:
+        """A step was made, whether or not the arm may move: publishes ``~/action``."""
+        make = self._graph.message
+        layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
+        self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
         if step.chunk is not None:
             self._answer = step.chunk.info
             self._outside += int(step.chunk.info.get("outside_bins", 0))
         if self._debug_wanted and step.observation is not None:
-            self._newest = step
+            self._to_draw = step
 
-    def answered(self, stamp: int, received: int, now: Now, moved: bool, stages_ms: Mapping[str, float]) -> None:
-        """A frame of the first camera was answered; ``moved`` where its motion was sent."""
+    def frame(self, outcome: FrameOutcome) -> None:
+        """What became of a frame: a line of ``node.trace``."""
         if self._trace is not None:
-            times = {"received": received, "sent": now.ros}
-            outcome = "command" if moved else "shown"
-            self._trace.frame(stamp, self.config.camera.topics[0], outcome, times, stages_ms)
-
-    def dropped(self, stamp: int, camera: str, received: int, reason: Reason) -> None:
-        """A frame was not used."""
-        if self._trace is not None:
-            self._trace.frame(stamp, camera, reason.value, {"received": received})
+            self._trace.frame(outcome)
 
     def changed(self) -> None:
-        """State or reasons are other ones: say it on ``~/status``."""
+        """Publishes ``~/status`` when the state or its reasons change."""
         snapshot, status = self._inputs.snapshot, self._safety.status
         words = {
             "stamp": int(self._node.get_clock().now().nanoseconds),
@@ -168,25 +168,25 @@ class Telemetry:
         self._wrong = wrong
 
     def _draw(self) -> None:
-        step, self._newest = self._newest, None
-        if step is None or step.observation is None or step.action is None:
+        step, self._to_draw = self._to_draw, None
+        if step is None or step.observation is None:
             return
         from vla_ros.telemetry.debug_image import annotate
 
-        spec, observation = self._stepper.spec, step.observation
-        picture = annotate(
-            observation.images[spec.image_keys[0]],
-            observation.instruction,
+        config = self._options.current
+        image = annotate(
+            step.observation.images[self._spec.image_keys[0]],
+            step.observation.instruction,
             step.action,
-            spec,
-            self.config.control.translation_scale,
+            self._spec,
+            config.control.translation_scale,
             self._safety.explain(),
         )
-        self._debug.publish(encode_image(picture, step.stamp, self.config.camera.keys[0]))
+        self._debug.publish(encode_image(image, step.stamp, config.camera.keys[0]))
 
     def _counters(self) -> Mapping[str, int]:
         """Reasons, what limits changed without stopping the arm, and tokens that were no action tokens."""
-        return {**self._stepper.controller.counters, "outside_bins": self._outside, **self._safety.counters}
+        return {**self._controller.counters, "outside_bins": self._outside, **self._safety.counters}
 
     def _resources(self) -> Mapping[str, int]:
         lost = {"trace_lines_lost": self._trace.lost} if self._trace is not None else {}
@@ -200,14 +200,15 @@ class Telemetry:
 
     def _watched(self) -> list[Watched]:
         """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
-        topics, resolve, qos = self.config.topics, self._node.resolve_topic_name, self._graph.qos
-        image = IMAGE_TYPES[self.config.camera.transport]
-        watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in self.config.camera.topics]
-        if self._stepper.controller.arm_names:
+        config, resolve, qos = self._options.current, self._node.resolve_topic_name, self._graph.qos
+        topics = config.topics
+        image = IMAGE_TYPES[config.camera.transport]
+        watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in config.camera.topics]
+        if self._controller.arm_names:
             watched.append(
                 Watched(resolve(topics.joint_states), qos("joint_states"), True, "sensor_msgs/msg/JointState")
             )
-        outputs = [(topics.command, self.config.control.output), (topics.gripper, self.config.gripper.output)]
+        outputs = [(topics.command, config.control.output), (topics.gripper, config.gripper.output)]
         watched += [
             Watched(resolve(topic), qos("command"), type_name=message_type(output), published=True)
             for topic, output in outputs
@@ -218,9 +219,10 @@ class Telemetry:
 
     def _say_transport(self) -> None:
         """Whether raw frames of the configured size get through, in one line."""
-        frames = Frames.of(self.config)
+        config = self._options.current
+        frames = Frames.of(config)
         if self._graph.backend == "dds":
-            finding = receive_buffer_finding(self.config.camera.topics[0], frames.image_bytes)
+            finding = receive_buffer_finding(config.camera.topics[0], frames.image_bytes)
             if finding is not None:
                 self._logger.warning(finding.text)
             return

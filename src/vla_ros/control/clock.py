@@ -1,0 +1,128 @@
+"""The one clock: what time it is, and how to wait. Everything that reads the time or waits is given one.
+
+Silence is measured on the steady clock, ages of stamps on the ROS clock (see :class:`Now`). A simulated clock moves
+only while somebody waits or works on it, so that replay and tests run the live control loop without waiting.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Now:
+    """The present on both clocks, in nanoseconds.
+
+    Attributes:
+        steady: Steady clock: it never jumps, and its zero means nothing.
+        ros: ROS clock, to which stamps belong: system time, or simulated time (0 before it began).
+    """
+
+    steady: int
+    ros: int
+
+
+class Clock:
+    """The real clock.
+
+    Args:
+        ros: Gives the nanoseconds of the ROS clock; the system's clock by default.
+    """
+
+    def __init__(self, ros: Callable[[], int] = time.time_ns) -> None:
+        self._ros_ns = ros
+
+    def now(self) -> Now:
+        """The present on both clocks."""
+        return Now(time.monotonic_ns(), self._ros_ns())
+
+    def steady(self) -> float:
+        """Seconds of the steady clock."""
+        return time.monotonic()
+
+    def ros(self) -> int:
+        """Nanoseconds of the ROS clock."""
+        return self._ros_ns()
+
+    def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
+        """Wait until ``ready()`` is true.
+
+        Args:
+            changed: Held by the caller; notified when ``ready()`` may have changed.
+            ready: What is waited for.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            What ``ready()`` gave last: False after the timeout.
+        """
+        return changed.wait_for(ready, timeout)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Marks work that takes time: a simulated clock advances by what it took, the real one did so anyway."""
+        yield
+
+
+class SimulatedClock(Clock):
+    """Time that passes only in :meth:`wait_for`, :meth:`work` and :meth:`advance`. Used from one thread.
+
+    Args:
+        ros: Nanoseconds of the ROS clock to begin at; the steady clock begins at 0.
+        events: (nanoseconds of the ROS clock, action), ascending: each action is called as the clock reaches it.
+        speed: Seconds that pass for each real second of :meth:`work`; 0 makes work take no time.
+    """
+
+    def __init__(
+        self, ros: int = 0, events: Iterable[tuple[int, Callable[[], None]]] = (), speed: float = 0.0
+    ) -> None:
+        super().__init__(lambda: self._now)
+        self._begin = self._now = ros
+        self._events = iter(events)
+        self._next = next(self._events, None)
+        self._speed = speed
+
+    def now(self) -> Now:
+        """The simulated present."""
+        return Now(self._now - self._begin, self._now)
+
+    def steady(self) -> float:
+        """Simulated seconds since the beginning."""
+        return (self._now - self._begin) / 1e9
+
+    @property
+    def exhausted(self) -> bool:
+        """True when no event is left."""
+        return self._next is None
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; events on the way happen at their times."""
+        # Rounded up: whoever waits for a rest of less than a nanosecond must get beyond it.
+        self._advance(self._now + math.ceil(seconds * 1e9), lambda: False)
+
+    def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
+        """Let time pass until ``ready()`` is true, for ``timeout`` seconds at most."""
+        self._advance(self._now + math.ceil(timeout * 1e9), ready)
+        return ready()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Advances by the real time that it took, times ``speed``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.advance((time.perf_counter() - began) * self._speed)
+
+    def _advance(self, until: int, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if self._next is None or self._next[0] > until:
+                self._now = max(self._now, until)
+                return
+            (at, happens), self._next = self._next, next(self._events, None)
+            self._now = max(self._now, at)
+            happens()

@@ -1,0 +1,400 @@
+"""The live parts of the node on a simulated clock: receivers, control loop and safety, without graph or threads.
+
+Pinned here: every frame has one outcome; the newest wins; what is late, old, void or forbidden is never sent;
+chunks and frames keep the rate; options apply to whole steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_ros.config import LiveConfig, build
+from vla_ros.control.clock import SimulatedClock
+from vla_ros.control.command import Command
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.outcome import FrameOutcome, StepResult
+from vla_ros.control.reasons import Reason
+from vla_ros.control.safety import Safety
+from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.node.context import Context, News
+from vla_ros.node.control_loop import ControlLoop, Did
+from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.stepper import Stepper
+from vla_ros.policies.base import Policy
+from vla_ros.telemetry.stats import Stats
+from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
+from vla_ros.vision.messages import encode_image
+
+EPOCH = 1_700_000_000_000_000_000
+NAMES = tuple(f"joint_{number}" for number in range(1, 8))
+POSITIONS = np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0])
+
+
+class TimedPolicy(Policy):
+    """Moves 5 mm along x at each step. ``during`` is called while it infers, and may let time pass."""
+
+    def __init__(self, horizon: int = 1, image_keys: tuple[str, ...] = ("image",)) -> None:
+        self.spec = ActionSpec(horizon=horizon, image_keys=image_keys)
+        self.during: Callable[[], Any] = lambda: None
+        self.asked: list[Observation] = []
+        self.last = 0.0  # number of the last entry
+
+    def infer(self, session: Any, observation: Observation) -> ActionChunk:
+        self.asked.append(observation)
+        self.during()
+        actions = np.tile([0.005, 0, 0, 0, 0, 0, 1.0 + self.last], (self.spec.horizon, 1))
+        return ActionChunk(actions, observation.stamp)
+
+
+class LiveLoop:
+    """An armed node without a graph. Its driver is there; frames and joint states come when a test says so."""
+
+    def __init__(
+        self,
+        policy: TimedPolicy | None = None,
+        events: Iterable[tuple[float, Callable[[LiveLoop], Any]]] = (),
+        **options: Any,
+    ) -> None:
+        values = {name.replace("__", "."): value for name, value in options.items()}
+        fixed = {"robot.urdf": "demo", "policy.instruction": "go", "timeouts.inference": 1.0}
+        config = build({"control.rate_hz": 10.0} | fixed | values)
+        self.policy = policy or TimedPolicy()
+        self.options = LiveConfig(config)
+        self.clock = SimulatedClock(
+            EPOCH, ((EPOCH + round(at * 1e9), partial(action, self)) for at, action in events)
+        )
+        self.outcomes: list[FrameOutcome] = []
+        self.steps: list[StepResult] = []
+        self.sent: list[tuple[float, Command]] = []
+        safety, inputs = Safety(self.clock.ros), Inputs(self.clock, config.policy.instruction)
+        watchdog = Watchdog(self.options, config.camera.topics)
+        logger = logging.getLogger("live_loop")
+        self.context = Context(
+            self.options, self.clock, inputs, safety, watchdog, Stats(), self, News(logger), logger
+        )
+        self.stepper = Stepper(config, self.policy)
+        self.stepper.load()
+        self.mailboxes = [Mailbox[Frame](self.clock) for _ in config.camera.topics]
+        self.receiver = FrameReceiver(self.context, self.mailboxes)
+        self.states = StateReceiver(self.context, self.stepper.controller)
+        self.supervised: Callable[[], Any] = lambda: None
+        self.loop = ControlLoop(self.context, self.stepper, self.mailboxes, self.prepare, self.supervise)
+        self.joints()
+        safety.arm()
+
+    # The sink, the driver and the supervisor
+
+    def step(self, step: StepResult) -> None:
+        self.steps.append(step)
+
+    def frame(self, outcome: FrameOutcome) -> None:
+        self.outcomes.append(outcome)
+
+    def prepare(self, command: Command) -> Callable[[], None]:
+        return lambda: self.sent.append((self.clock.steady(), command))
+
+    def supervise(self) -> None:
+        now = self.clock.now()
+        self.context.watchdog.driver(1, now)
+        self.context.safety.follow(self.context.watchdog.active(now), WATCHED)
+        self.supervised()
+
+    # The robot
+
+    def joints(self) -> None:
+        self.states.accept(JointState(NAMES, POSITIONS, self.clock.ros()), self.clock.ros())
+
+    def camera(self, index: int = 0, age: float = 0.0, data: bytes | None = None) -> int:
+        """Joint state and frame come; the frame's stamp."""
+        self.joints()
+        stamp = self.clock.ros() - round(age * 1e9)
+        image = np.random.default_rng(stamp % 2**32).integers(90, 160, (12, 16, 3), dtype=np.uint8)
+        self.receiver.receive(index, encode_image(image, stamp, "camera") if data is None else data)
+        return stamp
+
+    def run(self, seconds: float) -> list[Did]:
+        """Run the loop until so much time has passed; what each iteration did."""
+        until, did = self.clock.steady() + seconds, []
+        while self.clock.steady() < until:
+            did.append(self.loop.run_once())
+        return did
+
+    @property
+    def results(self) -> list[str]:
+        return [outcome.outcome for outcome in self.outcomes]
+
+    @property
+    def state(self) -> tuple[str, set[Reason]]:
+        status = self.context.safety.status
+        return status.state.value, set(status.holds)
+
+    @property
+    def under_way(self) -> int:
+        """Frames that were received and have no outcome yet."""
+        return int(self.context.stats.frames()["received"]) - len(self.outcomes)
+
+
+def every(period: float, count: int) -> list[tuple[float, Callable[[LiveLoop], Any]]]:
+    """Frames of the first camera, ``count`` of them."""
+    return [(number * period, LiveLoop.camera) for number in range(1, count + 1)]
+
+
+def test_each_frame_becomes_a_command_with_its_stamp() -> None:
+    live = LiveLoop(events=every(0.2, 5))
+    did = live.run(1.1)
+    assert did.count(Did.INFERRED) == 5
+    assert [command.stamp for _, command in live.sent] == [EPOCH + round(n * 2e8) for n in range(1, 6)]
+    assert live.results == ["command"] * 5
+    outcome = live.outcomes[0]
+    assert (outcome.stamp, outcome.camera) == (live.sent[0][1].stamp, "/camera/image_raw")
+    assert outcome.ended is not None
+    assert outcome.received <= outcome.ended
+    assert {"preprocess", "inference", "control"} <= set(outcome.stages_ms)
+    assert live.context.stats.frames()["commands"] == 5
+    assert {"wait", "publish", "frame_age", "total", "receive"} <= set(live.context.stats.latency_ms())
+
+
+def test_the_newest_frame_wins_and_the_rate_is_kept() -> None:
+    live = LiveLoop(events=every(1 / 30, 100))
+    live.run(3.0)
+    times = [at for at, _ in live.sent]
+    assert np.diff(times).min() >= 0.09 - 1e-9
+    assert 28 <= len(times) <= 32
+    received = live.context.stats.frames()["received"]
+    assert live.results.count("replaced") == received - len(times) - live.under_way
+    assert all(EPOCH + at * 1e9 - command.stamp < 34e6 for at, command in live.sent)
+
+
+def test_the_loop_waits_for_a_frame_that_is_about_to_come() -> None:
+    live = LiveLoop(events=[(at, LiveLoop.camera) for at in (0.1, 0.13, 0.195)])
+    live.run(0.4)
+    # The second frame may be answered from 0.19 on; the third comes 5 ms after that, and is taken instead.
+    assert live.results == ["command", "replaced", "command"]
+    assert live.sent[1][0] == pytest.approx(0.195)
+
+
+def test_a_chunk_is_executed_a_period_apart_without_further_inference() -> None:
+    live = LiveLoop(TimedPolicy(horizon=4), every(0.05, 20))
+    live.policy.during = lambda: live.clock.advance(0.04)
+    live.run(0.45)
+    times = [at for at, _ in live.sent[:5]]
+    assert np.diff(times[:4]) == pytest.approx([0.1] * 3)
+    assert [step.index for step in live.steps[:5]] == [0, 1, 2, 3, 0]
+    assert len(live.policy.asked) == 2
+    assert live.context.stats.frames()["commands"] == len(live.sent)
+
+
+def test_a_hold_forgets_the_plan() -> None:
+    live = LiveLoop(TimedPolicy(horizon=8), every(0.1, 3))
+    live.run(0.35)
+    moved = len(live.sent)
+    assert moved >= 3
+    live.context.safety.hold(Reason.NO_INSTRUCTION, "test")
+    live.run(0.3)
+    assert live.stepper.wants_frame
+    assert len(live.sent) == moved
+    live.camera()
+    live.run(0.05)
+    assert live.steps[-1].index == 0, "the frame was inferred on, not the old plan continued"
+    assert live.results[-1] == "shown"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "outcome"),
+    [
+        (lambda live: live.context.inputs.set_instruction("another"), "task_changed"),
+        (lambda live: live.context.inputs.new_epoch(), "task_changed"),
+        (lambda live: (live.context.safety.disarm(), live.context.safety.arm()), "task_changed"),
+        (lambda live: live.context.safety.disarm(), "shown"),
+        (lambda live: live.context.safety.stop(Reason.OPERATOR_STOP), "shown"),
+        (lambda live: live.context.safety.hold(Reason.NO_INSTRUCTION), "shown"),
+        (lambda live: live.clock.advance(1.1), "inference_late"),
+        (lambda live: live.loop.stop(), "shown"),
+    ],
+)
+def test_what_happens_during_an_inference_keeps_its_answer_from_being_sent(
+    meanwhile: Callable[[LiveLoop], Any], outcome: str
+) -> None:
+    live = LiveLoop(TimedPolicy(horizon=4))
+    live.camera()
+    live.policy.during = lambda: meanwhile(live)
+    live.loop.run_once()
+    assert (live.results, live.sent) == ([outcome], [])
+    if outcome in {"task_changed", "inference_late"}:
+        assert live.stepper.wants_frame, "the answer must not be executed later either"
+
+
+def test_the_loop_recovers_from_a_late_inference() -> None:
+    live = LiveLoop(events=every(0.1, 40))
+    live.policy.during = lambda: live.clock.advance(1.1 if len(live.policy.asked) == 1 else 0.0)
+    live.run(1.3)
+    assert live.results[0] == "replaced"
+    assert "inference_late" in live.results
+    live.run(1.0)
+    assert live.results[-1] == "command"
+    assert live.state == ("armed", set())
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "image", "instruction"])
+def test_a_fault_on_one_frame_holds_or_drops_and_the_next_good_frame_moves(fault: str) -> None:
+    live = LiveLoop(policy__instruction="" if fault == "instruction" else "go")
+
+    def fail() -> None:
+        raise RuntimeError("the model broke")
+
+    if fault == "raise":
+        live.policy.during = fail
+    elif fault == "nan":
+        live.policy.last = np.nan
+    broken = encode_image(np.zeros((8, 8, 2), np.uint8), live.clock.ros(), "camera", "16UC1")
+    live.camera(data=broken if fault == "image" else None)
+    live.loop.run_once()
+    reasons = {"raise": "inference_error", "nan": "action_invalid", "image": "image_invalid"}
+    reason = reasons.get(fault, "no_instruction")
+    assert (live.results, live.sent) == ([reason], [])
+    held = {Reason(reason)} - {Reason.IMAGE_INVALID}
+    assert live.state == ("holding" if held else "armed", held)
+    assert live.context.safety.counters[reason] == 1
+    live.policy.during, live.policy.last = lambda: None, 0.0
+    live.context.inputs.set_instruction("go on")
+    live.clock.advance(0.2)
+    live.camera()
+    live.run(0.2)
+    assert live.results == [reason, "command"]
+    assert live.state == ("armed", set())
+
+
+def test_a_command_on_a_frame_that_became_too_old_is_not_sent() -> None:
+    """As after a suspension of the process: the frame was fresh when it came."""
+    live = LiveLoop(timeouts__inference=60.0, timeouts__joint_state=60.0, timeouts__camera=60.0)
+    live.camera()
+    live.policy.during = lambda: live.clock.advance(62.0)
+    live.options.current = build({"timeouts.frame_age": 1.0}, live.options.current)
+    live.policy.during = lambda: None
+    live.clock.advance(61.5)
+    live.joints()
+    live.loop.run_once()
+    assert (live.results, live.sent) == (["frame_old"], [])
+    assert Reason.FRAME_OLD in live.state[1]
+
+
+def test_the_watchdog_is_asked_again_after_a_suspension_before_sending() -> None:
+    live = LiveLoop()
+    asked: list[float] = []
+    live.supervised = lambda: asked.append(live.clock.steady())
+    motion = live.context.safety.motion
+
+    def late() -> Any:
+        live.clock.advance(0.3 if len(asked) == 1 else 0.0)
+        return motion()
+
+    live.context.safety.motion = late  # type: ignore[method-assign]
+    live.camera()
+    live.loop.run_once()
+    assert asked == [0.0, pytest.approx(0.3)]
+    assert live.results == ["command"]
+
+
+def test_options_that_change_during_an_inference_apply_to_its_command() -> None:
+    free, limited = LiveLoop(), LiveLoop()
+    limited.policy.during = lambda: setattr(
+        limited.options, "current", build({"limits.max_translation_step": 0.001}, limited.options.current)
+    )
+    for live in (free, limited):
+        live.camera()
+        live.loop.run_once()
+    moved = [np.abs(live.sent[0][1].positions[:7] - POSITIONS).max() for live in (free, limited)]
+    assert moved[1] < 0.5 * moved[0]
+
+
+def test_another_rate_applies_to_the_next_step() -> None:
+    live = LiveLoop(events=every(0.02, 100))
+    live.run(1.0)
+    slow = len(live.sent)
+    live.options.current = build({"control.rate_hz": 25.0}, live.options.current)
+    live.run(1.0)
+    assert slow == pytest.approx(10, abs=1)
+    assert len(live.sent) - slow == pytest.approx(25, abs=1)
+
+
+def test_of_two_cameras_the_frames_of_a_step_share_its_outcome() -> None:
+    keys = ("image", "wrist")
+    live = LiveLoop(TimedPolicy(image_keys=keys), camera__topics=["/front", "/wrist"], camera__keys=list(keys))
+    live.camera(0)
+    live.loop.run_once()
+    assert live.results == ["input_missing"]
+    live.clock.advance(0.2)
+    first = live.camera(1)
+    live.camera(0, data=encode_image(np.zeros((8, 8, 2), np.uint8), live.clock.ros(), "camera", "16UC1"))
+    live.loop.run_once()
+    assert live.results[1:] == ["image_invalid"], "the wrist's frame is still good"
+    live.clock.advance(0.2)
+    stamp = live.camera(0)
+    live.loop.run_once()
+    assert [(each.camera, each.stamp, each.outcome) for each in live.outcomes[2:]] == [
+        ("/front", stamp, "command"),
+        ("/wrist", first, "command"),
+    ]
+    live.clock.advance(0.2)
+    live.camera(1)
+    live.camera(1, age=-0.001)
+    assert live.results[-1] == "replaced"
+    assert live.under_way == 1
+
+
+FRAMES = st.sampled_from(["good", "good", "good", "undecodable", "cut", "old", "ahead", "repeated", "unstamped"])
+
+
+@given(st.lists(st.tuples(FRAMES, st.floats(0.001, 0.4), st.booleans(), st.booleans()), max_size=40))
+def test_every_received_frame_has_exactly_one_outcome(
+    script: list[tuple[str, float, bool, bool]],
+) -> None:
+    live = LiveLoop(timeouts__inference=0.3)
+    last = 0
+    for kind, pause, runs, slow in script:
+        live.clock.advance(pause)
+        now = live.clock.ros()
+        live.policy.during = lambda slow=slow: live.clock.advance(0.31 if slow else 0.02)  # type: ignore[misc]
+        image = np.zeros((8, 8, 3), np.uint8)
+        stamps = {"old": now - 10**11, "ahead": now + 10**11, "repeated": last or now, "unstamped": 0}
+        stamp = stamps.get(kind, now)
+        data = encode_image(image[..., :2], stamp, "c", "16UC1") if kind == "undecodable" else None
+        data = b"\0\1\0\0xx" if kind == "cut" else data or encode_image(image, stamp, "camera")
+        live.camera(data=data)
+        last = stamp if kind in {"good", "undecodable"} else last
+        if runs:
+            live.loop.run_once()
+    frames = live.context.stats.frames()
+    assert frames["received"] == len(script)
+    assert live.under_way == (live.mailboxes[0].take() is not None)
+    assert frames["used"] + sum(frames["dropped"].values()) == len(live.outcomes)
+    assert frames["commands"] == live.results.count("command") == len(live.sent)
+    stamps_used = [each.stamp for each in live.outcomes if each.outcome in {"command", "shown"}]
+    assert len(set(stamps_used)) == len(stamps_used), "a frame was used twice"
+
+
+def test_an_error_in_the_thread_stops_the_arm() -> None:
+    live = LiveLoop(events=every(0.1, 1))
+
+    def leave() -> None:
+        raise SystemExit("the policy wants to end the process")
+
+    live.policy.during = leave
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _: None)
+        live.loop.start()
+        thread = live.loop._thread
+        assert thread is not None
+        thread.join(10)
+    assert not live.loop.alive
+    assert live.context.safety.status.stopped_by is Reason.THREAD_DIED
