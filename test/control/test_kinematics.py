@@ -122,13 +122,6 @@ def test_joints_come_in_the_order_that_was_asked_for(planar_urdf: Path) -> None:
     assert turned.position_high.tolist() == plain.position_high[[2, 0, 1]].tolist()
 
 
-def test_forward_is_remembered(arm: Kinematics) -> None:
-    assert arm.forward(HOME) is arm.forward(HOME.copy())
-    for number in range(20):
-        arm.forward(HOME + 0.01 * number)
-    assert len(arm._poses) <= 8
-
-
 @settings(max_examples=60)
 @given(
     move=st.tuples(*[st.floats(-0.03, 0.03)] * 3),

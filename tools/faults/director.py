@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.faults.judge import GRACE, Judge, Permission, Violation
@@ -58,9 +59,12 @@ class Director:
         row: Which.
         seed: Of everything random.
         domain: DDS domain of its processes.
+        sabotage: Options of the node that the judge does not know of.
     """
 
-    def __init__(self, row: Row, seed: int, domain: int) -> None:
+    def __init__(
+        self, row: Row, seed: int, domain: int, sabotage: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._row = row
         self._rng = random.Random(seed)
         self._outcome = Outcome(row, seed)
@@ -71,7 +75,7 @@ class Director:
         node = ("--horizon", str(row.horizon), "--think", str(row.think), *clock)
         robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
         robot += ("--simulated",) if row.simulated else ()
-        self._rig = Rig(domain, row.options, node, robot, lease=row.lease, traced=row.traced)
+        self._rig = Rig(domain, {**row.options, **sabotage}, node, robot, lease=row.lease, traced=row.traced)
 
     def run(self, repeat: int) -> Outcome:
         """Inject ``repeat`` times.

@@ -39,24 +39,20 @@ def test_no_invariant_is_broken_under_a_slice_of_the_table() -> None:
 
 
 def test_a_node_that_breaks_a_limit_is_found_out() -> None:
-    director = Director(find("operator disarms"), 5, 150)
-    director._rig._options |= {"limits.velocity_scale": "1.0", "limits.max_joint_step": "0.5"}
-    outcome = director.run(1)
+    outcome = Director(
+        find("operator disarms"), 5, 150, {"limits.velocity_scale": "1.0", "limits.max_joint_step": "0.5"}
+    ).run(1)
     assert outcome.motions > 5
     assert "velocity" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
 def test_a_velocity_that_a_node_lets_stand_is_found_out() -> None:
-    director = Director(find("twist, late answers"), 5, 152)
-    director._rig._options |= {"timeouts.twist": "5.0"}
-    outcome = director.run(1)
+    outcome = Director(find("twist, late answers"), 5, 152, {"timeouts.twist": "5.0"}).run(1)
     assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
 def test_a_node_that_never_gets_ready_is_a_violation_in_words() -> None:
-    director = Director(find("operator disarms"), 5, 151)
-    director._rig._options |= {"robot.tip_frame": "nowhere"}
-    outcome = director.run(1)
+    outcome = Director(find("operator disarms"), 5, 151, {"robot.tip_frame": "nowhere"}).run(1)
     assert not outcome.injections
     assert any("nowhere" in violation for violation in outcome.violations)
 
