@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -18,18 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.config import build
+from vla_ros.config import load
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.policies import Policy, Session
-from vla_ros.types import ActionChunk, ActionSpec, Observation
+from vla_ros.policies import Policy
 from vla_ros.vision.decode import encode_image
 
 HERE = Path(__file__).parent
 PATIENCE = 20.0
 JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
 HOME = (0.0, 0.3, 0.0, 1.6, 0.0, 1.2, 0.0)
-POSE = ActionSpec()
 DOMAINS = itertools.count(101 + os.getpid() % 100)
 
 
@@ -230,44 +229,34 @@ def start(tmp_path: Path, robot: Robot) -> Iterator[Callable[..., Node]]:
         node.end()
 
 
-class Constant(Policy):
-    """A policy that always answers the same, or raises it."""
-
-    def __init__(self, answer: Any, spec: ActionSpec) -> None:
-        self.answer, self.spec = answer, spec
-
-    def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return ActionChunk(np.array([self.answer], np.float64), observation.stamp)
-
-
 @pytest.fixture
-def inside(robot: Any) -> Iterator[Callable[..., PolicyNode]]:
-    """Start the node in this process, armed unless told otherwise."""
+def inside(robot: Robot) -> Iterator[Callable[..., PolicyNode]]:
+    """Start the node in this process, on a participant and a thread of its own; armed and with an instruction."""
     with ExitStack() as stack:
 
-        def begin(
-            answer: Any = (0.005, 0, 0, 0, 0, 0, 1),
-            spec: ActionSpec = POSE,
-            ros_args: tuple[str, ...] = (),
-            **sections: dict[str, Any],
-        ) -> PolicyNode:
-            sections.setdefault("control", {}).setdefault("armed", True)
-            values = {
-                f"{section}.{name}": value for section, own in sections.items() for name, value in own.items()
-            }
-            config = build({"robot.urdf": "demo", "policy.instruction": "go on", "control.rate_hz": 0.0, **values})
+        def begin(*assignments: str, policy: Policy | None = None, ros_args: tuple[str, ...] = ()) -> PolicyNode:
+            usual = ("robot.urdf:=demo", "control.rate_hz:=0", "control.armed:=true", "policy.instruction:=go on")
             graph = stack.enter_context(open_graph("dds", ros_args))
-            node = PolicyNode(graph, graph.create_node("vla_policy"), config)
+            node = PolicyNode(graph, graph.create_node("vla_policy"), load([], [*usual, *assignments]))
             ended = threading.Event()
             spinning = threading.Thread(target=graph.spin, args=(ended.is_set, 0.02))
             stack.callback(node.cleanup)
             stack.callback(spinning.join, 10)
             stack.callback(ended.set)
-            node.configure(policy=Constant(answer, spec))
+            node.configure(policy=policy or scripted_policy())
             node.activate()
             spinning.start()
             return node
 
         yield begin
+
+
+def scripted_policy() -> Policy:
+    """The policy of scripted_node.py, which does what the instruction says."""
+    spec = importlib.util.spec_from_file_location("scripted_node", HERE / "scripted_node.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    policy: Policy = module.ScriptedPolicy()
+    return policy

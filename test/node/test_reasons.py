@@ -15,7 +15,8 @@ import pytest
 
 from vla_ros.control.safety import State
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.types import ActionSpec, ControlMode
+from vla_ros.policies import Policy, Session
+from vla_ros.types import ActionChunk, ActionSpec, ControlMode, Observation
 from vla_ros.vision.decode import encode_image
 
 POSE = ActionSpec()
@@ -26,39 +27,49 @@ NEAR, AWAY = ([turn, 0.3, 0, 1.6, 0, 1.2, 0, 1] for turn in (0.01, 0.1))  # from
 Inside = Callable[..., PolicyNode]
 
 
+class Constant(Policy):
+    """A policy that always answers the same, or raises it."""
+
+    def __init__(self, answer: Any = SLOWLY, spec: ActionSpec = POSE) -> None:
+        self.answer, self.spec = answer, spec
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return ActionChunk(np.array([self.answer], np.float64), observation.stamp)
+
+
 def picture(stamp: int, level: int = 127) -> bytes:
     return encode_image(np.full((48, 64, 3), level, np.uint8), stamp, "camera")
 
 
 LIMITS = [
-    ("limit_translation", {"max_translation_step": 0.001}, POSE, SLOWLY),
-    ("limit_rotation", {"max_rotation_step": 0.05}, POSE, (0, 0, 0, 0, 0, 0.1, 1)),
-    (
-        "limit_workspace",
-        {"workspace_low": [0.0, 0.0, 0.0], "workspace_high": [1.0, 1.0, 1.0]},
-        POSE,
-        (0, -0.02, 0, 0, 0, 0, 1),
-    ),
-    ("limit_position", {}, JOINTS, [0, 0.3, 0, 9.0, 0, 1.2, 0, 1]),
-    ("limit_jump", {"max_joint_step": 0.001}, JOINTS, NEAR),
-    ("limit_velocity", {"velocity_scale": 0.01}, JOINTS, AWAY),
-    ("limit_acceleration", {"max_joint_acceleration": 0.1, "max_joint_step": 0.5}, JOINTS, NEAR),
+    ("limit_translation", "max_translation_step:=0.001", POSE, SLOWLY),
+    ("limit_rotation", "max_rotation_step:=0.05", POSE, (0, 0, 0, 0, 0, 0.1, 1)),
+    ("limit_workspace", "workspace_high:=[0.1, 1.0, 2.0]", POSE, SLOWLY),
+    ("limit_position", "max_joint_step:=0.5", JOINTS, [0, 0.3, 0, 9.0, 0, 1.2, 0, 1]),
+    ("limit_jump", "max_joint_step:=0.001", JOINTS, NEAR),
+    ("limit_velocity", "velocity_scale:=0.01", JOINTS, AWAY),
+    ("limit_acceleration", "max_joint_acceleration:=0.1", JOINTS, NEAR),
 ]
 
 
 @pytest.mark.parametrize(
-    ("limits", "spec", "answer"),
+    ("limit", "spec", "answer"),
     [pytest.param(*case, id=name, marks=pytest.mark.causes(name)) for name, *case in LIMITS],
 )
 def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
     robot: Any,
     inside: Inside,
     request: pytest.FixtureRequest,
-    limits: dict[str, Any],
+    limit: str,
     spec: ActionSpec,
     answer: Any,
 ) -> None:
-    node = inside(answer, spec, limits={**limits, "on_violation": "stop"}, control={"armed": False})
+    words = ["control.armed:=false", "limits.on_violation:=stop", f"limits.{limit}"]
+    if limit.startswith("workspace"):
+        words.append("limits.workspace_low:=[-1.0, -1.0, 0.0]")
+    node = inside(*words, policy=Constant(answer, spec))
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
     assert node.safety.state is State.DISARMED
     assert node.enable(True)[0], "what a dry run broke must not keep the arm from being armed"
@@ -72,13 +83,13 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
 
 @pytest.mark.causes("device_error")
 def test_an_error_of_the_gpu_stops_the_arm(robot: Any, inside: Inside) -> None:
-    inside(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    inside(policy=Constant(RuntimeError("CUDA error: an illegal memory access was encountered")))
     robot.until(lambda: "device_error" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
 
 
 @pytest.mark.causes("input_missing")
 def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside) -> None:
-    node = inside(spec=ActionSpec(state_keys=("force",)), robot={"state_topics": ["force=/force"]})
+    node = inside("robot.state_topics:=[force=/force]", policy=Constant(spec=ActionSpec(state_keys=("force",))))
     graph = robot.graph
     kind = graph.message("sensor_msgs/msg/JointState")
     force = robot.node.create_publisher(kind, "/force", graph.qos("state_publisher"))
@@ -105,7 +116,7 @@ def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside
 
 @pytest.mark.causes("camera_frozen")
 def test_the_same_pixels_again_and_again_hold(robot: Any, inside: Inside) -> None:
-    node = inside(timeouts={"frozen_frames": 4})
+    node = inside("timeouts.frozen_frames:=4")
     robot.until(lambda: robot.commands, robot.send_frame)
     robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(picture(robot.now())))
     robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
@@ -160,7 +171,7 @@ def test_without_a_heartbeat_it_does_not_begin_and_a_lost_one_stops(robot: Any, 
         robot.send_frame()
         heart.publish(empty())
 
-    node = inside(timeouts={"heartbeat": 0.3})
+    node = inside("timeouts.heartbeat:=0.3")
     robot.until(lambda: "heartbeat_missing" in robot.reported, robot.send_frame)
     robot.until(lambda: node.safety.state is State.ARMED, beat)
     robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)

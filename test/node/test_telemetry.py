@@ -175,7 +175,7 @@ def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) ->
 def test_a_dry_run_shows_how_old_frames_are_when_their_action_is_there(
     robot: Any, inside: Callable[..., Any]
 ) -> None:
-    node = inside(control={"armed": False})
+    node = inside("control.armed:=false")
     delay = 300_000_000
     image = np.zeros((48, 64, 3), np.uint8)
     robot.until(
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_joint_states_is_in_the_log(
     robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     robot.positions[2] = float("nan")
-    inside(control={"armed": False})
+    inside("control.armed:=false")
     robot.until(lambda: "joint_state_invalid: joint 'joint_3' is nan" in caplog.text, robot.send_frame)
     assert "no joint state yet" not in caplog.text
 
