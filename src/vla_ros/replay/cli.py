@@ -1,7 +1,7 @@
-"""Evaluate a policy on recorded bags: the same trip as on the robot, without ROS and without the robot.
+"""Evaluate a policy on recorded bags: the same inference step as on the robot, without ROS or the robot.
 
-Reads rosbag2 folders, .mcap and .db3 files (also zstd), from Humble to Lyrical. Writes a terminal summary, and on
-request a JSON file and an HTML report. Ctrl-C keeps what there is; the same command with the same --json goes on.
+Reads rosbag2 folders, .mcap and .db3 files (also zstd), from Humble to Lyrical. Prints a summary, and writes a JSON
+file and an HTML report on request. Ctrl-C keeps partial results; the same command with the same --json resumes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all figures (docs/replay.md explains them)"
     )
-    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a report to look at")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write an HTML report")
     parser.add_argument(
         "--write", type=Path, metavar="BAG", help="write predicted and recorded actions as a new bag"
     )
@@ -39,40 +39,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed",
         default="max",
         metavar="max|X",
-        help="max: every frame is answered (open loop). X: as it would have run at X times the recorded speed",
+        help="max: infer every frame (open loop). X: as it would have run at X times the recorded speed",
     )
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="open loop: answer every K-th frame")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="answer at most N frames of each bag")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="open loop: use every K-th frame")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N frames of each bag")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes; each plays one bag at a time")
-    parser.add_argument("--instruction", default="", metavar="TEXT", help="takes the place of what was recorded")
+    parser.add_argument("--instruction", default="", metavar="TEXT", help="replaces the recorded instruction")
     parser.add_argument(
         "--topics",
         nargs="+",
         default=[],
         metavar="ROLE=/TOPIC",
-        help="camera, joint_states, instruction or truth, where types and names do not tell (truth=joint_states "
-        "compares with the measured motion, truth=none with nothing)",
+        help="topic of the camera, joint_states, instruction or truth if types and names do not tell "
+        "(truth=joint_states compares with the measured motion, truth=none with nothing)",
     )
     parser.add_argument(
-        "--tolerance", type=float, default=0.2, metavar="S", help="longest time from a frame to its recorded action"
+        "--tolerance", type=float, default=0.2, metavar="S", help="most seconds from a frame to its recorded action"
     )
-    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause begins a new episode")
+    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause starts a new episode")
     parser.add_argument(
         "--max-mae", type=float, metavar="X", help="exit with 3 when the mean absolute error is larger"
     )
     parser.add_argument(
         "--no-trials",
         action="store_true",
-        help="do not look for the cause where answers disagree (other orientations, colours, crop, statistics)",
+        help="do not try other orientations, colours, crop and statistics if actions disagree",
     )
-    parser.add_argument("--restart", action="store_true", help="forget partial results of an interrupted run")
+    parser.add_argument("--restart", action="store_true", help="ignore partial results of an interrupted run")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags.
+    """Plays the bags.
 
     Returns:
-        0; 3 when ``--max-mae`` is not kept; 130 after Ctrl-C (what there is was written).
+        0; 3 if ``--max-mae`` is not kept; 130 after Ctrl-C (partial results are written).
 
     Raises:
         VlaRosError: Nothing could be played.
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.load, progress.told)
         result = make_result(outcomes, config, options)
         if not (arguments.no_trials or result.figures["interrupted"]):
-            progress.say("looking for what else it could be")
+            progress.say("trying other settings")
             result = explain(result, policy, overrides)
     print("\n".join(summary_lines(result.figures)))
     if arguments.json:
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """What the arguments say, checked.
+    """The arguments, checked.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -147,7 +147,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 class _Progress:
-    """A bar on a terminal, nothing in a log file."""
+    """A progress line on a terminal, nothing in a log file."""
 
     def __init__(self, bags: int) -> None:
         from rich.console import Console
@@ -167,7 +167,7 @@ class _Progress:
         self._bar.stop()
 
     def ask(self, question: str, candidates: Sequence[str]) -> str:
-        """Ask a person; the bar, which would draw over the question, waits."""
+        """Ask a person; the progress line, which would overwrite the question, pauses."""
         self._bar.stop()
         print(question)
         for number, name in enumerate(candidates, start=1):
@@ -179,7 +179,7 @@ class _Progress:
                 return candidates[int(answer) - 1]
 
     def load(self, fraction: float, message: str) -> None:
-        """Told by the policy while it loads."""
+        """Show the progress of loading."""
         self._bar.update(self._task, description=f"{message} ({100 * fraction:.0f} %)")
 
     def say(self, message: str) -> None:
@@ -187,6 +187,6 @@ class _Progress:
         self._bar.update(self._task, description=message)
 
     def told(self, bag: str, count: int) -> None:
-        """Told by the player."""
+        """Show the progress of a bag."""
         self._seen.add(bag)
         self._bar.update(self._task, description=f"bag {len(self._seen)} of {self._bags}, {bag}: {count} frames")

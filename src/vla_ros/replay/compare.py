@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
     ("deadline.share", "deadlines missed", -1),
     ("frames.compared", "frames compared", 0),
 )
-"""Path in the JSON file, name, and 1 where more is better, -1 where less is."""
+"""Path in the JSON file, name, and 1 if more is better, -1 if less is."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,15 @@ class Row:
 
     Attributes:
         name: For people.
-        first: Of the first file; NaN where it has none.
+        first: Of the first file; None if it has none.
         second: Of the second file.
-        better: ``A``, ``B`` or "" where equal or without preference.
-        clear: True where the intervals do not overlap.
+        better: ``A``, ``B`` or "" if equal or without preference.
+        clear: True if the intervals do not overlap.
     """
 
     name: str
-    first: float
-    second: float
+    first: float | None
+    second: float | None
     better: str
     clear: bool
 
@@ -66,39 +65,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison.
+    """Prints the comparison.
 
     Raises:
         VlaRosError: A file is missing or is no replay result.
     """
     first, second = read(arguments.first), read(arguments.second)
-    rows = compare(first, second)
-    options = differing_options(first, second)
-    print("\n".join(lines(arguments.first, arguments.second, first, second, rows, options)))
+    rows, options = list(compare(first, second)), differing_options(first, second)
+    content = {
+        "schema": "vla_ros/compare/1",
+        "first": str(arguments.first),
+        "second": str(arguments.second),
+        "figures": [asdict(row) for row in rows],
+        "options": options,
+        "same_frames": same_frames(first, second),
+    }
+    for letter, path, result in (("A", arguments.first, first), ("B", arguments.second, second)):
+        print(f"{letter}  {path}: {result['verdict']['level']}: {result['verdict']['headline']}")
+    print("\n".join(lines(rows)))
+    if not content["same_frames"]:
+        print("Not the same frames, mode or recorded actions: differences are not only the policy's.")
+    if options:
+        print("Options that differ:")
+        for name, (a, b) in options.items():
+            print(f"  {name}: {a!r} -> {b!r}")
     if arguments.json:
-        content = {
-            "schema": "vla_ros/compare/1",
-            "first": str(arguments.first),
-            "second": str(arguments.second),
-            "figures": [
-                {
-                    "name": row.name,
-                    "first": None if math.isnan(row.first) else row.first,
-                    "second": None if math.isnan(row.second) else row.second,
-                    "better": row.better,
-                    "clear": row.clear,
-                }
-                for row in rows
-            ],
-            "options": {name: list(values) for name, values in options.items()},
-            "same_frames": same_frames(first, second),
-        }
         arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A replay result.
+    """Reads a replay result.
 
     Raises:
         VlaRosError: The file is missing, is no JSON, or is of another kind.
@@ -115,45 +112,41 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _get(content: Mapping[str, Any], path: str) -> float:
+def _get(content: Mapping[str, Any], path: str) -> Any:
     value: Any = content
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    return value
 
 
-def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
+def _interval(content: Mapping[str, Any], path: str) -> list[float] | None:
+    section, _, name = path.rpartition(".")
+    found: list[float] | None = _get(content, f"{section}.intervals.{name}" if section else f"intervals.{name}")
+    return found
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
     """Every figure that at least one result has."""
-    rows = []
     for path, name, sense in MEASURES:
         a, b = _get(first, path), _get(second, path)
-        if math.isnan(a) and math.isnan(b):
+        if a is None and b is None:
             continue
-        better = ""
-        if sense and a != b and not (math.isnan(a) or math.isnan(b)):
+        better, clear = "", False
+        if sense and a is not None and b is not None and a != b:
             better = "A" if (a > b) == (sense > 0) else "B"
-        ends = [_interval(content, path) for content in (first, second)]
-        clear = all(ends) and (ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1])
-        rows.append(Row(name, a, b, better, bool(clear)))
-    return rows
+            ends = _interval(first, path), _interval(second, path)
+            clear = bool(ends[0] and ends[1] and (ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1]))
+        yield Row(name, a, b, better, clear)
 
 
-def _interval(content: Mapping[str, Any], path: str) -> Any:
-    """Both ends of a figure's interval, or None."""
-    skill, _, name = path.partition(".")
-    if skill == "skill":
-        return content.get("skill", {}).get("intervals", {}).get(name)
-    return content.get("intervals", {}).get(path)
-
-
-def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options that are not the same in both: name to both values."""
+def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Options that differ: name to both values."""
     a, b = first.get("config", {}), second.get("config", {})
-    return {name: (a.get(name), b.get(name)) for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
+    return {name: [a.get(name), b.get(name)] for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
 
 
 def same_frames(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """True where both compared as many frames of bags with the same names, in the same mode."""
+    """True if both compared as many frames of bags with the same names, in the same mode."""
 
     def key(content: Mapping[str, Any]) -> list[Any]:
         bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]
@@ -162,30 +155,11 @@ def same_frames(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return key(first) == key(second)
 
 
-def lines(
-    first_path: Path,
-    second_path: Path,
-    first: Mapping[str, Any],
-    second: Mapping[str, Any],
-    rows: Sequence[Row],
-    options: Mapping[str, tuple[Any, Any]],
-) -> list[str]:
-    """The comparison for a terminal."""
+def lines(rows: list[Row]) -> Iterator[str]:
+    """The table of figures for a terminal."""
     from vla_ros.report.markup import significant
 
-    result = [
-        f"A  {first_path}: {first['verdict']['level']}: {first['verdict']['headline']}",
-        f"B  {second_path}: {second['verdict']['level']}: {second['verdict']['headline']}",
-        f"{'':20}{'A':>12}{'B':>12}   better",
-    ]
+    yield f"{'':20}{'A':>12}{'B':>12}   better"
     for row in rows:
-        sure = " (beyond chance)" if row.clear and row.better else ""
-        result.append(
-            f"{row.name:20}{significant(row.first):>12}{significant(row.second):>12}   {row.better}{sure}"
-        )
-    if not same_frames(first, second):
-        result.append("Not the same frames, mode or recorded actions: differences are not only the policy's.")
-    if options:
-        result.append("Options that differ:")
-        result += [f"  {name}: {a!r} -> {b!r}" for name, (a, b) in options.items()]
-    return result
+        sure = " (beyond chance)" if row.clear else ""
+        yield f"{row.name:20}{significant(row.first):>12}{significant(row.second):>12}   {row.better}{sure}"

@@ -1,4 +1,4 @@
-"""All bags, one after the other or side by side, with partial results that outlive an interruption."""
+"""All bags, one after the other or in parallel, with partial results that survive an interruption."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from vla_ros.replay.topics import Ask, select
 from vla_ros.types import ActionSpec
 
 Told = Callable[[str, int], None]
-"""Told the bag's name and how many frames were answered."""
+"""Told the bag's name and how many of its frames are done."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One bag and how it is to be played; travels to other processes.
+    """One bag and how to play it; sent to other processes.
 
     Attributes:
         path: The bag.
         config: Flat options.
         overrides: Role to topic.
-        options: How.
+        options: How to play it.
         partial: Folder of partial results, or None.
     """
 
@@ -44,18 +44,18 @@ class Job:
     partial: Path | None
 
     def partial_file(self) -> Path | None:
-        """Where this very job's partial results lie: another config or another bag has another name."""
+        """File of this job's partial results; another configuration or a changed bag has another name."""
         if self.partial is None:
             return None
-        status = self.path.stat()
-        key = [str(self.path.resolve()), status.st_mtime_ns, self.config, self.overrides, asdict(self.options)]
+        modified = self.path.stat().st_mtime_ns
+        key = [str(self.path.resolve()), modified, self.config, self.overrides, asdict(self.options)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         return self.partial / f"{self.path.name}-{digest}.npz"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a bag gave, or why it gave nothing."""
+    """The samples of a bag, or the problem that left none."""
 
     samples: Samples | None
     spec: ActionSpec | None
@@ -74,30 +74,31 @@ def make_jobs(
 def play_all(
     jobs: Sequence[Job], policy: Policy | None, workers: int, ask: Ask | None, load: Progress, told: Told
 ) -> list[Outcome]:
-    """Play every job.
+    """Plays every job.
 
     Args:
         jobs: Bags.
-        policy: Takes the place of the one that the options name (one process only). A
+        policy: Replaces the policy of the options (one process only). A
             :class:`~vla_ros.replay.prepare.LoadedOnce` stays loaded, for the caller to close.
         workers: Processes; each loads its own policy.
         ask: Asks a person about ambiguous topics (one process only).
-        load: Told how far loading is.
-        told: Told how far a bag is.
+        load: Told the progress of loading.
+        told: Told the progress of each bag.
 
     Returns:
-        An outcome per job that was begun; fewer after an interruption.
+        An outcome per job that was started; fewer after an interruption.
     """
     if workers > 1 and len(jobs) > 1 and (policy is None or isinstance(policy, LoadedOnce)):
-        return _play_apart(jobs, workers, told)
+        return _play_in_parallel(jobs, workers, told)
     chosen = policy if isinstance(policy, LoadedOnce) else None
     if chosen is None:
         chosen = LoadedOnce(policy if policy is not None else create(build(dict(jobs[0].config))))
     outcomes: list[Outcome] = []
     try:
         for job in jobs:
-            outcomes.append(play(job, chosen, ask, load, told))
-            if outcomes[-1].samples is not None and not outcomes[-1].samples.complete:
+            outcome = play(job, chosen, ask, load, told)
+            outcomes.append(outcome)
+            if outcome.samples is not None and not outcome.samples.complete:
                 break
     finally:
         if chosen is not policy:
@@ -105,7 +106,7 @@ def play_all(
     return outcomes
 
 
-def _play_apart(jobs: Sequence[Job], workers: int, told: Told) -> list[Outcome]:
+def _play_in_parallel(jobs: Sequence[Job], workers: int, told: Told) -> list[Outcome]:
     context = multiprocessing.get_context("spawn")
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
@@ -131,7 +132,7 @@ def _play_here(job: Job) -> Outcome:
 
 
 def play(job: Job, policy: LoadedOnce, ask: Ask | None, load: Progress, told: Told) -> Outcome:
-    """Play one bag; what cannot be read is an outcome, what cannot be configured an error."""
+    """Plays one bag. A bag that cannot be read is an outcome, a wrong configuration an error."""
     config = build(dict(job.config))
     partial = job.partial_file()
     resume = samples_of.load(partial) if partial is not None and partial.exists() else None

@@ -1,4 +1,4 @@
-"""The small topics of a bag as arrays: joint states, commands, actions, instructions. Pictures are left alone."""
+"""The small topics of a bag as arrays: joint states, commands, actions, instructions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table:
     values: FloatArray
 
     def newest(self, time: int) -> int:
-        """Row of the newest message at or before ``time``; -1 where there is none."""
+        """Row of the newest message at or before ``time``; -1 if there is none."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
     def joint_state(self, row: int) -> JointState:
@@ -61,54 +61,44 @@ class Feed:
 
     def newest(self, time: int) -> JointState | None:
         """The newest message at ``time``, as the live node would have it; None before the first."""
-        rows = [
-            (int(table.times[row]), index, row)
-            for index, table in enumerate(self.tables)
-            if (row := table.newest(time)) >= 0
-        ]
-        if not rows:
+        found = [(table, row) for table in reversed(self.tables) if (row := table.newest(time)) >= 0]
+        if not found:
             return None
-        _, index, row = max(rows)
-        return self.tables[index].joint_state(row)
+        table, row = max(found, key=lambda item: int(item[0].times[item[1]]))
+        return table.joint_state(row)
 
     def from_stamp(self, stamp: int) -> JointState | None:
-        """The first message whose header is at least as new as ``stamp`` (lockstep); None where there is none."""
-        found = None
-        for table in self.tables:
-            row = int(np.searchsorted(table.stamps, stamp))
-            if row < len(table.stamps) and (found is None or table.stamps[row] < found.stamp):
-                found = table.joint_state(row)
-        return found
+        """The first message whose header is at least as new as ``stamp`` (lockstep); None if there is none."""
+        rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables]
+        found = [table.joint_state(row) for table, row in rows if row < len(table.stamps)]
+        return min(found, key=lambda state: state.stamp, default=None)
 
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
-        """The message whose header is nearest to ``stamp``, of those that had come at ``now``; None if too far."""
-        best = None
+        """The message whose header is nearest to ``stamp``, of those received until ``now``; None if too far."""
+        near = []
         for table in self.tables:
-            come = table.newest(now) + 1
-            after = int(np.searchsorted(table.stamps[:come], stamp))
-            for row in (after - 1, after):
-                if 0 <= row < come and (
-                    best is None or abs(int(table.stamps[row]) - stamp) < abs(best.stamp - stamp)
-                ):
-                    best = table.joint_state(row)
+            received = table.newest(now) + 1
+            after = int(np.searchsorted(table.stamps[:received], stamp))
+            near += [table.joint_state(row) for row in (after - 1, after) if 0 <= row < received]
+        best = min(near, key=lambda state: abs(state.stamp - stamp), default=None)
         return best if best is not None and abs(best.stamp - stamp) <= tolerance else None
 
 
 def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
-    """Joint states of several publishers put together as the live node does (``control.joints``).
+    """Merges joint states of several publishers as the live node does (``control.joints``).
 
     Args:
         feed: As recorded.
-        needed: Joints without which a state is of no use (the arm's); empty gives ``feed`` back.
-        timeout: Seconds for which what was said of a joint counts (``timeouts.joint_state``).
+        needed: Joints that a state must have (the arm's); empty returns ``feed``.
+        timeout: Seconds for which the state of a joint is valid (``timeouts.joint_state``).
 
     Returns:
-        One row per message that told something new; ``feed`` itself where one publisher tells of all joints, and
-        where the needed ones never come together, so that whoever asks for them says which are missing.
+        One row per message with news; ``feed`` itself if one publisher has all joints, or if the needed joints are
+        never known together, so that the error of whoever needs them names those that are missing.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
         return feed
-    states, whole = JointStates(needed), _Topic()
+    states, whole = JointStates(needed), _Collector()
     rows = ((int(time), table, row) for table in feed.tables for row, time in enumerate(table.times))
     for time, table, row in sorted(rows, key=lambda item: item[0]):
         found = states.add(table.joint_state(row), int(table.stamps[row]), time, timeout)
@@ -119,7 +109,7 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a bag says besides pictures.
+    """Content of a bag besides images.
 
     Attributes:
         joints: Measured joint states, or None.
@@ -136,14 +126,14 @@ class Recording:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def instruction(self, time: int, default: str = "") -> str:
-        """What was to be done at ``time``; the first one also counts for the time before it was recorded."""
+        """The instruction at ``time``; the first one also counts before it was recorded."""
         if not self.instructions:
             return default
         at = bisect.bisect_right(self.instructions, time, key=lambda item: item[0]) - 1
         return self.instructions[max(at, 0)][1]
 
 
-class _Rows:
+class _Table:
     """Collects the rows of one set of names in flat arrays: a fifth of the memory of message objects."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -157,44 +147,43 @@ class _Rows:
         return Table(self.names, times[order], np.array(self.stamps, np.int64)[order], values[order])
 
 
-class _Topic:
+class _Collector:
     """Collects the messages of one topic."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, ...], _Rows] = {}
+        self._tables: dict[tuple[str, ...], _Table] = {}
 
     def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
-        """False for a message that cannot be used: no names, or not one number for each."""
+        """False for an unusable message: no names, or not one number for each."""
         if not names or len(values) != len(names):
             return False
-        rows = self._rows.setdefault(names, _Rows(names))
-        rows.times.append(time)
-        rows.stamps.append(stamp)
-        rows.values.extend(values)
+        table = self._tables.setdefault(names, _Table(names))
+        table.times.append(time)
+        table.stamps.append(stamp)
+        table.values.extend(values)
         return True
 
     def feed(self) -> Feed | None:
-        tables = sorted((rows.table() for rows in self._rows.values()), key=lambda table: -len(table.times))
+        tables = sorted((rows.table() for rows in self._tables.values()), key=lambda table: -len(table.times))
         return Feed(tuple(tables)) if tables else None
 
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
-    """Read every small topic of ``selection`` once; images are not touched.
+    """Reads every small topic of ``selection`` once.
 
     Args:
         bag: Open.
-        selection: Which topic is what.
-        needed: Joints of the arm; those of several publishers are put together (:func:`merged`).
+        selection: Which topics.
+        needed: The arm's joints; joint states of several publishers are merged (:func:`merged`).
         timeout: See :func:`merged`.
     """
-    types = bag.topics
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": topic for key, topic in selection.state}
-    rows = {role: _Topic() for role, topic in roles.items() if topic}
+    collected = {role: _Collector() for role, topic in roles.items() if topic}
     skipped: Counter[str] = Counter()
     instructions: list[tuple[int, str]] = []
+    types, store = bag.topics, message_types()
     wanted = {topic for topic in (*roles.values(), selection.instruction) if topic}
-    store = message_types()
     classes = {topic: store.message(types[topic]) for topic in wanted}
     for record in bag.records(wanted, verify=False):
         kind = types[record.topic]
@@ -207,21 +196,18 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
             if not instructions or instructions[-1][1] != message.data:
                 instructions.append((record.time, message.data))
             continue
-        for role, topic in roles.items():
-            if topic != record.topic:
-                continue
-            stamp, names, values = _columns(message, kind)
-            if role == "joints" or role.startswith("state/"):
-                stamp = stamp or record.time  # measured when it came, as for the live node
-            if not rows[role].add(record.time, stamp, names, values):
-                skipped[f"{record.topic}: without a number for every name"] += 1
-    tables = {role: collected.feed() for role, collected in rows.items()}
-    feeds = {
-        role.removeprefix("state/"): table for role, table in tables.items() if role.startswith("state/") and table
-    }
-    joints = tables.get("joints")
+        stamp, names, values = _columns(message, kind)
+        for role, rows in collected.items():
+            if roles[role] == record.topic:
+                # A joint state without a stamp was measured when it was received, as for the live node.
+                when = stamp if role == "truth" else stamp or record.time
+                if not rows.add(record.time, when, names, values):
+                    skipped[f"{record.topic}: without a number for every name"] += 1
+    feeds = {role: feed for role, rows in collected.items() if (feed := rows.feed())}
+    joints, truth = feeds.pop("joints", None), feeds.pop("truth", None)
     joints = merged(joints, needed, timeout) if joints is not None else None
-    return Recording(joints, tables.get("truth"), tuple(instructions), feeds, skipped)
+    state = {role.removeprefix("state/"): feed for role, feed in feeds.items()}
+    return Recording(joints, truth, tuple(instructions), state, skipped)
 
 
 def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[float]]:

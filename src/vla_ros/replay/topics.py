@@ -1,4 +1,4 @@
-"""Which topic of a bag plays which part: found by type and name, asked about or refused where that is not clear."""
+"""Roles of a bag's topics: found by type and name; where several fit, a person is asked or the bag is refused."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ TWIST = "geometry_msgs/msg/TwistStamped"
 COMMAND_TYPES = (JOINTS, TRAJECTORY, TWIST, ARRAY)
 
 NODE = "vla_policy"
-"""Name of the live node, of which ``~`` stands in topic names."""
+"""Name of the live node, for which ``~`` stands in topic names."""
 
 ROLES = ("camera", "joint_states", "instruction", "truth")
 
 Ask = Callable[[str, Sequence[str]], str]
-"""Asks a person: the question and the candidates; gives the answer."""
+"""Asks a person: takes the question and the candidates, returns the answer."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What plays which part.
+    """Topics by role.
 
     Attributes:
         cameras: One topic per camera of the policy, in the order of ``camera.topics``.
         transport: ``raw`` or ``compressed``; the same for all cameras.
         joint_states: Topic of measured joint states, or None.
         instruction: Topic of the instruction, or None.
-        truth: Topic of the recorded commands or actions; None where joint states are differenced, or nothing is.
-        truth_type: Its type; JointState with ``truth`` None means differencing; "" means that there is no truth.
+        truth: Topic of the recorded commands or actions; None if there is none or joint states are differenced.
+        truth_type: Its type; JointState with ``truth`` None means differencing; "" means nothing is recorded.
         state: Feed name to topic (``robot.state_topics``).
     """
 
@@ -49,7 +49,7 @@ class Selection:
 
     @property
     def truth_name(self) -> str:
-        """What the truth comes from, for people."""
+        """Source of the recorded actions, for people."""
         if self.truth:
             return f"{self.truth} ({self.truth_type})"
         return f"{self.joint_states}, differenced" if self.truth_type else "none"
@@ -63,7 +63,7 @@ def expand(name: str) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """``role=/topic`` pairs of ``--topics``; several cameras are separated by commas.
+    """Parses ``role=/topic`` pairs of ``--topics``; several cameras are separated by commas.
 
     Raises:
         BagError: Not of that form, or no such role.
@@ -84,18 +84,18 @@ def select(
     ask: Ask | None = None,
     empty: Collection[str] = (),
 ) -> Selection:
-    """Give every part a topic.
+    """Finds a topic for every role.
 
     Args:
         topics: Name to type of the bag's topics.
-        config: The node's options; its names are taken where the bag has them.
+        config: The node's options; their names win if the bag has them.
         overrides: Role to topic, from ``--topics``.
-        ask: Asks a person where several fit; None refuses.
-        empty: Topics without a message; they play no part unless ``overrides`` names them.
+        ask: Asks a person if several topics fit; None refuses.
+        empty: Topics without a message; ignored unless ``overrides`` names them.
 
     Raises:
-        BagError: There is no camera, a named topic is missing or of a wrong type, or several fit and nobody can be
-            asked; the candidates are listed.
+        BagError: There is no camera, a named topic is missing or of a wrong type, or several topics fit and nobody
+            can be asked; the candidates are listed.
     """
     named = {name for names in overrides.values() for name in names.split(",")}
     by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
@@ -128,8 +128,25 @@ def _named(by_name: Mapping[str, str], name: str, role: str, types: Sequence[str
     return name
 
 
+def _optional(
+    by_name: Mapping[str, str],
+    role: str,
+    named: str | None,
+    kind: str,
+    usual: str,
+    candidates: Sequence[str],
+    ask: Ask | None,
+) -> str | None:
+    """A topic that the bag may lack: the one that was named, the usual one, or one of the candidates."""
+    if named is not None:
+        return None if named in ("", "none") else _named(by_name, named, role, (kind,))
+    if by_name.get(usual) == kind:
+        return usual
+    return _choose(role, candidates, ask) if candidates else None
+
+
 def _choose(role: str, candidates: Sequence[str], ask: Ask | None) -> str:
-    """The only candidate, or the one that a person names."""
+    """The only candidate, or the one that a person chooses."""
     if len(candidates) == 1:
         return candidates[0]
     if ask is None:
@@ -149,16 +166,10 @@ def _cameras(by_name: Mapping[str, str], config: Config, named: str, ask: Ask | 
     if not candidates:
         found = ", ".join(f"{name} ({kind})" for name, kind in sorted(by_name.items())) or "no topics"
         raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
-    chosen: list[str] = []
-    for topic in config.camera.topics:
-        name = expand(topic)
-        hit = [
-            option
-            for option in (name, f"{name}/compressed", name.removesuffix("/compressed"))
-            if option in candidates
-        ]
-        if hit:
-            chosen.append(hit[0])
+    chosen = []
+    for name in map(expand, config.camera.topics):
+        variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
+        chosen += [variant for variant in variants if variant in candidates][:1]
     if len(chosen) == wanted:
         return tuple(chosen)
     if wanted > 1:
@@ -173,29 +184,20 @@ def _cameras(by_name: Mapping[str, str], config: Config, named: str, ask: Ask | 
 def _joint_states(
     by_name: Mapping[str, str], config: Config, named: str | None, truth: str | None, ask: Ask | None
 ) -> str | None:
-    if named is not None:
-        return None if named in ("", "none") else _named(by_name, named, "joint_states", (JOINTS,))
-    name = expand(config.topics.joint_states)
-    if by_name.get(name) == JOINTS:
-        return name
     feeds = {expand(feed.partition("=")[2]) for feed in config.robot.state_topics}
-    states = [
+    candidates = [
         topic
         for topic, kind in by_name.items()
         if kind == JOINTS and topic != truth and topic not in feeds and not _is_command(topic)
     ]
-    return _choose("joint_states", states, ask) if states else None
+    usual = expand(config.topics.joint_states)
+    return _optional(by_name, "joint_states", named, JOINTS, usual, candidates, ask)
 
 
 def _instruction(by_name: Mapping[str, str], config: Config, named: str | None, ask: Ask | None) -> str | None:
-    if named is not None:
-        return None if named in ("", "none") else _named(by_name, named, "instruction", (TEXT,))
-    name = expand(config.topics.instruction)
-    if by_name.get(name) == TEXT:
-        return name
     words = ("instruction", "task", "language", "prompt", "command_text")
     texts = [t for t, kind in by_name.items() if kind == TEXT and any(word in t.lower() for word in words)]
-    return _choose("instruction", texts, ask) if texts else None
+    return _optional(by_name, "instruction", named, TEXT, expand(config.topics.instruction), texts, ask)
 
 
 def _truth(by_name: Mapping[str, str], config: Config, named: str | None) -> tuple[str | None, str]:

@@ -1,13 +1,14 @@
-"""Predicted beside recorded actions as a bag: for Foxglove, RViz or PlotJuggler, with the recording's own times."""
+"""Predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler, with the recording's own times."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_ros.graph.messages import message_types
+from vla_ros.graph.messages import MessageTypes, message_types
 from vla_ros.replay.records import BagError
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
@@ -32,10 +33,10 @@ _TYPES = {
 
 
 def write_bag(result: Result, path: Path) -> None:
-    """Write an MCAP bag in the folder ``path``.
+    """Writes an MCAP bag in the folder ``path``.
 
     ``predicted_action`` and ``recorded_action`` hold the policy's numbers, ``action_error`` the mean absolute
-    difference, ``predicted_command`` the joints that would have been commanded, stamped with their frame.
+    difference, ``predicted_command`` the joints that would have been commanded, with the stamp of their frame.
 
     Raises:
         BagError: The folder exists, or cannot be written.
@@ -44,51 +45,37 @@ def write_bag(result: Result, path: Path) -> None:
     from rosbags.typesys import Stores, get_typestore
 
     store = get_typestore(Stores.ROS2_JAZZY)
+    types = message_types("jazzy")
     try:
         with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
             connections = {
                 topic: writer.add_connection(topic, kind, typestore=store) for topic, kind in _TYPES.items()
             }
-            for time, topic, data in sorted(
-                (message for samples in result.samples for message in _messages(samples)), key=lambda item: item[0]
-            ):
-                writer.write(connections[topic], time, data)
+            messages = (message for samples in result.samples for message in _messages(samples, types))
+            for time, topic, fields in sorted(messages, key=lambda item: item[0]):
+                writer.write(connections[topic], time, types.serialize(types.message(_TYPES[topic])(**fields)))
     except (OSError, WriterError) as error:
         raise BagError(f"--write {path}: {error}; name a folder that does not exist yet") from None
 
 
-def _messages(samples: Samples) -> list[tuple[int, str, bytes]]:
-    """(time, topic, CDR) of everything of one bag."""
-    types = message_types("jazzy")
-
-    def array(values: Any) -> bytes:
-        return types.serialize(types.message(_ARRAY)(data=np.asarray(values, float)))
-
-    def number(value: float) -> bytes:
-        return types.serialize(types.message(_FLOAT)(data=float(value)))
-
-    found: list[tuple[int, str, bytes]] = []
+def _messages(samples: Samples, types: MessageTypes) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(time, topic, fields) of every message of one bag."""
     errors = np.abs(samples.predicted - samples.recorded)
-    known = set(np.flatnonzero(np.isfinite(errors).any(axis=1)).tolist())
+    total = samples.stages_ms.get("total")
     episode = -1
     for index, time in enumerate(samples.times.tolist()):
         if samples.episodes[index] != episode:
             episode = int(samples.episodes[index])
-            text = types.message(_STRING)(data=samples.instructions[episode])
-            found.append((time, INSTRUCTION, types.serialize(text)))
-        found.append((time, PREDICTED, array(samples.predicted[index])))
-        if index in known:
-            found.append((time, RECORDED, array(samples.recorded[index])))
-            found.append((time, ERROR, number(float(np.nanmean(errors[index])))))
-        total = samples.stages_ms.get("total")
+            yield time, INSTRUCTION, {"data": samples.instructions[episode]}
+        yield time, PREDICTED, {"data": samples.predicted[index]}
+        if np.isfinite(errors[index]).any():
+            yield time, RECORDED, {"data": samples.recorded[index]}
+            yield time, ERROR, {"data": float(np.nanmean(errors[index]))}
         if total is not None:
-            found.append((time, LATENCY, number(total[index])))
-        if samples.command_names and np.isfinite(samples.commands[index]).all():
-            stamp = int(samples.stamps[index])
-            clock = types.message("builtin_interfaces/msg/Time")(sec=stamp // 10**9, nanosec=stamp % 10**9)
-            header = types.message("std_msgs/msg/Header")(stamp=clock)
-            message = types.message(_JOINTS)(
-                header=header, name=list(samples.command_names), position=samples.commands[index]
-            )
-            found.append((time, COMMAND, types.serialize(message)))
-    return found
+            yield time, LATENCY, {"data": float(total[index])}
+        command = samples.commands[index]
+        if samples.command_names and np.isfinite(command).all():
+            sec, nanosec = divmod(int(samples.stamps[index]), 10**9)
+            stamp = types.message("builtin_interfaces/msg/Time")(sec=sec, nanosec=nanosec)
+            header = types.message("std_msgs/msg/Header")(stamp=stamp)
+            yield time, COMMAND, {"header": header, "name": list(samples.command_names), "position": command}
