@@ -7,7 +7,7 @@
 
 Needs torch with CUDA, Triton and transformers; the package itself is taken from ../src. Results are written as
 JSON to the folder $OUT, or ``--out``. Every stage has a process of its own and a bound in time; one that fails does
-not stop the others. ``tune`` and ``in_place`` write launches.json there, which later stages of the same folder use.
+not stop the others. ``tune`` and ``in_place`` write configs.json there, which later stages of the same folder use.
 """
 
 from __future__ import annotations
@@ -23,35 +23,30 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from gpu import kernels, prefill, tuning, whole
+from gpu import check, tuning, whole
 from gpu.common import BOUND_S, KINDS, Session
 
 STAGES = {
-    "kernels": kernels.stage_kernels,
-    "gemm": prefill.stage_gemm,
+    "kernels": check.stage_kernels,
+    "guard": check.stage_guard,
+    "gemm": tuning.stage_gemm,
     "tune": tuning.stage_tune,
     "in_place": tuning.stage_in_place,
     "profile": tuning.stage_profile,
-    "guard": kernels.stage_guard,
-    "tokens": whole.stage_tokens,
     "bf16": whole.stage_bf16,
     "int8": whole.stage_int8,
     "int4": whole.stage_int4,
     "batch": whole.stage_batch,
     "steady": whole.stage_steady,
-    "receiver": whole.stage_receiver,
 }
 """In the order in which they run; the bound of each is in ``common.BOUND_S``."""
-
-PARTS = {"compile": tuning.stage_compile, "compile_gemm": prefill.stage_compile_gemm}
-"""What a stage runs in processes beside its own."""
 
 
 def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...], seconds: float) -> int:
     """One stage in this process; its result goes to ``out/NAME.json``."""
     began = time.monotonic()
     try:
-        result = {**STAGES, **PARTS}[name](Session(out, dry, kinds, seconds))
+        result = STAGES[name](Session(out, dry, kinds, seconds))
     except Exception:
         traceback.print_exc()
         result = {"failed": traceback.format_exc().splitlines()[-1]}
@@ -68,7 +63,8 @@ def summary(out: Path, names: list[str]) -> str:
         result = json.loads(path.read_text()) if path.exists() else {"failed": "ended without a result"}
         if "total_ms" in result:
             keep = ("total_ms", "in_and_out_ms", "between_ms", "accepted_ms", "accepted_steps", "accepted_share",
-                    "verified_ms", "baseline_ms", "baseline_steps", "speedup", "accepted_speedup", "floor_ms",
+                    "verified_ms", "baseline_ms", "baseline_steps", "compiled_ms", "compiled_left_out",
+                    "speedup", "accepted_speedup", "floor_ms",
                     "tokens_equal", "token_match", "memory_gb")  # fmt: skip
             result = {key: result[key] for key in keep}
         lines.append(f"{name:<9}{json.dumps(result, default=str)[:600]}")
@@ -87,7 +83,7 @@ def main() -> int:
         help="weights for kernels, tune, in_place and gemm; steady takes the first",
     )
     parser.add_argument("--dry", action="store_true", help="on a CPU, with a tiny model")
-    parser.add_argument("--stage", choices=(*STAGES, *PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kinds = tuple(options.kinds.split(","))

@@ -1,30 +1,29 @@
-"""What the stages share: sizes, random weights, inputs, and times of graphs."""
+"""What the stages share: sizes, random weights, inputs, and times of captured graphs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vla_ros.engine.tolerances import relative_error
+from vla_ros.engine.weights import KINDS
+
+__all__ = ["BOUND_S", "KINDS", "Session", "compile_ahead", "make_layer", "relative_error", "shape_of", "wide"]
+
 BOUND_S = {
-    "kernels": 150, "tune": 120, "in_place": 150, "profile": 90, "tokens": 150, "bf16": 180, "int8": 120,
-    "int4": 120, "guard": 90, "batch": 120, "steady": 480, "receiver": 60, "gemm": 180,
+    "kernels": 150, "guard": 90, "gemm": 180, "tune": 120, "in_place": 150, "profile": 90, "bf16": 300, "int8": 120,
+    "int4": 120, "batch": 120, "steady": 480,
 }  # fmt: skip
 """Stage to the most seconds that it may take."""
-
-
-KINDS = ("none", "int4", "int8")
-"""Of weights, as ``weights.QUANTIZE`` names them."""
-
-QUANTIZATIONS = {"none": "none", "int8": "int8", "int4": "nf4"}
-"""As ``policy.quantization`` names them."""
 
 
 class Session:
@@ -48,69 +47,65 @@ class Session:
         self.device = torch.device("cpu" if dry else "cuda:0")
         self.name = "tiny" if dry else "openvla-7b"
         self.dtype = torch.float32 if dry else torch.bfloat16
-        self._subjects: dict[Any, Any] = {}
+        self._subjects: dict[str, Any] = {}
         if not dry:
             self._use(self.found())
 
     def found(self) -> dict[str, Any]:
-        """What earlier stages left in launches.json."""
-        tuned = self.out / "launches.json"
+        """What earlier stages left in configs.json."""
+        tuned = self.out / "configs.json"
         return dict(json.loads(tuned.read_text())) if tuned.exists() else {}
 
     def keep(self, found: dict[str, Any]) -> None:
-        """Add to launches.json, for the stages that follow."""
-        (self.out / "launches.json").write_text(json.dumps({**self.found(), **found}, indent=1))
+        """Add to configs.json, for the stages that follow."""
+        (self.out / "configs.json").write_text(json.dumps({**self.found(), **found}, indent=1))
 
     def _use(self, found: dict[str, Any]) -> None:
-        from vla_ros.engine import launches
+        from vla_ros.engine import tile_configs
 
         for key, values in found.items():
             match key.split():
                 case ["attention"]:
-                    launches.ATTENTION = launches.AttentionLaunch(*values)
-                case ["tile", kind, rows, outputs, inputs]:
-                    tile = None if values is None else launches.Tile(*values)
-                    launches.TILED[kind, int(rows), int(outputs), int(inputs)] = tile
+                    tile_configs.ATTENTION_CONFIG = tile_configs.AttentionConfig(*values)
+                case ["gemm", kind, rows, n, k]:
+                    config = None if values is None else tile_configs.GemmConfig(*values)
+                    tile_configs.GEMM_CONFIGS[kind, int(rows), int(n), int(k)] = config
                 case [role, kind]:
-                    launches.LAUNCHES[role, kind] = launches.Launch(*values)
+                    tile_configs.SKINNY_CONFIGS[role, kind] = tile_configs.SkinnyConfig(*values)
 
     def subject(self, kind: str = "none") -> Any:
         """The 7B with random weights, or the tiny model, made once; quantised kinds without the dense decoder."""
-        from vla_ros.bench.models import open_quantized, open_subject
+        from vla_ros.bench.models import open_subject
 
         if kind not in self._subjects:
-            self._subjects[kind] = (
-                open_subject(self.name, self.device, self.dtype)
-                if kind == "none"
-                else open_quantized(self.name, self.device, self.dtype, QUANTIZATIONS[kind])
-            )
+            self._subjects[kind] = open_subject(self.name, self.device, self.dtype, kind)
         return self._subjects[kind]
 
-    def engine(self, subject: Any, kind: str = "none", drafts: str = "prefill", keep: bool = True) -> Any:
-        """An engine over it."""
-        from vla_ros.policies.openvla.fast import make_engine
+    def engine(self, kind: str = "none", drafts: str = "prefill", subject: Any = None) -> Any:
+        """An engine over it; with another ``subject``, over weights quantised beside its dense ones."""
+        from vla_ros.policies.openvla.build_engine import make_engine
 
-        return make_engine(
-            subject.model, 7, QUANTIZATIONS.get(kind, kind), drafts, keep=keep, weights=subject.weights
-        )
+        subject = self.subject(kind) if subject is None else subject
+        return make_engine(subject.model, 7, kind, drafts, weights=subject.weights)
 
     def inputs(self, subject: Any, count: int, seed: int = 0, lengths: tuple[int, int] = (22, 22)) -> list[Any]:
-        """Random pictures [1, H, W, 3] and prompts."""
+        """Random images [H, W, 3] and prompts."""
         import numpy as np
 
-        rng = np.random.default_rng(seed)
-        architecture = subject.model.architecture
-        size, made = architecture.image_size, []
-        for _ in range(count):
-            words = rng.integers(
-                3, architecture.action_vocab_size // 2, rng.integers(lengths[0], lengths[1] + 1) - 2
+        from vla_ros.bench.inputs import make_prompt
+
+        rng, architecture = np.random.default_rng(seed), subject.model.architecture
+        size = architecture.image_size
+        return [
+            (
+                rng.integers(0, 256, (size, size, 3), dtype=np.uint8),
+                make_prompt(architecture, int(rng.integers(lengths[0], lengths[1] + 1)), int(rng.integers(2**31))),
             )
-            image = rng.integers(0, 256, (1, size, size, 3), dtype=np.uint8)
-            made.append((image, np.array([1, *words, architecture.empty_token], dtype=np.int64)))
-        return made
+            for _ in range(count)
+        ]
 
     def time_ms(self, work: Callable[[], Any], repeats: int = 50) -> float:
-        """Median of graph replays on a GPU (gaps between launches left out), of calls on a CPU."""
+        """Median of graph replays on a GPU (gaps between launches left out), of one call on a CPU."""
         torch = self.torch
         if self.dry:
             began = time.perf_counter()
@@ -129,44 +124,48 @@ class Session:
             times.append(start.elapsed_time(end))
         return statistics.median(times[5:])
 
+    def try_ms(self, work: Callable[[], Any], repeats: int) -> float:
+        """As :meth:`time_ms`; infinity for what does not fit the device."""
+        with contextlib.suppress(Exception):
+            return self.time_ms(work, repeats)
+        return float("inf")
 
-def compile_ahead(session: Session, stage: str) -> None:
-    """Run ``stage`` in a process per core, 14 at most: each compiles its PART for the cache of all."""
-    parts = min(14, max(1, (os.cpu_count() or 2) - 2))  # each holds a context of the GPU
+
+def compile_ahead(session: Session, stage: str, works: Iterable[Callable[[], Any]] = ()) -> None:
+    """Compile what a stage is going to try, on all cores: each process runs a share of ``works`` once.
+
+    Called by the stage, it starts the processes; called in one of them (by the environment's PART), it works.
+    """
+    part = os.environ.get("PART")
+    if part is not None:
+        index, count = (int(word) for word in part.split("/"))
+        for work in list(works)[index::count]:
+            with contextlib.suppress(Exception):  # the stage meets it again and says so
+                work()
+        sys.exit(0)
+    count = min(14, max(1, (os.cpu_count() or 2) - 2))  # each holds a context of the GPU
     words = [sys.executable, sys.argv[0], "--stage", stage, "--out", str(session.out), "--kinds"]
     helpers = [
-        subprocess.Popen([*words, ",".join(session.kinds)], env=os.environ | {"PART": f"{part}/{parts}"})
-        for part in range(parts)
+        subprocess.Popen([*words, ",".join(session.kinds)], env=os.environ | {"PART": f"{part}/{count}"})
+        for part in range(count)
     ]
     for helper in helpers:
         helper.wait(120)
 
 
-def relative(ours: Any, theirs: Any) -> float:
-    """Error in the norm; NaN stays NaN and fails every bound."""
-    return float(((ours.double() - theirs.double()).norm() / theirs.double().norm()).item())
-
-
 def make_layer(session: Session, kind: str, dtype: Any, shape: Any) -> Any:
     """Random decoder weights of one layer with OpenVLA-7B's sizes."""
-    from vla_ros.engine.weights import QUANTIZE, DecoderWeights, Layer, dense, rotary_tables
+    from vla_ros.engine.llama import LlamaDecoder
+    from vla_ros.engine.weights import fuse
 
-    torch, device = session.torch, session.device
-
-    def noise(*size: int) -> Any:
-        return (torch.randn(*size, device=device) / size[-1] ** 0.5).to(dtype)
-
-    quantize, hidden = QUANTIZE[kind], shape.hidden_size
-    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    layer = Layer(
-        1 + 0.1 * noise(hidden, 1)[:, 0], quantize(noise(heads, hidden)),
-        quantize(noise(hidden, shape.heads * shape.head_dim)), 1 + 0.1 * noise(hidden, 1)[:, 0],
-        quantize(noise(2 * shape.intermediate_size, hidden)), quantize(noise(hidden, shape.intermediate_size)),
-    )  # fmt: skip
-    cosine, sine = (table.to(device, dtype) for table in rotary_tables(shape))
-    embedding = torch.randn(shape.vocab_size, hidden, device=device).to(dtype)
-    head = dense(noise(shape.vocab_size, hidden))
-    return DecoderWeights(shape, embedding, (layer,), layer.attention_norm, head, cosine, sine)
+    torch = session.torch
+    with torch.device(session.device):
+        decoder = LlamaDecoder(shape).to(dtype)
+    for parameter in decoder.parameters():
+        noise = torch.randn_like(parameter)
+        parameter.data = 1 + 0.1 * noise if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5
+    decoder.model.embed_tokens.weight.data.mul_(shape.hidden_size**0.5)
+    return fuse(decoder, kind, keep=False)
 
 
 def shape_of(session: Session) -> Any:
@@ -179,17 +178,20 @@ def shape_of(session: Session) -> Any:
 
 def wide(weights: Any) -> Any:
     """The same weights, dequantised, in float64: the reference."""
-    from vla_ros.engine.weights import Layer, dense, dequantize
+    from vla_ros.engine.weights import Layer, dequantize, quantize
 
-    def cast(value: Any) -> Any:
-        return value.double()
+    def exact(matrix: Any) -> Any:
+        return quantize(dequantize(matrix, weights.dtype).double(), "none", matrix.role)
 
     layers = tuple(
-        Layer(cast(one.attention_norm), *(dense(cast(dequantize(m, weights.dtype))) for m in (one.qkv, one.output)),
-              cast(one.mlp_norm), *(dense(cast(dequantize(m, weights.dtype))) for m in (one.gate_up, one.down)))
+        Layer(
+            attention_norm=one.attention_norm.double(),
+            mlp_norm=one.mlp_norm.double(),
+            **{matrix.role: exact(matrix) for matrix in one.matrices},
+        )
         for one in weights.layers
-    )  # fmt: skip
+    )
     return replace(
-        weights, embedding=cast(weights.embedding), layers=layers, norm=cast(weights.norm),
-        head=dense(cast(weights.head.data)), cosine=cast(weights.cosine), sine=cast(weights.sine),
+        weights, embedding=weights.embedding.double(), layers=layers, norm=weights.norm.double(),
+        lm_head=exact(weights.lm_head), cosine=weights.cosine.double(), sine=weights.sine.double(),
     )  # fmt: skip

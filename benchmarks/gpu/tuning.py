@@ -1,60 +1,56 @@
-"""The search for launch sizes, first product by product, then inside a whole pass."""
+"""The search for configurations: product by product, then inside a whole pass; and where the time goes."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
-from gpu.common import BOUND_S, Session, compile_ahead, make_layer, relative, shape_of
+from gpu.common import BOUND_S, Session, compile_ahead, make_layer, relative_error, shape_of
 
-ATTENTION_CUTS = ((64, 4, 3, 1), (32, 2, 2, 9), (64, 4, 2, 5), (64, 4, 1, 5), (64, 2, 1, 5), (128, 4, 1, 3))
-"""Of :class:`~vla_ros.engine.launches.AttentionLaunch`."""
+ATTENTION = ((64, 4, 3, 1), (32, 2, 2, 9), (64, 4, 2, 5), (64, 4, 1, 5), (64, 2, 1, 5), (128, 4, 1, 3))
+"""Of :class:`~vla_ros.engine.tile_configs.AttentionConfig`."""
+
+BLOCK_K = {"none": (128, 256, 512), "int8": (128, 256, 512, 1024), "int4": (256, 512, 1024, 2048)}
+ROWS = 288
+"""A prompt of 22 tokens with its image and a draft, padded."""
 
 
-INPUTS = {"none": (128, 256, 512), "int8": (128, 256, 512, 1024), "int4": (256, 512, 1024, 2048)}
-"""Of :class:`~vla_ros.engine.launches.Launch`, by kind of weight."""
-
-
-def candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
-    """Role, kind of weight and launch of everything that ``tune`` tries."""
-    from vla_ros.engine.launches import Launch
+def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    """Role, kind of weight and configuration of everything that ``tune`` tries."""
+    from vla_ros.engine.tile_configs import SkinnyConfig
 
     for kind in kinds:
-        for role in ("gate_up", "down", "output", "qkv", *(("head",) if kind == "none" else ())):
+        for role in ("gate_up", "down_proj", "o_proj", "qkv", *(("lm_head",) if kind == "none" else ())):
             pairs = 2 if role in ("qkv", "gate_up") else 1
-            for outputs in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
-                for inputs in INPUTS[kind]:
+            for block_n in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
+                for block_k in BLOCK_K[kind]:
                     for warps in (1, 2, 4) if kind == "none" else (2, 4, 8):
                         for stages in (3, 4, 6):
-                            launch = Launch(outputs, inputs, warps, stages)
-                            if _sensible(launch, kind, pairs):
-                                yield role, kind, launch
+                            config = SkinnyConfig(block_n, block_k, warps, stages)
+                            if _sensible(config, kind, pairs):
+                                yield role, kind, config
 
 
-def _sensible(launch: Any, kind: str, pairs: int) -> bool:
-    """What has room and gives every warp something to do."""
-    from vla_ros.engine.lowbit import BITS, stretch
+def _sensible(config: Any, kind: str, pairs: int) -> bool:
+    """Whether it fits into shared memory and gives every warp something to do."""
+    from vla_ros.engine.lowbit import BITS, k_group
 
-    outputs = launch.outputs * pairs
+    outputs = config.block_n * pairs
     if kind != "none":
-        # A warp has one or two parts, and 64 outputs of them in registers.
+        # A warp has one or two K-groups, and 64 outputs of them in registers.
         bits = BITS[kind]
-        parts, shared = (
-            launch.inputs // stretch(bits),
-            (outputs * bits // 8 + 16) * launch.inputs * (launch.stages - 1),
-        )
-        return shared < 220_000 and parts // 2 <= launch.warps <= parts and 16 <= outputs <= 64
+        groups = config.block_k // k_group(bits)
+        shared = (outputs * bits // 8 + 16) * config.block_k * (config.stages - 1)
+        return shared < 220_000 and groups // 2 <= config.warps <= groups and 16 <= outputs <= 64
     # Weights and rows in flight; registers of one warp hold 64 outputs at most.
-    return (outputs + 16) * launch.inputs * 2 * launch.stages < 200_000 and outputs <= 64 * launch.warps
+    return (outputs + 16) * config.block_k * 2 * config.stages < 200_000 and outputs <= 64 * config.warps
 
 
-class Bed:
-    """One layer's products on random weights; several layers in turn, so that none is found in the cache.
+class Layers:
+    """One layer's products on random weights; several layers in turn, so that none is found in the L2 cache.
 
     Args:
         session: The session.
@@ -63,223 +59,315 @@ class Bed:
     """
 
     def __init__(self, session: Session, kind: str, copies: int) -> None:
+        from vla_ros.engine.ops import KVCache
+
         torch, shape = session.torch, shape_of(session)
         self.sets = [make_layer(session, kind, torch.bfloat16, shape) for _ in range(copies)]
-        self.stored = {"none": "dense"}.get(kind, kind)
         where = {"device": session.device, "dtype": torch.bfloat16}
         self.at = torch.full((1, 1), 290, dtype=torch.int32, device=session.device)
         self.hidden, self.first = torch.randn(1, shape.hidden_size, **where), self.at.long() * 0
-        self.mixed = torch.randn(1, 1, shape.intermediate_size, **where)
-        self.attended = torch.randn(1, 1, shape.heads * shape.head_dim, **where)
-        self.cache = torch.zeros(2, 1, shape.kv_heads, 320, shape.head_dim, **where)
+        self.rows = {
+            "down_proj": torch.randn(1, 1, shape.intermediate_size, **where),
+            "o_proj": torch.randn(1, 1, shape.heads * shape.head_dim, **where),
+        }
+        self.cache = KVCache.allocate(self.sets[0], 1, 320)
 
-    def work(self, role: str, ops: Any) -> None:
+    def run(self, role: str, ops: Any) -> None:
         """One product of every layer."""
-        stream = ops.pick(self.hidden, self.first, self.sets[0].norm)
+        stream = ops.gather(self.hidden, self.first, self.sets[0].norm)
         for one in self.sets:
             self._product(role, ops, one, stream)
 
     def error(self, role: str, ops: Any) -> float:
-        """How far a product lies from torch's, relatively; products of more rows than one must hold its bits."""
-        from vla_ros.engine.ops import TorchOps
+        """How far a product lies from torch's, relatively."""
+        from vla_ros.engine.ops import Ops
 
         one = self.sets[0]
         ours, theirs = (
-            self._product(role, how, one, how.pick(self.hidden, self.first, one.norm)) for how in (ops, TorchOps())
+            self._product(role, how, one, how.gather(self.hidden, self.first, one.norm)) for how in (ops, Ops())
         )
-        return relative(ours, theirs)
+        return relative_error(ours, theirs)
+
+    def matrix(self, role: str) -> Any:
+        """The first layer's."""
+        one = self.sets[0]
+        return one.lm_head if role == "lm_head" else getattr(one.layers[0], role)
 
     def _product(self, role: str, ops: Any, one: Any, stream: Any) -> Any:
         layer = one.layers[0]
         if role == "qkv":
-            return ops.qkv(one, layer, stream, self.at, self.cache[0], self.cache[1])
-        if role == "down":
-            return ops.add_linear(stream, self.mixed, layer.down, layer.mlp_norm).hidden
-        if role == "output":
-            return ops.add_linear(stream, self.attended, layer.output, layer.mlp_norm).hidden
-        return ops.gate_up(one, layer, stream) if role == "gate_up" else ops.head(one, stream)
-
-    def nbytes(self, role: str) -> int:
-        """Weights that one product reads."""
-        one = self.sets[0]
-        layer = one.layers[0]
-        return int((one.head if role == "head" else getattr(layer, role)).nbytes)
-
-
-def stage_compile(session: Session) -> dict[str, Any]:
-    """Compile what ``tune`` tries, on all cores; part of ``tune``."""
-    from vla_ros.engine.triton_ops import TritonOps
-
-    part, parts = (int(word) for word in os.environ["PART"].split("/"))
-    beds = {kind: Bed(session, kind, 1) for kind in session.kinds}
-    for role, kind, launch in list(candidates(session.kinds))[part::parts]:
-        with contextlib.suppress(Exception):  # tune meets it again and says so
-            beds[kind].work(role, TritonOps({(role, beds[kind].stored): launch}))
-    return {}
+            return ops.qkv(one, 0, stream, ops.locate(one, self.cache, self.at), self.cache)
+        if role in self.rows:
+            return ops.add_linear(stream, self.rows[role], getattr(layer, role), layer.mlp_norm).hidden
+        return ops.gate_up(one, 0, stream) if role == "gate_up" else ops.lm_head(one, stream)
 
 
 def stage_tune(session: Session) -> dict[str, Any]:
-    """Every role and kind with many launches; the best are kept in launches.json."""
+    """Every role and kind with many configurations; the best are kept in configs.json."""
     torch = session.torch
     if session.dry:
         return {"skipped": "needs CUDA"}
-    from vla_ros.engine.launches import LAUNCHES
+    from vla_ros.engine.tile_configs import SKINNY_CONFIGS
     from vla_ros.engine.triton_ops import TritonOps
 
-    began = time.monotonic()
-    compile_ahead(session, "compile")
+    began, once = time.monotonic(), {}
+
+    def compiling() -> Iterator[Any]:
+        for kind in session.kinds:
+            once[kind] = Layers(session, kind, 1)
+        for role, kind, config in skinny_candidates(session.kinds):
+            stored = once[kind].matrix(role).kind
+            yield lambda r=role, k=kind, c=config, s=stored: once[k].run(r, TritonOps({(r, s): c}))
+
+    compile_ahead(session, "tune", compiling())
     best, found = {}, {}
     table: dict[str, Any] = {"compiled_s": round(time.monotonic() - began, 1)}
-    deadline, kind_now, bed = began + BOUND_S["tune"] - 20, "", None
-    for role, kind, launch in candidates(session.kinds):
+    deadline, kind_now, layers = began + BOUND_S["tune"] - 20, "", None
+    for role, kind, config in skinny_candidates(session.kinds):
         if time.monotonic() > deadline:
             break
         if kind != kind_now:
-            bed, kind_now = None, kind
+            layers, kind_now = None, kind
             torch.cuda.empty_cache()
-            bed = Bed(session, kind, {"none": 3, "int8": 5, "int4": 8}[kind])  # 1.2 GB: more than the L2
-        assert bed is not None
-        ops, key = TritonOps({(role, bed.stored): launch}), (role, bed.stored)
+            layers = Layers(session, kind, {"none": 3, "int8": 5, "int4": 8}[kind])  # 1.2 GB: more than the L2
+        assert layers is not None
+        key = (role, layers.matrix(role).kind)
+        ops, ms = TritonOps({key: config}), float("inf")
         try:
-            wrong = bed.error(role, ops)
+            wrong = layers.error(role, ops)
             if not wrong <= 1e-2:
-                table.setdefault("wrong", []).append([*key, *astuple(launch), wrong])
+                table.setdefault("wrong", []).append([*key, *astuple(config), wrong])
                 continue
-            ms = session.time_ms(lambda r=role, o=ops, b=bed: b.work(r, o), 12) / len(bed.sets)
-        except Exception:  # one launch that does not fit must not end the search
-            ms = 1e9
-        found.setdefault(key, []).append((ms, launch, bed.nbytes(role)))
+            ms = session.time_ms(lambda r=role, o=ops, b=layers: b.run(r, o), 12) / len(layers.sets)
+        except Exception:  # one that does not fit must not end the search
+            print("does not fit:", *key, config)
+        found.setdefault(key, []).append((ms, config, layers.matrix(role).nbytes))
     for (role, stored), tried in found.items():
         tried.sort(key=lambda entry: entry[0])
-        ms, launch, nbytes = tried[0]
-        now = [entry[0] for entry in tried if entry[1] == LAUNCHES[role, stored]]
-        best[f"{role} {stored}"] = list(astuple(launch))
+        ms, config, nbytes = tried[0]
+        now = [entry[0] for entry in tried if entry[1] == SKINNY_CONFIGS[role, stored]]
+        best[f"{role} {stored}"] = list(astuple(config))
         table[f"{role} {stored}"] = {
-            "us": 1e3 * ms, "gb_per_s": nbytes / ms / 1e6, "launch": best[f"{role} {stored}"],
+            "us": 1e3 * ms, "gb_per_s": nbytes / ms / 1e6, "config": best[f"{role} {stored}"],
             "default_us": 1e3 * now[0] if now else None, "tried": len(tried),
             "next": [(round(1e3 * entry[0], 2), *astuple(entry[1])) for entry in tried[1:6]],
         }  # fmt: skip
-        print(f"{role:8} {stored:6} {1e3 * ms:7.1f} us {nbytes / ms / 1e9:5.2f} TB/s  {best[f'{role} {stored}']}")
+        print(f"{role:9} {stored:6} {1e3 * ms:7.1f} us {nbytes / ms / 1e9:5.2f} TB/s  {best[f'{role} {stored}']}")
     print("wrong numbers:", table.get("wrong", "none"))
     session.keep(best)
     return table
 
 
-def _attends(session: Session, ops: Any, shape: Any, cache: Any) -> bool:
-    """Whether six rows of attention are torch's, and the last of them alone has the same bits."""
-    from vla_ros.engine.ops import TorchOps
+def gemm_candidates(kind: str, role: str) -> list[Any]:
+    """Configurations to try, the best guesses first; None dequantises the weight first.
 
-    torch, keys, values = session.torch, cache.keys[0], cache.values[0]
-    query = torch.randn(1, 6, shape.heads, shape.head_dim, device=keys.device).to(keys.dtype)
-    at = torch.arange(283, 289, dtype=torch.int32, device=keys.device)[None]
+    Guesses are by how evenly programs fill 132 multiprocessors, and by instructions per multiplication.
+    """
+    from vla_ros.engine.tile_configs import GemmConfig
+
+    deep = 4 if kind == "int8" else 3  # K-groups of int8 are half as long
+    three = GemmConfig(128, 64, 32, 8, deep, 128)  # three times 96 rows, two programs on a multiprocessor
+    two = GemmConfig(128, 128, 16, 8, deep, 128 if kind == "int8" else None)  # twice 144 rows
+    small = GemmConfig(64, 128, 16, 4, 3, 168)  # the same, three programs on a multiprocessor
+    whole = GemmConfig(64, 256, 32, 4, 3, None)  # every weight is unpacked once
+    large = GemmConfig(128, 256, 32, 8, 3, None)
+    found = [three, small, two, whole, large, replace(three, k_groups=2, stages=3 if kind == "int8" else 2)]
+    if kind == "int8":
+        found += [replace(small, max_registers=128), replace(small, k_groups=2, stages=2)]
+        found += [replace(one, stages=one.stages - 1) for one in (three, two)]
+    else:
+        found += [
+            *(replace(one, stages=2) for one in (whole, large, three, small)),
+            replace(small, max_registers=None),
+        ]
+    if role in ("o_proj", "down_proj"):  # few outputs: programs share the inputs
+        splits = (
+            (small, 3),
+            (two, 2),
+            (whole, 4),
+            (large, 4),
+            (two, 4),
+            (three, 2),
+            (small, 4),
+            (whole, 2),
+            (small, 2),
+        )
+        found = [*(replace(one, split_k=split_k) for one, split_k in splits), *found]
+    found += [GemmConfig(64, 64, 32, 4, deep, 128), GemmConfig(128, 64, 16, 8, deep, 128)]
+    found += [GemmConfig(64, 128, 16, 8, 3, None), replace(three, max_registers=None)]
+    found += [GemmConfig(128, 128, 32, 8, 3, None), GemmConfig(128, 128, 0, 8, 3, None)]
+    return list(dict.fromkeys([*found[:4], None, *found[4:]]))
+
+
+def stage_gemm(session: Session) -> dict[str, Any]:
+    """The four products of a layer at 288 rows: dense, and packed with every configuration that is right."""
+    torch, shape = session.torch, shape_of(session)
+    if session.dry:
+        return {"skipped": "needs CUDA"}
+    from vla_ros.engine.triton_ops import TritonOps
+    from vla_ros.engine.weights import dequantize, quantize
+
+    began, kept, result = time.monotonic(), {}, {}
+    where = {"device": session.device, "dtype": torch.bfloat16}
+    sizes = {
+        "qkv": ((shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden_size),
+        "gate_up": (2 * shape.intermediate_size, shape.hidden_size),
+        "o_proj": (shape.hidden_size, shape.heads * shape.head_dim),
+        "down_proj": (shape.hidden_size, shape.intermediate_size),
+    }
+
+    def compiling() -> Iterator[Any]:
+        tried = {
+            (kind, k, config)
+            for kind in session.kinds if kind != "none"
+            for role, (_, k) in sizes.items() for config in gemm_candidates(kind, role) if config is not None
+        }  # fmt: skip
+        for kind, k, config in sorted(tried, key=str):
+            yield lambda kind=kind, k=k, config=config: TritonOps(gemm=config)._product(
+                torch.randn(1, ROWS, k, **where), quantize(torch.randn(128, k, **where), kind, "qkv")
+            )
+
+    compile_ahead(session, "gemm", compiling())
+    compiled = time.monotonic()
+    works = [(kind, role) for kind in session.kinds for role in sizes]
+    each = (began + BOUND_S["gemm"] - 20 - compiled) / len(works)
+    for number, (kind, role) in enumerate(works):
+        n, k = sizes[role]
+        # Several in turn, so that none is found in the L2 cache.
+        many = [quantize(torch.randn(n, k, **where) / k**0.5, kind, role) for _ in range(4)]
+        rows, tried = torch.randn(1, ROWS, k, **where), []
+        expected = rows.float() @ dequantize(many[0], torch.float32).t()
+        for config in gemm_candidates(kind, role) if kind != "none" else (None,):
+            if time.monotonic() > compiled + (number + 1) * each:
+                break
+            ops = TritonOps(fused_gemm=config is not None, gemm=config)
+            try:
+                error: Any = relative_error(ops._product(rows, many[0]), expected)
+                right = error <= 3e-3
+            except Exception as failure:  # one that does not fit must not end the search
+                error, right = str(failure).strip().splitlines()[-1][:80], False
+            ms = (
+                session.try_ms(lambda o=ops, m=many, x=rows: [o._product(x, one) for one in m], 20)
+                if right
+                else 1e9
+            )
+            tried.append((ms / len(many), config, error))
+        tried.sort(key=lambda entry: entry[0])
+        names = {config: "library" if config is None else str(list(astuple(config))) for _, config, _ in tried}
+        if kind != "none" and tried and tried[0][0] < 1e6:
+            best = tried[0][1]
+            kept[f"gemm {kind} {ROWS} {n} {k}"] = None if best is None else list(astuple(best))
+        flops = 2 * ROWS * n * k
+        result[f"{kind} {role}"] = [
+            {"way": names[config], "us": 1e3 * ms, "tflops": flops / ms / 1e9, "error": error}
+            for ms, config, error in tried
+        ]  # fmt: skip
+        for ms, config, error in tried[:5]:
+            print(f"{kind:5} {role:9} {1e3 * ms:8.1f} us {flops / ms / 1e9:6.0f} TFLOP/s  {names[config]}  {error}")
+        print(f"  {len(tried)} tried; wrong:", [(names[c], e) for ms, c, e in tried if ms > 1e6] or "none")
+    session.keep(kept)
+    return result
+
+
+def _attends(session: Session, ops: Any, weights: Any, cache: Any) -> bool:
+    """Whether six rows of attention are torch's, and the last of them alone has the same bits."""
+    from vla_ros.engine.ops import Ops
+
+    torch, shape = session.torch, weights.shape
+    query = torch.randn(1, 6, shape.heads, shape.head_dim, device=weights.device).to(weights.dtype)
+    at = torch.arange(283, 289, dtype=torch.int32, device=weights.device)[None]
+
+    def attend(how: Any, rows: slice) -> Any:
+        return how.attend(
+            query[:, rows].contiguous(), cache, 0, how.locate(weights, cache, at[:, rows].contiguous())
+        )
+
     try:
-        together = ops.attend(query, keys, values, at, cache.arrived)
-        alone = ops.attend(query[:, 5:].contiguous(), keys, values, at[:, 5:].contiguous(), cache.arrived)
+        together, alone = attend(ops, slice(None)), attend(ops, slice(5, None))
     except Exception:  # does not fit
         return False
-    near = relative(together, TorchOps().attend(query, keys, values, at)) <= 1e-2
+    near = relative_error(together, attend(Ops(), slice(None))) <= 1e-2
     return near and bool(torch.equal(together[:, 5:], alone))
 
 
 def stage_in_place(session: Session) -> dict[str, Any]:
-    """The best launches of ``tune`` (if it ran) inside a whole pass of the 7B, role by role; cuts of attention."""
+    """The best of ``tune`` (if it ran) inside a whole pass of the 7B, role by role; attention."""
     if session.dry:
         return {"skipped": "needs CUDA"}
-    from vla_ros.engine import launches as cuts
-    from vla_ros.engine import triton_ops
-    from vla_ros.engine.decoder import Cache, verify
+    from vla_ros.engine.decoder import verify
+    from vla_ros.engine.ops import KVCache
+    from vla_ros.engine.tile_configs import ATTENTION_CONFIG, AttentionConfig, SkinnyConfig
+    from vla_ros.engine.triton_ops import TritonOps
 
     torch, subject = session.torch, session.subject()
     tuned = session.out / "tune.json"
     found = json.loads(tuned.read_text()) if tuned.exists() else {}
-    chosen = session.found()
-    result: dict[str, Any] = {}
-    tokens = torch.zeros(1, 1, dtype=torch.int64, device=session.device)
+    chosen, result = session.found(), {}
+    configs = {tuple(key.split()): SkinnyConfig(*chosen[key]) for key in chosen if key.count(" ") == 1}
+    attention = AttentionConfig(*chosen["attention"]) if "attention" in chosen else ATTENTION_CONFIG
     start = torch.full((1,), 283, dtype=torch.int32, device=session.device)
     deadline = time.monotonic() + BOUND_S["in_place"] - 40
     for kind in session.kinds:
-        stored = {"none": "dense"}.get(kind, kind)
-        weights = session.engine(subject, {"int4": "nf4"}.get(kind, kind), drafts="none").weights
-        cache = Cache.allocate(weights, 1, 304)
+        weights = session.engine(kind, "none", subject).weights
+        cache = KVCache.allocate(weights, 1, 304)
         for part in (*cache.keys, *cache.values):
             part.normal_()
 
-        def measure(ops: Any, weights: Any = weights, cache: Any = cache) -> float:
-            try:
-                return session.time_ms(lambda: ops.choose(verify(weights, ops, cache, tokens, start)), 40)
-            except Exception:  # does not fit
-                return 1e9
+        def measure(ops: Any, rows: int = 1, weights: Any = weights, cache: Any = cache) -> float:
+            tokens = torch.zeros(1, rows, dtype=torch.int64, device=session.device)
+            return session.try_ms(lambda: ops.choose(verify(weights, ops, cache, tokens, start)), 40)
 
-        launches = {
-            tuple(key.split()): cuts.Launch(*values) for key, values in chosen.items() if key.count(" ") == 1
-        }
-        attention = cuts.AttentionLaunch(*chosen["attention"]) if "attention" in chosen else cuts.ATTENTION
-        best = measure(triton_ops.TritonOps(launches, attention=attention))
-        result[stored] = entry = {"tuned_alone": best}
-        for role in ("gate_up", "down", "output", "qkv", "head"):
-            key = (role, stored if (role, stored) in launches else "dense")
+        best = measure(TritonOps(configs, attention=attention))
+        result[kind] = entry = {"tuned_alone": best}
+        for matrix in (*weights.layers[0].matrices, weights.lm_head):
+            key = (matrix.role, matrix.kind)
             tried = found.get(" ".join(key))
-            if tried is None:  # of a kind that was not tuned
-                continue
-            shapes = [tuple(tried["launch"][:4]), *(tuple(near[1:5]) for near in tried["next"])]
-            for shape in dict.fromkeys(shapes):
+            for shape in [] if tried is None else [tried["config"], *(near[1:5] for near in tried["next"])]:
                 if time.monotonic() > deadline:
                     break
-                other = {**launches, key: cuts.Launch(*shape)}
-                ms = measure(triton_ops.TritonOps(other, attention=attention))
+                other = {**configs, key: SkinnyConfig(*shape)}
+                ms = measure(TritonOps(other, attention=attention))
                 if ms < best:
-                    best, launches = ms, other
-            entry[role] = [best, *astuple(launches[key])]
-        if kind == session.kinds[0]:
-            for cut in ATTENTION_CUTS:
-                variant = cuts.AttentionLaunch(*cut)
-                ops = triton_ops.TritonOps(launches, attention=variant)
-                if not _attends(session, ops, weights.shape, cache):
-                    entry[f"attention {cut}"] = "wrong, or does not fit"
-                    continue
-                ms = measure(ops)
-                entry[f"attention {cut}"] = ms
-                if ms < best:
-                    best, attention = ms, variant
-            entry["attention"] = [best, *astuple(attention)]
-        # Passes of seven rows, as drafts need them.
-        rows = torch.zeros(1, 6, dtype=torch.int64, device=session.device)
-        ops = triton_ops.TritonOps(launches, attention=attention)
-        entry["six_rows"] = session.time_ms(lambda o=ops, r=rows, w=weights, c=cache: verify(w, o, c, r, start), 15)
-        session.keep({" ".join(key): list(astuple(launch)) for key, launch in launches.items()})
+                    best, configs = ms, other
+            entry[matrix.role] = [best, *(astuple(configs[key]) if key in configs else ())]
+        for values in ATTENTION if kind == session.kinds[0] else ():
+            ops = TritonOps(configs, attention=AttentionConfig(*values))
+            ms = measure(ops) if _attends(session, ops, weights, cache) else float("inf")
+            entry[f"attention {values}"] = ms
+            if ms < best:
+                best, attention = ms, AttentionConfig(*values)
+        entry["six_rows"] = measure(TritonOps(configs, attention=attention), rows=6)  # as drafts need them
+        session.keep({" ".join(key): list(astuple(config)) for key, config in configs.items()})
         session.keep({"attention": list(astuple(attention))})
-        chosen = session.found()
         entry["pass_ms"], entry["gb_per_s"] = best, weights.nbytes / best / 1e6
-        print(f"{stored}: {best:.3f} ms a pass, {entry['six_rows']:.3f} with six rows")
+        print(f"{kind}: {best:.3f} ms a pass, {entry['six_rows']:.3f} with six rows")
     return result
 
 
 def stage_profile(session: Session) -> dict[str, Any]:
-    """What each kernel of a plain answer and of a verifying pass costs, by name, in microseconds per answer."""
+    """What each kernel of a plain answer costs, by name, in microseconds per answer."""
+    from vla_ros.engine.executor import Request
+
     torch, subject = session.torch, session.subject()
     activity = torch.profiler.ProfilerActivity
     result: dict[str, Any] = {}
-    for kind in ("none", "nf4"):
-        engine = session.engine(subject, kind, drafts="none")
+    for kind in session.kinds:
+        engine = session.engine(kind, "none", subject)
         engine.warm_up([22])
-        ((image, prompt),) = session.inputs(subject, 1)
-        rounds = 2 if session.dry else 8
+        requests, rounds = [Request(*case) for case in session.inputs(subject, 1)], 2 if session.dry else 8
         for _ in range(3):
-            answer = engine.answer(image, [prompt])[0]
-        result[f"{kind} stages_ms"] = answer.stages_ms
+            answer = engine.answer(requests)[0]
         with torch.profiler.profile(activities=[activity.CPU if session.dry else activity.CUDA]) as profiler:
             for _ in range(rounds):
-                engine.answer(image, [prompt])
+                engine.answer(requests)
         rows = []
         for event in profiler.key_averages():
             spent = event.self_cpu_time_total if session.dry else event.self_device_time_total
             if spent > 0:
                 rows.append((round(spent / rounds, 1), event.count // rounds, event.key[:100]))
         rows.sort(reverse=True)
-        result[kind] = rows[:28]
-        print(kind, answer.stages_ms)
-        for row in rows[:28]:
-            print(*row)
+        result[kind] = {"stages_ms": answer.stages_ms, "kernels": rows[:28]}
+        print(kind, answer.stages_ms, *rows[:28], sep="\n")
         engine.close()
         del engine
         torch.cuda.empty_cache()

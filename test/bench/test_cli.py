@@ -56,6 +56,9 @@ def test_tiny_bench_measures_everything(tmp_path):
     for name in ("baseline_ms", "speedup", "floor_ms", "memory_gb", "load_s", "first_action_s"):
         assert result[name] > 0
     assert result["tokens_equal"] is True
+    assert result["compiled_ms"] is None
+    assert "no CUDA graphs on a CPU" in result["compiled_left_out"]
+    assert "torch.compile, CUDA graphs: left out" in answer.stdout
     assert result["token_match"] == 1.0
     assert result["baseline_steps"] == 1
     assert result["drafted_tokens_equal"] is True

@@ -12,10 +12,10 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 import torch
 
 from vla_ros.bench.inputs import make_messages, make_prompt
-from vla_ros.bench.measure import Asked, Times, Trip, run_right_drafts
+from vla_ros.bench.measure import Asked, InferenceStep, Times, run_right_drafts
 from vla_ros.bench.models import open_subject
 from vla_ros.bench.report import render
-from vla_ros.policies.openvla.fast import make_engine
+from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.vision.decode import decode_image
 
 
@@ -27,7 +27,7 @@ def subject():
 
 @pytest.fixture(scope="module")
 def plain(subject):
-    """Eight pictures, and what plain decoding answers."""
+    """Eight images, and what plain decoding answers."""
     asked = make_asked(subject, None)
     times, answers = asked.run([None])
     assert len(times.total) == len(answers) == 8
@@ -38,7 +38,9 @@ def make_asked(subject, guard):
     engine = make_engine(subject.model, 7)
     if guard is not None:
         engine.guard = guard
-    return Asked(Trip(subject, engine), make_messages(8, 48, 64), make_prompt(subject.model.architecture, 9))
+    return Asked(
+        InferenceStep(subject, engine), make_messages(8, 48, 64), make_prompt(subject.model.architecture, 9)
+    )
 
 
 def test_messages_all_differ_and_need_the_memory_of_one():
@@ -53,26 +55,26 @@ def test_messages_all_differ_and_need_the_memory_of_one():
     assert most < 20 * 61 * 49 * 3
 
 
-def test_only_pictures_whose_draft_was_accepted_count_as_accepted(subject, plain):
+def test_only_images_whose_draft_was_accepted_count_as_accepted(subject, plain):
     least = sorted(float(answer.margins[1:].min()) for answer in plain)
-    guard = (least[-3] + least[-2]) / 2  # two pictures are sure
+    guard = (least[-3] + least[-2]) / 2  # two images are sure
     found = run_right_drafts(make_asked(subject, guard), plain, guard, 5, 1)
     assert found.equal
-    assert (found.pictures, len(found.accepted.total)) == (2, 5)
+    assert (found.images, len(found.accepted.total)) == (2, 5)
     sure = [float(answer.margins[1:].min()) > guard for answer in plain]
-    assert found.share == sum(sure[:5]) / 5  # of pictures as they come
+    assert found.share == sum(sure[:5]) / 5  # of images as they come
     assert len(found.verified.total) == 5 - sum(sure[:5])
 
 
-def test_without_a_sure_picture_there_is_no_figure(subject, plain):
+def test_without_a_sure_image_there_is_no_figure(subject, plain):
     found = run_right_drafts(make_asked(subject, 1e9), plain, 1e9, 4, 0)
     assert found.equal
-    assert (found.pictures, found.accepted.percentiles(), found.share) == (0, None, 0.0)
+    assert (found.images, found.accepted.percentiles(), found.share) == (0, None, 0.0)
     assert len(found.verified.total) == 4
 
 
 def test_tokens_that_differ_from_plain_decoding_are_told(subject, plain):
-    wrong = [*plain[:-1], plain[0]]  # the last picture's answer is another's
+    wrong = [*plain[:-1], plain[0]]  # the last image's answer is another's
     assert not run_right_drafts(make_asked(subject, 0.0), wrong, 0.0, 8, 0).equal
 
 
@@ -97,7 +99,7 @@ def test_the_table_says_why_there_is_no_accepted_time():
         "draft_acceptance": 0.1, "random_weights": True,
     }  # fmt: skip
     text = render(result)
-    assert "draft accepted: not measured, as none of 9 pictures" in text
+    assert "draft accepted: not measured, as none of 9 images" in text
     assert "guard (0.25 logits)" in text
     assert "p50 17.500 ms" in text
 

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise, towers
-from vla_ros.engine.launches import ATTENTION, LAUNCHES, PACKED_ROWS, TILED, TILES
+from vla_ros.engine.tile_configs import ATTENTION_CONFIG, GEMM_CANDIDATES, GEMM_CONFIGS, PACKED_ROWS, SKINNY_CONFIGS
 
 B = "*bf16"
 HIDDEN, HEADS, HEAD = 4096, 32, 128
@@ -80,7 +80,7 @@ def moves(ttgir: str) -> int:
 
 def compile_few_rows(kind: str) -> None:
     weight, scale = WEIGHTS[kind]
-    sums = {"squares": "*fp64", "spent": "*fp64", "gain": B, "scaled": B, "eps": "fp32"}
+    sums = {"squares": "*fp64", "next_squares": "*fp64", "norm": B, "scaled": B, "eps": "fp32"}
     types = {"x": B, "weight": weight, "scale": scale, "out": B, **sums}
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
@@ -88,25 +88,25 @@ def compile_few_rows(kind: str) -> None:
     def skinny(
         role: str, kernel, inputs: int, types, rows: int = 16 if kind == "dense" else 8, **constants
     ) -> None:
-        launch = LAUNCHES[role, kind]
+        config = SKINNY_CONFIGS[role, kind]
         if kind != "dense":
             pairs, item = 2 if role in ("qkv", "gate_up") else 1, {"int4": 1, "int8": 2}[kind]
-            launch = launch.fit_packed(
+            config = config.fit_packed(
                 4096,
-                lambda one, count: one.inputs * (item * pairs * one.outputs // 2 + 2 * count),
+                lambda one, count: one.block_k * (item * pairs * one.block_n // 2 + 2 * count),
                 rows,
                 220_000,
                 16 // pairs,
             )
-        blocks = {"BLOCK_M": rows, "BLOCK_N": launch.outputs, "BLOCK_K": launch.inputs, "K": inputs}
+        blocks = {"BLOCK_M": rows, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "K": inputs}
         common = {"KIND": kind, "MORE": rows == PACKED_ROWS, "ASM": True, "PRECISION": "tf32"}
         name, every = f"{role} {kind} {inputs} {rows}", {**common, **blocks, **constants}
-        compile_kernel(name, kernel, types, every, launch.warps, launch.stages)
+        compile_kernel(name, kernel, types, every, config.warps, config.stages)
 
-    for role, inputs in (("output", HIDDEN), ("down", 11008)):
+    for role, inputs in (("o_proj", HIDDEN), ("down_proj", 11008)):
         skinny(role, linear.add_kernel, inputs, types)
     if kind == "dense":
-        skinny("head", linear.head_kernel, HIDDEN, {**types, "out": "*fp32"})
+        skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": "*fp32"})
     for rows in (16,) if kind == "dense" else (8, 16, 32):
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, types, rows)
         skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
@@ -116,26 +116,38 @@ def compile_many_rows(kind: str) -> None:
     words, scale = WEIGHTS[kind]
     types = {"x": B, "words": words, "scale": scale, "out": B}
     common = {"K": HIDDEN, "KIND": kind, "ASM": True}
-    for tile in dict.fromkeys((*TILES, *(tile for key, tile in TILED.items() if key[0] == kind and tile))):
-        sizes = {"UNITS": tile.outputs // 8, "PARTS": tile.parts, "BLOCK_M": tile.rows, "TAIL": tile.tail}
+    tuned = (config for key, config in GEMM_CONFIGS.items() if key[0] == kind and config)
+    for config in dict.fromkeys((*GEMM_CANDIDATES, *tuned)):
+        sizes = {
+            "FRAGMENTS": config.block_n // 8,
+            "K_GROUPS": config.k_groups,
+            "BLOCK_M": config.block_m,
+            "TAIL_M": config.tail_m,
+        }
         every = {
             **common,
             **sizes,
-            "SPLITS": tile.splits,
-            "EVEN": 288 % (tile.rows + tile.tail) == 0,
+            "SPLIT_K": config.split_k,
+            "EVEN": 288 % (config.block_m + config.tail_m) == 0,
             "WGMMA": True,
             "ADD": False,
             "PRECISION": "tf32",
         }
-        name = f"gemm {kind} {' '.join(map(str, astuple(tile)))}"
-        out = B if tile.splits == 1 else "*fp32"
+        name = f"gemm {kind} {' '.join(map(str, astuple(config)))}"
+        out = B if config.split_k == 1 else "*fp32"
         compile_kernel(
-            name, lowbit.gemm_kernel, {**types, "out": out}, every, tile.warps, tile.stages, tile.registers
+            name,
+            lowbit.gemm_kernel,
+            {**types, "out": out},
+            every,
+            config.warps,
+            config.stages,
+            config.max_registers,
         )
-    compile_kernel(f"dequantize {kind}", lowbit.dequantize_kernel, types, {**common, "UNITS": 4}, 4, 3)
+    compile_kernel(f"dequantize {kind}", lowbit.dequantize_kernel, types, {**common, "FRAGMENTS": 4}, 4, 3)
     types = {"sums": "*fp32", "scale": scale, "out": B}
     compile_kernel(
-        f"sum {kind}", lowbit.sum_kernel, types, {"KIND": kind, "ADD": True, "SPLITS": 3, "BLOCK": 1024}, 4, 3
+        f"sum {kind}", lowbit.reduce_kernel, types, {"KIND": kind, "ADD": True, "SPLIT_K": 3, "BLOCK": 1024}, 4, 3
     )
 
 
@@ -143,14 +155,14 @@ def compile_towers() -> None:
     """With the widths of both: DINOv2's has layer scale and five tokens before the patches, SigLIP's neither."""
     types = {"images": "*u8", "table": B, "out": B}
     sizes = {"SIDE": 16, "PATCH": 14, "TOWERS": 2, "BLOCK": 1024}
-    compile_kernel("cut patches", towers.cut_patches_kernel, types, sizes, 4, 3)
+    compile_kernel("patchify", towers.patchify_kernel, types, sizes, 4, 3)
     names = ("patches", "positions", "prefix", "tokens", "branch", "scale", "gain", "bias", "out")
     types = {**dict.fromkeys(names, B), "eps": "fp32"}
     for width, block, prefix in ((1024, 1024, 5), (1152, 2048, 0)):
         sizes, rows = {"N": width, "BLOCK": block}, {"ROWS": 256 + prefix, "PREFIX": prefix}
         scaled = {"SCALED": prefix > 0}
         for name, kernel, constants in (
-            ("begin", towers.begin_kernel, rows),
+            ("embed", towers.embed_kernel, rows),
             ("add norm", towers.add_norm_kernel, scaled),
             ("add", towers.add_kernel, {**rows, **scaled}),
         ):
@@ -164,16 +176,22 @@ def main() -> None:
             compile_many_rows(kind)
     cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
-    cache |= {"found": "*fp32", "arrived": "*i32"}
-    blocks = {"BLOCK_R": 16, "BLOCK_C": ATTENTION.columns, "PRECISION": "tf32", "SPLITS": ATTENTION.splits}
+    cache |= {"partial": "*fp32", "split_counters": "*i32"}
+    blocks = {
+        "BLOCK_R": 16,
+        "BLOCK_C": ATTENTION_CONFIG.block_c,
+        "PRECISION": "tf32",
+        "SPLITS": ATTENTION_CONFIG.splits,
+    }
     every = {**sizes, **blocks}
-    compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION.warps, ATTENTION.stages)
+    compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION_CONFIG.warps, ATTENTION_CONFIG.stages)
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
-    types = {"x": B, "gain": B, "out": B, "eps": "fp32"}
+    types = {"x": B, "norm": B, "out": B, "eps": "fp32"}
     compile_kernel("norm", pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
-    types = {"table": B, "index": "*i64", "hidden": B, "gain": B, "scaled": B, "squares": "*fp64", "spent": "*fp64"}
-    compile_kernel("pick", pointwise.pick_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
+    types = {"table": B, "index": "*i64", "hidden": B, "norm": B, "scaled": B, "squares": "*fp64"}
+    types["next_squares"] = "*fp64"
+    compile_kernel("gather", pointwise.gather_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
     compile_towers()

@@ -11,8 +11,9 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
-from vla_ros.engine.executor import Engine, EngineOptions
-from vla_ros.engine.weights import collect
+from vla_ros.engine.drafts import DraftState
+from vla_ros.engine.executor import Engine, EngineOptions, Request
+from vla_ros.engine.weights import fuse
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.loading import build_empty, fill, read_manifest
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
@@ -38,7 +39,7 @@ class Tiny:
         return self.model.embed_image(self.model.normalize(images))
 
     def engine(self, kind="none", ops=None, runner=None, **options):
-        weights = collect(self.model.language_model, self.architecture.llm, kind)
+        weights = fuse(self.model.language_model, kind)
         return Engine(
             self.see,
             weights,
@@ -47,6 +48,14 @@ class Tiny:
             ops,
             runner,
         )
+
+    @staticmethod
+    def ask(engine, images, prompts, drafts=None):
+        """Answers; each draft is taken as the session's previous tokens."""
+        drafts = [
+            DraftState() if draft is None else DraftState(tuple(draft)) for draft in drafts or [None] * len(prompts)
+        ]
+        return engine.answer([Request(*one) for one in zip(images, prompts, drafts, strict=True)])
 
     def images(self, batch=1):
         return self.rng.integers(0, 256, (batch, 28, 28, 3), dtype=np.uint8)
@@ -60,8 +69,8 @@ class Tiny:
     def reference(self, images, prompt):
         """Tokens [7] and margins [7] of the reference path for one picture."""
         patches = self.see(torch.from_numpy(images))
-        logits, cache = self.model.prefill(patches, torch.from_numpy(prompt)[None])
-        answer = self.model.greedy(logits, cache, 7)
+        logits, prefix = self.model.prefill(patches, torch.from_numpy(prompt)[None])
+        answer = self.model.greedy(logits, prefix, 7)
         return answer.tokens[0].numpy(), answer.margins[0].numpy()
 
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from triton.runtime import interpreter
 
-from vla_ros.engine.agreement import check_products
-from vla_ros.engine.decoder import Cache, decode, verify
-from vla_ros.engine.launches import PACKED_ROWS, SKINNY, AttentionLaunch, Launch, Tile
-from vla_ros.engine.ops import Residual, TorchOps
+from vla_ros.engine.decoder import decode, verify
+from vla_ros.engine.kernel_check import check_products
+from vla_ros.engine.ops import KVCache, Ops, Residual, prompt_positions
+from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.weights import QUANTIZE, DecoderWeights, Layer, dense, dequantize, rotary_tables
+from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, dequantize, quantize, rotary_tables
 
-
-@dataclass(frozen=True)
-class Shape:
-    vocab_size: int = 80
-    hidden_size: int = 64
-    intermediate_size: int = 96
-    layers: int = 1
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 16
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 1e4
-    max_positions: int = 96
+SHAPE = LlmShape(80, 64, 96, 1, 4, 2, 16, 1e-6, 10000.0, 64, 1)
 
 
 def allow_loop_bounds() -> None:
@@ -41,7 +30,7 @@ def allow_loop_bounds() -> None:
     interpreter._patch_lang_tensor = patched
 
 
-def make_weights(shape: Shape, kind: str, dtype: torch.dtype) -> DecoderWeights:
+def make_weights(shape: LlmShape, kind: str, dtype: torch.dtype) -> DecoderWeights:
     generator = torch.Generator().manual_seed(5)
 
     def noise(*size: int) -> torch.Tensor:
@@ -50,21 +39,24 @@ def make_weights(shape: Shape, kind: str, dtype: torch.dtype) -> DecoderWeights:
     def gain() -> torch.Tensor:
         return (1 + 0.1 * torch.randn(shape.hidden_size, generator=generator)).to(dtype)
 
-    quantize, heads = QUANTIZE[kind], (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    def matrix(role: str, *size: int) -> Matrix:
+        return quantize(noise(*size), kind, role)
+
+    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layers = tuple(
         Layer(
             gain(),
-            quantize(noise(heads, shape.hidden_size)),
-            quantize(noise(shape.hidden_size, shape.heads * shape.head_dim)),
+            matrix("qkv", heads, shape.hidden_size),
+            matrix("o_proj", shape.hidden_size, shape.heads * shape.head_dim),
             gain(),
-            quantize(noise(2 * shape.intermediate_size, shape.hidden_size)),
-            quantize(noise(shape.hidden_size, shape.intermediate_size)),
+            matrix("gate_up", 2 * shape.intermediate_size, shape.hidden_size),
+            matrix("down_proj", shape.hidden_size, shape.intermediate_size),
         )
         for _ in range(shape.layers)
     )
     cosine, sine = rotary_tables(shape)
     embedding = torch.randn(shape.vocab_size, shape.hidden_size, generator=generator).to(dtype)
-    head = dense(noise(shape.vocab_size, shape.hidden_size))
+    head = quantize(noise(shape.vocab_size, shape.hidden_size), "none", "lm_head")
     return DecoderWeights(shape, embedding, layers, gain(), head, cosine.to(dtype), sine.to(dtype))
 
 
@@ -75,9 +67,9 @@ def close(name: str, ours: torch.Tensor, theirs: torch.Tensor, bound: float) -> 
     assert error <= bound, f"{name}: relative error {error:.2e}, at most {bound:.0e} expected"
 
 
-def poisoned(weights: DecoderWeights) -> Cache:
+def poisoned(weights: DecoderWeights) -> KVCache:
     """A cache whose unwritten places would show: large, but finite."""
-    cache = Cache.allocate(weights, 2, 40)
+    cache = KVCache.allocate(weights, 2, 40)
     for part in (*cache.keys, *cache.values):
         part.fill_(100.0)
     return cache
@@ -86,17 +78,20 @@ def poisoned(weights: DecoderWeights) -> Cache:
 def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
     """Weights of several groups, the last one not full, for every shape of program that tuning may choose."""
     generator = torch.Generator().manual_seed(2)
-    matrices = [QUANTIZE[kind](torch.randn(32, width, generator=generator).to(dtype)) for width in (680, 768)]
+    matrices = [
+        quantize(torch.randn(32, width, generator=generator).to(dtype), kind, "down_proj") for width in (680, 768)
+    ]
     for number, rows in enumerate((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16)):
         matrix = matrices[number // 4]
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
         gain = torch.ones(matrix.outputs, dtype=dtype)
-        expected = TorchOps().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
-        for launch in (Launch(16, 512, 4, 4), Launch(32, 256, 2, 3), Launch(16, 1024, 4, 3)):
-            ops = TritonOps({("down", kind): launch}, tile=Tile(rows=64, tail=16, splits=launch.warps - 1, parts=2))
-            stream = ops.pick(hidden[0], torch.arange(rows)[None], gain)
-            close(f"{rows} rows, {launch}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
+        expected = Ops().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
+        for config in (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3)):
+            gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
+            ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
+            stream = ops.gather(hidden[0], torch.arange(rows)[None], gain)
+            close(f"{rows} rows, {config}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
     for matrix in matrices:
         close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
 
@@ -105,8 +100,8 @@ def main(kind: str, name: str) -> None:
     allow_loop_bounds()
     dtype = getattr(torch, name)
     bound = 1e-5 if dtype == torch.float32 else 2e-2
-    weights = make_weights(Shape(), kind, dtype)
-    ours, theirs = TritonOps(), TorchOps()
+    weights = make_weights(SHAPE, kind, dtype)
+    ours, theirs = TritonOps(), Ops()
 
     # Few rows: every kernel of a decoding pass, two observations at different positions.
     generator = torch.Generator().manual_seed(1)
@@ -130,7 +125,7 @@ def main(kind: str, name: str) -> None:
     for row in range(3):
         single = verify(weights, ours, again, tokens[:, row : row + 1], start + row)
         assert torch.equal(single[:, 0], logits[:, row]), f"row {row} depends on its neighbours"
-    shared = TritonOps(attention=AttentionLaunch(columns=2, warps=4, stages=2, splits=3))
+    shared = TritonOps(attention=AttentionConfig(block_c=2, warps=4, stages=2, splits=3))
     logits_of = {count: verify(weights, shared, poisoned(weights), tokens[:, :count], start) for count in (3, 1)}
     close("shared heads", logits_of[3], logits, bound)  # some programs see nothing, and some rows
     assert torch.equal(logits_of[1][:, 0], logits_of[3][:, 0])
@@ -142,23 +137,22 @@ def main(kind: str, name: str) -> None:
     rows, layer = SKINNY // 2 + 3, weights.layers[0]
     hidden = torch.randn(2, rows, weights.shape.hidden_size, generator=generator).to(dtype)
     stream = Residual(hidden, layer.attention_norm)
-    positions = torch.arange(rows, dtype=torch.int32).expand(2, rows).contiguous()
     for ops in (ours, TritonOps(fused_gemm=False)) if kind != "none" else (ours,):
         caches = [poisoned(weights), poisoned(weights)]
         queries = [
-            one.qkv(weights, layer, stream, positions, cache.keys[0], cache.values[0])
+            one.qkv(weights, 0, stream, one.locate(weights, cache, prompt_positions(hidden), prompt=True), cache)
             for one, cache in zip((ops, theirs), caches, strict=True)
         ]
         close("prefill queries", queries[0], queries[1], bound)
         close("prefill keys", caches[0].keys[0], caches[1].keys[0], bound)
         close("prefill values", caches[0].values[0], caches[1].values[0], bound)
-        close("gate", ops.gate_up(weights, layer, stream), theirs.gate_up(weights, layer, stream), bound)
+        close("gate", ops.gate_up(weights, 0, stream), theirs.gate_up(weights, 0, stream), bound)
         mixed = queries[1].reshape(2, rows, -1)
-        added = ops.add_linear(replace(stream, hidden=hidden.clone()), mixed, layer.output, layer.mlp_norm)
-        expected = theirs.add_linear(stream, mixed, layer.output, layer.mlp_norm)
+        added = ops.add_linear(replace(stream, hidden=hidden.clone()), mixed, layer.o_proj, layer.mlp_norm)
+        expected = theirs.add_linear(stream, mixed, layer.o_proj, layer.mlp_norm)
         close("residual", added.hidden, expected.hidden, bound)
         if kind != "none":
-            close("dequantised", ops._dequantize(layer.down, dtype), dequantize(layer.down, dtype), bound)
+            close("dequantised", ops._dequantize(layer.down_proj, dtype), dequantize(layer.down_proj, dtype), bound)
 
     check_products(ours, weights)  # what the engine asks itself at the start
     if kind != "none":

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from vla_ros.engine.towers import TorchTowerOps
+from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.triton_towers import TritonTowerOps
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.sight import Sight
 from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
+from vla_ros.policies.openvla.vision_encoder import VisionEncoder
 
 
 def make_model(dtype: torch.dtype) -> torch.nn.Module:
@@ -34,7 +34,7 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 @torch.inference_mode()
 def main(name: str) -> None:
     dtype = getattr(torch, name)
-    ours, theirs, generator = TritonTowerOps(), TorchTowerOps(), torch.Generator().manual_seed(2)
+    ours, theirs, generator = TritonTowerOps(), TowerOps(), torch.Generator().manual_seed(2)
     exact = 1e-6 if dtype == torch.float32 else 1e-3  # of a norm, whose sums are in another order
 
     def noise(*shape: int) -> torch.Tensor:
@@ -43,13 +43,13 @@ def main(name: str) -> None:
     # Step by step: all but the norms to the bit.
     images = torch.randint(0, 256, (2, 42, 42, 3), generator=generator).to(torch.uint8)
     table = noise(2, 3, 256)
-    assert torch.equal(ours.cut(images, table, 14), theirs.cut(images, table, 14)), "patches"
+    assert torch.equal(ours.patchify(images, table, 14), theirs.patchify(images, table, 14)), "patches"
     for width, prefix, scale in ((48, 5, noise(48)), (64, 0, None)):
         norm = torch.nn.LayerNorm(width, eps=1e-6, dtype=dtype)
         torch.nn.init.normal_(norm.weight)
         torch.nn.init.normal_(norm.bias)
         begun = [
-            one.begin(patches, positions, first, norm)
+            one.embed(patches, positions, first, norm)
             for patches, positions, first in [(noise(2, 9, width), noise(9, width), noise(prefix, width))]
             for one in (ours, theirs)
         ]
@@ -57,9 +57,10 @@ def main(name: str) -> None:
         assert error(begun[0][1], begun[1][1]) < exact, "first norm"
         branch = noise(2, prefix + 9, width)
         tokens = [begun[0][0].clone(), begun[0][0].clone()]
-        normed = [one.add_norm(x, branch, scale, norm) for one, x in zip((ours, theirs), tokens, strict=True)]
+        added = [one.add_norm(x, branch, scale, norm) for one, x in zip((ours, theirs), tokens, strict=True)]
+        tokens = [total for total, _ in added]
         assert torch.equal(*tokens), "sum"
-        assert error(*normed) < exact, "norm"
+        assert error(*(normed for _, normed in added)) < exact, "norm"
         wide = [torch.zeros(2, 9, width + 80, dtype=dtype) for _ in range(2)]
         for one, x, out in zip((ours, theirs), tokens, wide, strict=True):
             one.add(x, branch, scale, out[..., 16 : 16 + width])
@@ -67,7 +68,7 @@ def main(name: str) -> None:
 
     # All of it.
     model = make_model(dtype)
-    found = error(Sight(model, ours)(images), model.embed_image(model.normalize(images)))
+    found = error(VisionEncoder(model, ours)(images), model.embed_image(model.normalize(images)))
     assert found < (1e-5 if dtype == torch.float32 else 1e-2), found
     print("equal", found)
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from vla_ros.bench.models import open_subject
-from vla_ros.engine.agreement import check_products
-from vla_ros.engine.executor import make_ops
-from vla_ros.engine.frames import resized_on_host
+from vla_ros.engine.device_ops import make_ops
+from vla_ros.engine.drafts import DraftState
+from vla_ros.engine.executor import Request
+from vla_ros.engine.kernel_check import check_products
+from vla_ros.engine.resizer import resized_on_host
 from vla_ros.engine.runner import CudaRunner
-from vla_ros.engine.weights import collect
+from vla_ros.engine.weights import fuse
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.openvla.fast import make_engine
+from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.policies.openvla.self_test import check_resizing
 from vla_ros.types import CameraFrame
 
@@ -28,6 +30,13 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def subject():
     return open_subject("tiny", torch.device("cuda:0"), torch.float32)
+
+
+def ask(engine, images, prompts, drafts=None):
+    drafts = [
+        DraftState() if draft is None else DraftState(tuple(draft)) for draft in drafts or [None] * len(prompts)
+    ]
+    return engine.answer([Request(*one) for one in zip(images, prompts, drafts, strict=True)])
 
 
 def case(rng, length):
@@ -50,7 +59,7 @@ def test_graphs_give_the_reference_tokens(subject, drafts):
         image, prompt = case(rng, 8 + step)
         expected = reference(subject.model, image, prompt)
         draft = expected if step % 2 else previous
-        answer = engine.answer(image, [prompt], [draft])[0]
+        answer = ask(engine, image, [prompt], [draft])[0]
         assert np.array_equal(answer.tokens, expected)
         previous = expected
     assert engine._of(1).wait(60)
@@ -64,8 +73,8 @@ def test_drafted_and_plain_decoding_have_the_same_bits(subject):
     plain, exact = make_engine(subject.model, 7, drafts="none"), make_engine(subject.model, 7, drafts="verify")
     for length in (20, 20, 31):
         image, prompt = case(rng, length)
-        one = plain.answer(image, [prompt])[0]
-        two = exact.answer(image, [prompt], [one.tokens])[0]
+        one = ask(plain, image, [prompt])[0]
+        two = ask(exact, image, [prompt], [one.tokens])[0]
         assert np.array_equal(one.margins, two.margins)
         assert two.passes == 1
 
@@ -73,14 +82,14 @@ def test_drafted_and_plain_decoding_have_the_same_bits(subject):
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_kernels_of_quantised_weights_multiply_as_torch_does(kind):
     model = open_subject("tiny", torch.device("cuda:0"), torch.bfloat16).model
-    weights = collect(model.language_model, model.architecture.llm, kind)
+    weights = fuse(model.language_model, kind)
     ops = make_ops(weights.device)
     check_products(ops, weights)
     # A row among others and the same row alone: the same bits.
-    layer, index = weights.layers[0], torch.arange(6, device="cuda")[None]
+    index = torch.arange(6, device="cuda")[None]
 
     def gate_up(some):
-        return ops.gate_up(weights, layer, ops.pick(weights.embedding, some, layer.mlp_norm))
+        return ops.gate_up(weights, 0, ops.gather(weights.embedding, some, weights.layers[0].mlp_norm))
 
     assert torch.equal(gate_up(index), torch.cat([gate_up(index[:, i : i + 1]) for i in range(6)], dim=1))
 
@@ -90,27 +99,27 @@ def test_no_growth_over_many_steps(subject):
     image, prompt = case(rng, 20)
     engine.warm_up([20])
     for _ in range(20):
-        engine.answer(image, [prompt])
+        ask(engine, image, [prompt])
     before = torch.cuda.memory_allocated()
     for _ in range(300):
-        engine.answer(image, [prompt])
+        ask(engine, image, [prompt])
     assert torch.cuda.memory_allocated() == before
 
 
 def test_nan_is_an_error(subject):
     engine = make_engine(subject.model, 7)
     image, prompt = case(np.random.default_rng(4), 20)
-    engine.answer(image, [prompt])
+    ask(engine, image, [prompt])
     assert engine.wait(60)  # a capture that is waited for by the whole device breaks
-    weight = engine.weights.head.data
+    weight = engine.weights.lm_head.data
     kept = weight[5].clone()
     weight[5] = float("nan")
     torch.cuda.synchronize()  # written on another stream than the engine's
     with pytest.raises(VlaRosError, match="not numbers"):
-        engine.answer(image, [prompt])
+        ask(engine, image, [prompt])
     weight[5] = kept
     torch.cuda.synchronize()
-    engine.answer(image, [prompt])
+    ask(engine, image, [prompt])
 
 
 def test_captures_beside_replays_do_not_disturb_them():
@@ -185,9 +194,9 @@ def test_preparing_a_frame_takes_one_launch_once_its_graph_is_there(subject):
     _, prompt = case(rng, 20)
     engine.warm_up([20])
     frame = CameraFrame(rng.integers(0, 256, (720, 1280, 3), dtype=np.uint8))
-    first = engine.answer([frame], [prompt])[0]
+    first = ask(engine, [frame], [prompt])[0]
     assert engine.wait(60)
-    later = [engine.answer([frame], [prompt])[0] for _ in range(20)]
+    later = [ask(engine, [frame], [prompt])[0] for _ in range(20)]
     assert all(np.array_equal(one.margins, first.margins) for one in later)
     (place,) = engine._resizer._places.values()
     assert place.captured is not None

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.drafts import DraftPolicy
-from vla_ros.engine.health import NotFiniteError, is_device_error
-from vla_ros.engine.ops import TorchOps
-from vla_ros.engine.runner import HostRunner
+from vla_ros.engine.device_errors import NotFiniteError, is_device_error
+from vla_ros.engine.drafts import PATIENCE, REST, DraftState
+from vla_ros.engine.executor import Request
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, DeviceLostError, OutOfMemoryError
+from vla_ros.types import CameraFrame
 
 
 @pytest.mark.slow
@@ -21,7 +23,7 @@ def test_tokens_of_200_random_inputs_equal_the_reference(tiny):
     for case in range(200):
         images, prompt = tiny.images(), tiny.prompt(3 + case % 90)
         expected, margins = tiny.reference(images, prompt)
-        answer = plain.answer(images, [prompt])[0]
+        answer = tiny.ask(plain, images, [prompt])[0]
         assert np.array_equal(answer.tokens, expected), case
         np.testing.assert_allclose(answer.margins, margins, atol=2e-4)
         draft = expected.copy()
@@ -29,10 +31,10 @@ def test_tokens_of_200_random_inputs_equal_the_reference(tiny):
             draft[case % 7 :] += 1
         if case % 3 == 2 and previous is not None:
             draft = previous
-        result = drafted.answer(images, [prompt], [draft])[0]
+        result = tiny.ask(drafted, images, [prompt], [draft])[0]
         assert np.array_equal(result.tokens, expected), case
         if case % 4 == 0:
-            assert np.array_equal(exact.answer(images, [prompt], [draft])[0].tokens, expected), case
+            assert np.array_equal(tiny.ask(exact, images, [prompt], [draft])[0].tokens, expected), case
         saved += result.accepted or 0
         previous = expected
     assert saved > 67 * 6 * 0.9  # a third of the drafts was right
@@ -41,34 +43,34 @@ def test_tokens_of_200_random_inputs_equal_the_reference(tiny):
 def test_a_right_draft_needs_no_pass_and_a_wrong_one_no_more_than_none(tiny):
     engine = tiny.engine()
     images, prompt = tiny.images(), tiny.prompt(20)
-    tokens = engine.answer(images, [prompt])[0].tokens
-    right = engine.answer(images, [prompt], [tokens])[0]
+    tokens = tiny.ask(engine, images, [prompt])[0].tokens
+    right = tiny.ask(engine, images, [prompt], [tokens])[0]
     assert (right.accepted, right.passes) == (6, 0)
     for place in range(6):
         draft = tokens.copy()
         draft[place] += 1
-        partly = engine.answer(images, [prompt], [draft])[0]
+        partly = tiny.ask(engine, images, [prompt], [draft])[0]
         assert np.array_equal(partly.tokens, tokens)
         assert partly.passes <= 6 - place
         assert partly.accepted == 6 - partly.passes
     last = tokens.copy()
     last[6] += 1  # nothing follows the last token: the draft of it does not matter
-    assert engine.answer(images, [prompt], [last])[0].passes == 0
+    assert tiny.ask(engine, images, [prompt], [last])[0].passes == 0
 
 
 def test_verify_drafts_take_one_pass_when_right(tiny):
     engine = tiny.engine(drafts="verify")
     images, prompt = tiny.images(), tiny.prompt(20)
-    tokens = engine.answer(images, [prompt])[0].tokens
-    right = engine.answer(images, [prompt], [tokens])[0]
+    tokens = tiny.ask(engine, images, [prompt])[0].tokens
+    right = tiny.ask(engine, images, [prompt], [tokens])[0]
     assert (right.accepted, right.passes) == (5, 1)
 
 
 def test_a_guard_beyond_all_margins_accepts_nothing_inside_the_prefill(tiny):
     engine = tiny.engine(guard=1e9)
     images, prompt = tiny.images(), tiny.prompt(20)
-    tokens = engine.answer(images, [prompt])[0].tokens
-    answer = engine.answer(images, [prompt], [tokens])[0]
+    tokens = tiny.ask(engine, images, [prompt])[0].tokens
+    answer = tiny.ask(engine, images, [prompt], [tokens])[0]
     assert answer.passes == 1  # the prefill's own predictions are the guesses of the first pass
     assert np.array_equal(answer.tokens, tokens)
 
@@ -78,9 +80,9 @@ def test_a_batch_answers_each_observation_as_if_alone(tiny, drafts):
     engine = tiny.engine(drafts=drafts)
     images = tiny.images(5)
     prompts = [tiny.prompt(length) for length in (9, 31, 17, 40, 9)]
-    alone = [engine.answer(images[i : i + 1], [prompts[i]])[0].tokens for i in range(5)]
+    alone = [tiny.ask(engine, images[i : i + 1], [prompts[i]])[0].tokens for i in range(5)]
     for given in ([None] * 5, alone, [alone[0], None, alone[1], alone[3] + 1, alone[4]]):
-        together = engine.answer(images, prompts, given)
+        together = tiny.ask(engine, images, prompts, given)
         for one, tokens in zip(together, alone, strict=True):
             assert np.array_equal(one.tokens, tokens)
 
@@ -93,33 +95,32 @@ def test_instructions_change_length_from_step_to_step(tiny):
     expected = [tiny.reference(images, prompt)[0] for prompt in prompts]
     for step in range(18):
         case = step % len(prompts)
-        answer = engine.answer(images, [prompts[case]], [expected[step % 5]])[0]
+        answer = tiny.ask(engine, images, [prompts[case]], [expected[step % 5]])[0]
         assert np.array_equal(answer.tokens, expected[case])
 
 
 def test_quantised_engines_answer_like_the_dequantised_weights(tiny):
     from vla_ros.engine.executor import Engine
-    from vla_ros.engine.weights import DecoderWeights, Layer, collect, dense, dequantize
+    from vla_ros.engine.weights import DecoderWeights, Layer, dequantize, fuse, quantize
 
     def exact(layer):
-        parts = {name: getattr(layer, name) for name in ("qkv", "output", "gate_up", "down")}
-        plain = {name: dense(dequantize(matrix, torch.float32)) for name, matrix in parts.items()}
+        plain = {m.role: quantize(dequantize(m, torch.float32), "none", m.role) for m in layer.matrices}
         return Layer(attention_norm=layer.attention_norm, mlp_norm=layer.mlp_norm, **plain)
 
     for kind in ("int8", "int4"):
-        weights = collect(tiny.model.language_model, tiny.architecture.llm, kind)
+        weights = fuse(tiny.model.language_model, kind)
         engine = tiny.engine(kind)
         fields = dict(vars(weights), layers=tuple(exact(layer) for layer in weights.layers))
         other = Engine(tiny.see, DecoderWeights(**fields), tiny.architecture.patches, engine.options)
         for _ in range(5):
             images, prompt = tiny.images(), tiny.prompt(20)
-            tokens = engine.answer(images, [prompt])[0].tokens
-            assert np.array_equal(tokens, other.answer(images, [prompt])[0].tokens)
-            assert np.array_equal(tokens, engine.answer(images, [prompt], [tokens])[0].tokens)
+            tokens = tiny.ask(engine, images, [prompt])[0].tokens
+            assert np.array_equal(tokens, tiny.ask(other, images, [prompt])[0].tokens)
+            assert np.array_equal(tokens, tiny.ask(engine, images, [prompt], [tokens])[0].tokens)
 
 
 def test_stages_are_timed(tiny):
-    answer = tiny.engine().answer(tiny.images(), [tiny.prompt(10)])[0]
+    answer = tiny.ask(tiny.engine(), tiny.images(), [tiny.prompt(10)])[0]
     assert list(answer.stages_ms) == ["upload", "vision", "prefill", "decode", "download"]
     assert all(value >= 0 for value in answer.stages_ms.values())
 
@@ -127,61 +128,62 @@ def test_stages_are_timed(tiny):
 def test_wrong_use_is_refused(tiny):
     with pytest.raises(ConfigError, match=r"policy.drafts: found 'yes'"):
         tiny.engine(drafts="yes")
-    with pytest.raises(ConfigError, match="2 pictures and 1 prompts"):
-        tiny.engine().answer(tiny.images(2), [tiny.prompt(10)])
+    mixed = [tiny.images()[0], CameraFrame(tiny.images()[0])]
+    with pytest.raises(ConfigError, match="1 of 2 images are the camera's"):
+        tiny.ask(tiny.engine(), mixed, [tiny.prompt(10)] * 2)
     with pytest.raises(ConfigError, match=r"policy.instruction: 3000 tokens .* shorten it"):
-        tiny.engine().answer(tiny.images(), [tiny.prompt(3000)])
+        tiny.ask(tiny.engine(), tiny.images(), [tiny.prompt(3000)])
 
 
 @pytest.mark.parametrize("name", ["language_model.lm_head.weight", "projector.fc2.weight"])
 def test_nan_in_the_weights_is_an_error_and_no_action(own_tiny, name):
     engine = own_tiny.engine()
     images, prompt = own_tiny.images(), own_tiny.prompt(10)
-    engine.answer(images, [prompt])
+    own_tiny.ask(engine, images, [prompt])
     with torch.no_grad():
         own_tiny.model.get_parameter(name)[5] = float("nan")
     with pytest.raises(NotFiniteError, match="not numbers"):
-        engine.answer(images, [prompt])
+        own_tiny.ask(engine, images, [prompt])
     with pytest.raises(NotFiniteError, match="not numbers"):
-        engine.answer(images, [prompt], [np.arange(7)])
+        own_tiny.ask(engine, images, [prompt], [np.arange(7)])
 
 
-class Failing(TorchOps):
+class Failing(Ops):
     """Operations that fail when told to, as a device does."""
 
     error: Exception | None = None
 
-    def head(self, weights, hidden):
+    def lm_head(self, weights, stream):
         if self.error is not None:
             raise self.error
-        return super().head(weights, hidden)
+        return super().lm_head(weights, stream)
 
 
 def test_out_of_memory_is_explained_and_asking_again_works(tiny):
     ops = Failing()
     engine = tiny.engine(ops=ops)
     images, prompt = tiny.images(), tiny.prompt(10)
-    expected = engine.answer(images, [prompt])[0].tokens
+    expected = tiny.ask(engine, images, [prompt])[0].tokens
     ops.error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    with pytest.raises(OutOfMemoryError, match=r"2.00 GiB.* int8 or nf4"):
-        engine.answer(images, [prompt])
+    with pytest.raises(OutOfMemoryError, match=r"2.00 GiB.* int8 or int4"):
+        tiny.ask(engine, images, [prompt])
     ops.error = None
-    assert np.array_equal(engine.answer(images, [prompt])[0].tokens, expected)
+    assert np.array_equal(tiny.ask(engine, images, [prompt])[0].tokens, expected)
 
 
 def test_a_lost_device_stays_lost_until_a_new_engine_is_made(tiny):
     ops = Failing()
     engine = tiny.engine(ops=ops)
     images, prompt = tiny.images(), tiny.prompt(10)
-    expected = engine.answer(images, [prompt])[0].tokens
+    expected = tiny.ask(engine, images, [prompt])[0].tokens
     ops.error = RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
     with pytest.raises(DeviceLostError, match=r"unspecified launch failure.*The arm holds"):
-        engine.answer(images, [prompt])
+        tiny.ask(engine, images, [prompt])
     ops.error = None
     with pytest.raises(DeviceLostError):
-        engine.answer(images, [prompt])
+        tiny.ask(engine, images, [prompt])
     engine.close()
-    assert np.array_equal(tiny.engine(ops=ops).answer(images, [prompt])[0].tokens, expected)
+    assert np.array_equal(tiny.ask(tiny.engine(ops=ops), images, [prompt])[0].tokens, expected)
 
 
 def test_what_a_capture_does_not_allow_is_no_lost_device():
@@ -196,10 +198,10 @@ def test_other_errors_are_not_disguised(tiny):
     ops = Failing()
     ops.error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        tiny.engine(ops=ops).answer(tiny.images(), [tiny.prompt(10)])
+        tiny.ask(tiny.engine(ops=ops), tiny.images(), [tiny.prompt(10)])
 
 
-class Recorder(HostRunner):
+class Recorder(Runner):
     """A runner that keeps account of captures, as if there were graphs."""
 
     graphs = True
@@ -222,21 +224,32 @@ def test_new_prompt_lengths_are_captured_behind_the_scenes(tiny):
     images = tiny.images()
     for length in (90, 10, 90, 40):  # 10 is answered by the program for 90 at first
         prompt = tiny.prompt(length)
-        assert np.array_equal(engine.answer(images, [prompt])[0].tokens, tiny.reference(images, prompt)[0])
+        assert np.array_equal(tiny.ask(engine, images, [prompt])[0].tokens, tiny.reference(images, prompt)[0])
         assert engine._of(1).wait(60)
     assert runner.captures == 12
     engine.close()
 
 
-def test_drafts_rest_while_they_do_not_pay():
-    policy = DraftPolicy(patience=2, rest=3)
-    tried = []
-    for _ in range(12):
-        tried.append(policy.wanted())
-        if tried[-1]:
-            policy.record(0)
-    assert tried == [True, True, False, False, False, True, False, False, False, True, False, False]
-    policy.reset()
-    assert policy.wanted()
-    policy.record(3)
-    assert all(policy.wanted() for _ in range(5))
+def test_a_session_stops_drafting_while_it_does_not_pay():
+    state, tried = DraftState().after([1, 2], None), []
+    for _ in range(2 * REST + PATIENCE + 4):
+        tried.append(state.offer() is not None)
+        state = state.after([1, 2], 0 if tried[-1] else None)
+    rests = [False] * REST
+    assert tried == [*[True] * PATIENCE, *rests, True, *rests, True, False, False]
+    state = DraftState((1, 2), PATIENCE - 1)
+    for _ in range(5):
+        assert state.offer() == (1, 2)
+        state = state.after([1, 2], 3)
+    assert DraftState().offer() is None
+
+
+def test_sessions_of_a_batch_back_off_by_themselves(tiny):
+    engine, images, prompts = tiny.engine(guard=1e9), tiny.images(2), [tiny.prompt(20), tiny.prompt(20)]
+    tokens = [answer.tokens for answer in tiny.ask(engine, images, prompts)]
+    resting = Request(images[0], prompts[0], DraftState(tuple(tokens[0]), resting=3))
+    drafting = Request(images[1], prompts[1], DraftState(tuple(tokens[1])))
+    first, second = engine.answer([resting, drafting])
+    assert (first.accepted, first.draft.resting) == (None, 2)
+    assert second.accepted is not None
+    assert [one.tokens.tolist() for one in (first, second)] == [one.tolist() for one in tokens]

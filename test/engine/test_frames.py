@@ -15,9 +15,9 @@ import torch
 from vla_ros.config import build
 from vla_ros.config.tree import ORIENTATIONS
 from vla_ros.control.inputs import Snapshot
-from vla_ros.engine.frames import FrameResizer, resized_on_host
-from vla_ros.engine.health import EngineMismatchError
-from vla_ros.engine.runner import HostRunner
+from vla_ros.engine.device_errors import EngineMismatchError
+from vla_ros.engine.resizer import ImageResizer, resized_on_host
+from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.openvla import OpenVLAPolicy
@@ -36,7 +36,7 @@ def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-class Accounting(HostRunner):
+class Accounting(Runner):
     """Says which buffers it was told to forget."""
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Accounting(HostRunner):
         self.forgotten.append(tuple(target.shape[1:3]))
 
 
-class Capturing(HostRunner):
+class Capturing(Runner):
     """A runner that keeps account of captures, as if there were graphs; they wait until they may."""
 
     graphs = True
@@ -83,7 +83,7 @@ def resized(resizer, *frames, size=(28, 28)):
 @pytest.mark.parametrize("area", [1.0, 0.9])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_frames_become_the_pictures_of_the_host(orientation, area):
-    resizer = FrameResizer((28, 30), CPU, HostRunner())
+    resizer = ImageResizer((28, 30), CPU, Runner())
     pixels = noise(61, 93)
     pixels.flags.writeable = False  # as a view of a message is
     frame = CameraFrame(pixels, orientation, crop_area=area)
@@ -107,12 +107,12 @@ def test_the_self_test_looks_at_the_graph_too(tiny):
 
 def test_a_large_frame_is_resized_in_parts():
     frame = CameraFrame(noise(1200, 2000))
-    found = resized(FrameResizer((224, 224), CPU, HostRunner()), frame, size=(224, 224))
+    found = resized(ImageResizer((224, 224), CPU, Runner()), frame, size=(224, 224))
     assert np.array_equal(found[0], resized_on_host(frame, (224, 224)))
 
 
 def test_a_camera_may_change_its_resolution_and_two_of_a_batch_do_not_share_a_buffer():
-    resizer = FrameResizer((28, 28), CPU, HostRunner())
+    resizer = ImageResizer((28, 28), CPU, Runner())
     batches = ((60, 80), (60, 80)), ((90, 100), (60, 80)), ((60, 80), (28, 28))
     for seed, sizes in enumerate(batches):
         frames = [CameraFrame(noise(*size, 10 * seed + row)) for row, size in enumerate(sizes)]
@@ -122,7 +122,7 @@ def test_a_camera_may_change_its_resolution_and_two_of_a_batch_do_not_share_a_bu
 
 def test_what_was_not_used_for_long_is_freed():
     runner = Accounting()
-    resizer = FrameResizer((28, 28), CPU, runner)
+    resizer = ImageResizer((28, 28), CPU, runner)
     for height in (*range(40, 48), 40, 50, 51):
         resized(resizer, CameraFrame(noise(height, 60)))
     assert runner.forgotten == [(41, 60), (42, 60)]
@@ -134,7 +134,7 @@ def test_what_was_not_used_for_long_is_freed():
 
 def test_frames_are_resized_at_once_and_by_a_graph_as_soon_as_there_is_one():
     runner = Capturing(allowed=False)
-    resizer = FrameResizer((28, 28), CPU, runner)
+    resizer = ImageResizer((28, 28), CPU, runner)
     for step in range(6):
         if step == 3:
             assert not resizer.wait(0)
@@ -152,7 +152,7 @@ def test_frames_are_resized_at_once_and_by_a_graph_as_soon_as_there_is_one():
 @pytest.mark.parametrize("background", [True, False])
 def test_graphs_of_sizes_that_went_away_are_freed(background):
     runner = Capturing()
-    resizer = FrameResizer((28, 28), CPU, runner, background)
+    resizer = ImageResizer((28, 28), CPU, runner, background)
     for height in range(40, 60):
         frame = CameraFrame(noise(height, 60, height))
         for _ in range(2):
@@ -167,7 +167,7 @@ def test_graphs_of_sizes_that_went_away_are_freed(background):
 
 def test_frames_of_one_batch_have_graphs_of_their_own():
     runner = Capturing()
-    resizer = FrameResizer((28, 28), CPU, runner)
+    resizer = ImageResizer((28, 28), CPU, runner)
     for seed in range(3):
         frames = [CameraFrame(noise(60, 80, 10 * seed + row)) for row in range(3)]
         for found, frame in zip(resized(resizer, *frames), frames, strict=True):
@@ -180,7 +180,7 @@ def test_frames_of_one_batch_have_graphs_of_their_own():
 def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
     runner = Capturing()
     monkeypatch.setattr(runner, "capture", lambda stage: stage() or 1 / 0)
-    resizer = FrameResizer((28, 28), CPU, runner)
+    resizer = ImageResizer((28, 28), CPU, runner)
     for seed in range(3):
         frame = CameraFrame(noise(60, 80, seed))
         assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
@@ -195,12 +195,12 @@ def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
 )
 def test_what_is_no_picture_is_refused(pixels):
     with pytest.raises(ImageError, match="expected uint8"):
-        FrameResizer((28, 28), CPU, HostRunner()).upload([CameraFrame(pixels)])
+        ImageResizer((28, 28), CPU, Runner()).upload([CameraFrame(pixels)])
 
 
 def test_a_pipeline_that_begins_on_the_host_is_refused():
     with pytest.raises(ConfigError, match="libero"):
-        FrameResizer((28, 28), CPU, HostRunner()).upload([CameraFrame(noise(40, 40), pipeline="libero")])
+        ImageResizer((28, 28), CPU, Runner()).upload([CameraFrame(noise(40, 40), pipeline="libero")])
 
 
 def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, monkeypatch):

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits: what they become, where it lies, and how their kernels are cut."""
+"""Weights of 4 and 8 bits: their values, their layout, and the tiles of their kernels."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.engine import lowbit
-from vla_ros.engine.launches import Launch
-from vla_ros.engine.weights import dequantize, quantize_int4, quantize_int8
+from vla_ros.engine.tile_configs import SkinnyConfig
+from vla_ros.engine.weights import dequantize, quantize
 from vla_ros.errors import ConfigError
 
 
-@pytest.mark.parametrize(("quantize", "bound"), [(quantize_int8, 0.012), (quantize_int4, 0.14)])
-def test_quantised_weights_are_near(quantize, bound):
+@pytest.mark.parametrize(("kind", "bound"), [("int8", 0.012), ("int4", 0.14)])
+def test_quantised_weights_are_near(kind, bound):
     weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(0))
     weight[3] *= 100  # an outlier row must not cost the others anything
-    back = dequantize(quantize(weight), torch.float32)
+    back = dequantize(quantize(weight, kind, "qkv"), torch.float32)
     assert ((back - weight).norm(dim=1) / weight.norm(dim=1)).max() < bound
 
 
@@ -27,7 +27,7 @@ def test_int4_keeps_zero_and_equals_its_definition():
     weight[:, ::7] = 0.0
     weight[5] = weight[5].abs()  # zero point 0
     weight[6, :128] = 0.0
-    matrix = quantize_int4(weight)
+    matrix = quantize(weight, "int4", "qkv")
     back = dequantize(matrix, torch.float32)
     assert (back[weight == 0] == 0).all()
     for output in (0, 5, 6, 31):
@@ -45,7 +45,7 @@ def test_int4_keeps_zero_and_equals_its_definition():
 def test_int8_equals_its_definition():
     weight = torch.randn(32, 300, generator=torch.Generator().manual_seed(0))
     weight[3], weight[4, 7] = 0.0, -9.0
-    matrix = quantize_int8(weight)
+    matrix = quantize(weight, "int8", "qkv")
     scale = (weight.abs().amax(dim=1) / 127).clamp_min(1e-12)[:, None]
     numbers = (weight / scale).round()
     assert numbers.min() == -127
@@ -57,7 +57,7 @@ def test_int8_equals_its_definition():
 @given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([4, 8]), st.integers(0, 2**32))
 def test_words_hold_what_was_packed(units, count, bits, seed):
     generator = torch.Generator().manual_seed(seed)
-    size = (8 * units, lowbit.stretch(bits) * count)
+    size = (8 * units, lowbit.k_group(bits) * count)
     numbers = torch.randint(0, 1 << bits, size, generator=generator, dtype=torch.uint8)
     assert torch.equal(lowbit.unpack(lowbit.pack(numbers, bits), bits), numbers)
 
@@ -65,7 +65,7 @@ def test_words_hold_what_was_packed(units, count, bits, seed):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_words_lie_where_the_matrix_units_expect_them(bits):
     """Lane 4 g + t owns four words; half e of word 2 h + i has half of the inputs 16 j + 8 h + 2 t + e."""
-    inputs, most = lowbit.stretch(bits), (1 << bits) - 1
+    inputs, most = lowbit.k_group(bits), (1 << bits) - 1
     for output, number in ((3, 0), (12, 1), (15, inputs - 1), (8, 45), (0, 58)):
         numbers = torch.zeros(16, 2 * inputs, dtype=torch.uint8)
         numbers[output, inputs + number] = most
@@ -78,21 +78,21 @@ def test_words_lie_where_the_matrix_units_expect_them(bits):
         assert (words[tuple(at[0])].item() >> (16 * e + bits * n)) & most == most
 
 
-@pytest.mark.parametrize(("quantize", "bits"), [(quantize_int8, 8), (quantize_int4, 4)])
-def test_what_kernels_cannot_cut_is_refused(quantize, bits):
+@pytest.mark.parametrize("bits", [8, 4])
+def test_outputs_that_fill_no_tile_are_refused(bits):
     with pytest.raises(ConfigError, match=rf"{bits} bits .* multiples of 16, found a weight \[24, 64\]"):
-        quantize(torch.zeros(24, 64))
+        quantize(torch.zeros(24, 64), f"int{bits}", "qkv")
 
 
 def test_packed_weights_are_summed_in_the_same_order_whatever_the_rows():
     """What a step takes decides the order; it may depend on the device, never on the number of rows."""
-    launch = Launch(16, 2048, 8, 6)
+    config = SkinnyConfig(16, 2048, 8, 6)
     for shared in (96_000, 223_000):
 
-        def step_bytes(one, rows):
-            return one.inputs * (one.outputs // 2 + 2 * rows)
+        def stage_bytes(one, rows):
+            return one.block_k * (one.block_n // 2 + 2 * rows)
 
-        fitted = {rows: launch.fit_packed(4096, step_bytes, rows, shared) for rows in (8, 16, 32)}
-        assert len({(one.inputs, one.warps) for one in fitted.values()}) == 1
-        assert all((one.stages - 1) * step_bytes(one, rows) <= shared for rows, one in fitted.items())
-        assert all(one.outputs >= 16 for one in fitted.values())
+        fitted = {rows: config.fit_packed(4096, stage_bytes, rows, shared) for rows in (8, 16, 32)}
+        assert len({(one.block_k, one.warps) for one in fitted.values()}) == 1
+        assert all((one.stages - 1) * stage_bytes(one, rows) <= shared for rows, one in fitted.items())
+        assert all(one.block_n >= 16 for one in fitted.values())

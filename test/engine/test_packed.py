@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vla_ros.engine.packed import Packed
-from vla_ros.engine.runner import HostRunner
+from vla_ros.engine.runner import Runner
+from vla_ros.engine.transfer_buffer import TransferBuffer
 
 CPU = torch.device("cpu")
 
 
 def test_arrays_come_to_the_device_and_back_as_they_were():
-    runner, rng = HostRunner(), np.random.default_rng(0)
-    packed = Packed(
+    runner, rng = Runner(), np.random.default_rng(0)
+    packed = TransferBuffer(
         CPU, ((2, 37), torch.int64), ((2,), torch.int32), ((2, 7), torch.float32), ((1, 1), torch.int64)
     )
     raw, arrays = packed.on_host()
@@ -33,14 +33,16 @@ def test_arrays_come_to_the_device_and_back_as_they_were():
 
 
 def test_every_array_begins_where_an_allocation_would():
-    packed = Packed(CPU, ((1, 3), torch.int64), ((1,), torch.int32), ((1, 65), torch.float32), ((4,), torch.int64))
+    packed = TransferBuffer(
+        CPU, ((1, 3), torch.int64), ((1,), torch.int32), ((1, 65), torch.float32), ((4,), torch.int64)
+    )
     begin = packed.buffer.data_ptr()
     assert [tensor.data_ptr() - begin for tensor in packed.tensors] == [0, 256, 512, 1024]
     assert all(tensor.is_contiguous() for tensor in packed.tensors)
 
 
 def test_what_is_made_on_the_host_is_new_each_time():
-    packed = Packed(CPU, ((3,), torch.int64))
+    packed = TransferBuffer(CPU, ((3,), torch.int64))
     _, (first,) = packed.on_host()
     first[:] = 7
     _, (second,) = packed.on_host()

@@ -1,4 +1,4 @@
-"""The engine's parts without a model: drafts, prompt lengths, programs, frames, quantised weights."""
+"""The engine's parts without a model: drafts, prompt lengths, graphs, frames, quantised weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.engine.drafts import agreed, settle_all, settling
-from vla_ros.engine.launches import TILED, TILED_FOR, choose_tile
-from vla_ros.engine.programs import Programs
-from vla_ros.engine.shapes import Buckets
+from vla_ros.engine.buckets import Buckets
+from vla_ros.engine.drafts import accept_prefix, verify_all, verify_draft
+from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.tile_configs import GEMM_CONFIGS, TUNED_FOR, choose_gemm
 from vla_ros.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_drafts_never_change_the_answer(count, observations):
     def start(index, seed, draft):
         draft = draft[: count - 1]
         predictions = [network([seed]), *answers(seed, [], draft)]
-        return settling(draft, (predictions, [1.0] * count), 0.5)
+        return verify_draft(draft, (predictions, [1.0] * count), 0.5)
 
     expected = [greedy(count, seed) for seed, _ in observations]
 
@@ -65,7 +65,7 @@ def test_drafts_never_change_the_answer(count, observations):
         results["passes"] = results.get("passes", 0) + 1
         return replies
 
-    settled = settle_all([start(i, *observation) for i, observation in enumerate(observations)], verify)
+    settled = verify_all([start(i, *observation) for i, observation in enumerate(observations)], verify)
     for one, tokens in zip(settled, expected, strict=True):
         assert list(one.tokens) == tokens
         assert one.passes <= count - 1
@@ -75,11 +75,11 @@ def test_drafts_never_change_the_answer(count, observations):
 
 def test_low_margins_and_nan_end_a_drafted_row():
     tokens = [3, 4, 5, 6]
-    assert agreed([3, 4, 5], (tokens, [9.0, 9.0, 9.0, 9.0]), 1.0) == 4
-    assert agreed([3, 4, 5], (tokens, [0.0, 9.0, 0.9, 9.0]), 1.0) == 2
-    assert agreed([3, 4, 5], (tokens, [9.0, float("nan"), 9.0, 9.0]), 1.0) == 1
-    assert agreed([3, 0, 5], (tokens, [9.0] * 4), 1.0) == 2
-    assert agreed([], (tokens, [9.0] * 4)) == 1
+    assert accept_prefix([3, 4, 5], (tokens, [9.0, 9.0, 9.0, 9.0]), 1.0) == 4
+    assert accept_prefix([3, 4, 5], (tokens, [0.0, 9.0, 0.9, 9.0]), 1.0) == 2
+    assert accept_prefix([3, 4, 5], (tokens, [9.0, float("nan"), 9.0, 9.0]), 1.0) == 1
+    assert accept_prefix([3, 0, 5], (tokens, [9.0] * 4), 1.0) == 2
+    assert accept_prefix([], (tokens, [9.0] * 4)) == 1
 
 
 def test_buckets():
@@ -102,7 +102,7 @@ def test_buckets():
 BUCKETS = Buckets.up_to(4, 7, 200)
 
 
-def test_programs_answer_while_others_are_prepared():
+def test_graphs_answer_while_others_are_prepared():
     gate, built = threading.Event(), []
 
     def build(length):
@@ -113,57 +113,57 @@ def test_programs_answer_while_others_are_prepared():
         assert gate.wait(30)
         program["ready"] = True
 
-    programs = Programs(BUCKETS, build, prepare)
-    first = programs.take(10)
+    graphs = GraphCache(BUCKETS, build, prepare)
+    first = graphs.take(10)
     assert first == {"length": 32, "ready": False}
-    assert programs.take(10) is first  # not a new one at each step
+    assert graphs.take(10) is first  # not a new one at each step
     gate.set()
-    assert programs.wait(30)
-    ready = programs.take(10)
+    assert graphs.wait(30)
+    ready = graphs.take(10)
     assert ready == {"length": 32, "ready": True}
     assert ready is not first  # the one that answered meanwhile had buffers of its own
     gate.clear()
-    assert programs.take(40)["length"] == 64
+    assert graphs.take(40)["length"] == 64
     gate.set()
-    assert programs.wait(30)
-    assert programs.ready == (32, 64)
-    programs.close()
-    assert programs.ready == ()
+    assert graphs.wait(30)
+    assert graphs.ready == (32, 64)
+    graphs.close()
+    assert graphs.ready == ()
 
 
-def test_a_longer_ready_program_is_better_than_an_unprepared_one():
+def test_longer_graphs_that_are_ready_are_better_than_none():
     gate = threading.Event()
-    programs = Programs(BUCKETS, lambda length: length, lambda _: None)
-    programs.ensure(96)
-    programs._prepare = lambda _: gate.wait(30)
-    assert programs.take(10) == 96
+    graphs = GraphCache(BUCKETS, lambda length: length, lambda _: None)
+    graphs.ensure(96)
+    graphs._prepare = lambda _: gate.wait(30)
+    assert graphs.take(10) == 96
     gate.set()
-    assert programs.wait(30)
-    assert programs.take(10) == 32
+    assert graphs.wait(30)
+    assert graphs.take(10) == 32
 
 
 def test_a_length_that_cannot_be_prepared_is_tried_once():
     def prepare(length):
         raise RuntimeError("no capture")
 
-    programs = Programs(BUCKETS, lambda length: length, prepare)
+    graphs = GraphCache(BUCKETS, lambda length: length, prepare)
     for _ in range(3):
-        assert programs.take(10) == 32
-        assert programs.wait(30)
-    assert str(programs.failures[32]) == "no capture"
+        assert graphs.take(10) == 32
+        assert graphs.wait(30)
+    assert str(graphs.failures[32]) == "no capture"
     with pytest.raises(RuntimeError, match="no capture"):
-        programs.ensure(64)
+        graphs.ensure(64)
 
 
-def test_tiles_cover_all_rows_and_measured_ones_win(monkeypatch):
+def test_configs_cover_all_rows_and_measured_ones_win(monkeypatch):
     for rows in (65, 288, 320, 576, 2041):
         for outputs in (4096, 12288, 22016):
-            tile = choose_tile("int8", rows, outputs, 4096, 132)
-            assert tile.tail == 0 or tile.tail >= 16
-    for (kind, rows, outputs, inputs), tile in TILED.items():
-        assert choose_tile(kind, rows, outputs, inputs, TILED_FOR) == tile
+            config = choose_gemm("int8", rows, outputs, 4096, 132)
+            assert config.tail_m == 0 or config.tail_m >= 16
+    for (kind, rows, outputs, inputs), config in GEMM_CONFIGS.items():
+        assert choose_gemm(kind, rows, outputs, inputs, TUNED_FOR) == config
     # Elsewhere, and for what was not measured, by reckoning.
-    assert choose_tile("int4", 288, 4096, 11008, 114).rows < choose_tile("int4", 576, 22016, 4096, 114).rows
-    monkeypatch.setitem(TILED, ("int8", 288, 4096, 4096), None)
-    assert choose_tile("int8", 288, 4096, 4096, TILED_FOR) is None
-    assert choose_tile("int8", 288, 4096, 4096, 114) is not None
+    assert choose_gemm("int4", 288, 4096, 11008, 114).block_m < choose_gemm("int4", 576, 22016, 4096, 114).block_m
+    monkeypatch.setitem(GEMM_CONFIGS, ("int8", 288, 4096, 4096), None)
+    assert choose_gemm("int8", 288, 4096, 4096, TUNED_FOR) is None
+    assert choose_gemm("int8", 288, 4096, 4096, 114) is not None

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from vla_ros.config import Config
-from vla_ros.engine.drafts import GUARDS
-from vla_ros.engine.health import EngineMismatchError
-from vla_ros.engine.ops import TorchOps
+from vla_ros.engine.device_errors import EngineMismatchError
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.errors import ImageError
 from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
 from vla_ros.policies.openvla import policy as policy_module
+from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.policies.openvla.choices import choose_engine
-from vla_ros.policies.openvla.fast import make_engine
 from vla_ros.policies.openvla.self_test import fit_guard
 from vla_ros.types import Observation
 
@@ -106,10 +106,10 @@ def test_the_engine_quantises_by_itself(checkpoint, quantization):
 def wrong_kernel(monkeypatch):
     """Operations whose last product forgets the residual."""
 
-    class Forgetful(TorchOps):
-        def add_linear(self, stream, rows, matrix, gain):
+    class Forgetful(Ops):
+        def add_linear(self, stream, rows, matrix, norm):
             forgotten = replace(stream, hidden=torch.zeros_like(stream.hidden))
-            return super().add_linear(forgotten, rows, matrix, gain)
+            return super().add_linear(forgotten, rows, matrix, norm)
 
     monkeypatch.setattr(policy_module, "make_ops", lambda device: Forgetful())
 
@@ -140,8 +140,8 @@ def wrong_engine(monkeypatch):
 
     def make(model, *words, **named):
         engine = make_engine(model, *words, **named)
-        head = engine.weights.head
-        engine.weights = replace(engine.weights, head=replace(head, data=head.data.flip(0).contiguous()))
+        head = engine.weights.lm_head
+        engine.weights = replace(engine.weights, lm_head=replace(head, data=head.data.flip(0).contiguous()))
         return engine
 
     monkeypatch.setattr(policy_module, "make_engine", make)
@@ -162,11 +162,11 @@ def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engin
     assert np.array_equal(ask(loaded, observation).tokens, expected.tokens)
 
 
-class Rounding(TorchOps):
+class Rounding(Ops):
     """Operations whose products of many rows round coarsely, as libraries for large products may."""
 
-    def add_linear(self, stream, rows, matrix, gain):
-        made = super().add_linear(stream, rows, matrix, gain)
+    def add_linear(self, stream, rows, matrix, norm):
+        made = super().add_linear(stream, rows, matrix, norm)
         if rows.shape[1] <= 7:
             return made
         shaken = made.hidden * (1 + 0.02 * torch.sin(1e3 * made.hidden))
@@ -178,18 +178,18 @@ def test_the_guard_is_raised_where_a_prefill_differs_more(tiny, caplog):
     pictures, prompt = tiny.images(2), tiny.prompt(20)
     exact = tiny.engine()
     fit_guard(exact, pictures, prompt)
-    assert exact.guard == GUARDS["float32"]
+    assert exact.guard == TOLERANCES[torch.float32].guard
     assert caplog.text == ""
     engine = tiny.engine(ops=Rounding())
-    answers = [engine.answer(picture[None], [prompt])[0].tokens for picture in pictures]
+    answers = [tiny.ask(engine, picture[None], [prompt])[0].tokens for picture in pictures]
     largest = max(engine.draft_error(picture, prompt, draft) for picture in pictures for draft in answers)
-    assert largest > GUARDS["float32"]
+    assert largest > TOLERANCES[torch.float32].guard
     fit_guard(engine, pictures, prompt)
     assert engine.guard == 3 * largest
     assert f"differ by up to {largest:.2g}" in caplog.text
     for picture, tokens in zip(pictures, answers, strict=True):  # and measuring has left nothing behind
-        assert np.array_equal(engine.answer(picture[None], [prompt])[0].tokens, tokens)
-        assert np.array_equal(engine.answer(picture[None], [prompt], [tokens])[0].tokens, tokens)
+        assert np.array_equal(tiny.ask(engine, picture[None], [prompt])[0].tokens, tokens)
+        assert np.array_equal(tiny.ask(engine, picture[None], [prompt], [tokens])[0].tokens, tokens)
 
 
 def test_a_guard_that_believes_no_draft_stays(tiny):
@@ -202,7 +202,9 @@ def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
     monkeypatch.setattr("vla_ros.engine.executor.Engine.draft_error", lambda *_: 0.5)
     assert policy(checkpoint, engine="graph").loaded.engine.guard == 1.5
     assert policy(checkpoint, engine="graph", quantization="nf4").loaded.engine.guard == 1.5
-    assert policy(checkpoint, engine="graph", self_test=False).loaded.engine.guard == GUARDS["float32"]
+    assert (
+        policy(checkpoint, engine="graph", self_test=False).loaded.engine.guard == TOLERANCES[torch.float32].guard
+    )
 
 
 @pytest.mark.parametrize(

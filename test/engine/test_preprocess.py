@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vla_ros.config.tree import ORIENTATIONS
-from vla_ros.engine.preprocess import make_pipeline, make_turn
+from vla_ros.engine.resample import make_pipeline, make_turn
 from vla_ros.errors import ConfigError
 from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.pipelines import crop_center, resize_bicubic, resize_lanczos3

@@ -13,13 +13,13 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 import torch
 
-from vla_ros.engine.health import EngineMismatchError
+from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.runner import CudaRunner
-from vla_ros.engine.towers import TorchTowerOps
-from vla_ros.policies.openvla import sight
+from vla_ros.engine.towers import TowerOps
+from vla_ros.policies.openvla import vision_encoder
 from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.sight import Sight, check_towers, checked_sight
 from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
+from vla_ros.policies.openvla.vision_encoder import VisionEncoder, check_vision, checked_encoder
 
 
 def make_model(towers: int = 2) -> torch.nn.Module:
@@ -46,10 +46,10 @@ def test_the_steps_in_torch_equal_the_reference_path_to_the_bit(towers, dtype, p
     model = make_model(towers).to(dtype)
     for picture in pictures:
         images = torch.from_numpy(picture)[None]
-        assert torch.equal(Sight(model)(images), model.embed_image(model.normalize(images)))
+        assert torch.equal(VisionEncoder(model)(images), model.embed_image(model.normalize(images)))
 
 
-class Forgetful(TorchTowerOps):
+class Forgetful(TowerOps):
     """Leaves the layer scale out."""
 
     def add_norm(self, tokens, branch, scale, norm):
@@ -57,25 +57,25 @@ class Forgetful(TorchTowerOps):
 
 
 def test_a_step_that_differs_is_refused(model, pictures):
-    check_towers(Sight(model), pictures)
+    check_vision(VisionEncoder(model), pictures)
     with pytest.raises(EngineMismatchError, match="vision towers differ"):
-        check_towers(Sight(model, Forgetful()), pictures)
+        check_vision(VisionEncoder(model, Forgetful()), pictures)
 
 
-class Broken(TorchTowerOps):
-    def cut(self, images, table, patch):
+class Broken(TowerOps):
+    def patchify(self, images, table, patch):
         raise RuntimeError("no C compiler")
 
 
 @pytest.mark.parametrize("ops", [Forgetful(), Broken()])
 def test_auto_sees_through_torch_and_says_so(model, pictures, ops, monkeypatch, caplog):
-    monkeypatch.setattr(sight, "make_tower_ops", lambda device: ops)
+    monkeypatch.setattr(vision_encoder, "make_tower_ops", lambda device: ops)
     with pytest.raises((EngineMismatchError, RuntimeError)):
-        checked_sight(model, pictures, strict=True)
+        checked_encoder(model, pictures, strict=True)
     with caplog.at_level(logging.WARNING):
-        found = checked_sight(model, pictures, strict=False)
+        found = checked_encoder(model, pictures, strict=False)
     assert "torch runs the vision towers" in caplog.text
-    assert type(found.ops) is TorchTowerOps
+    assert type(found.ops) is TowerOps
 
 
 @pytest.mark.gpu
@@ -87,7 +87,7 @@ def test_a_captured_sight_equals_the_reference_path(model, dtype, pictures):
     device = torch.device("cuda")
     there = make_model().to(device, dtype)
     images, out = torch.zeros(1, 42, 42, 3, dtype=torch.uint8, device=device), []
-    see, runner = Sight(there), CudaRunner(device)
+    see, runner = VisionEncoder(there), CudaRunner(device)
     with runner.stream():
         replay = runner.capture(lambda: out.append(see(images)))
         for picture in pictures:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from tools.train.labels import KINDS
 from tools.train.recipe import NetworkRecipe
-from vla_ros.policies.openvla.architecture import IMAGENET_MEAN, IMAGENET_STD, Architecture, LlmShape, TowerShape
+from vla_ros.engine.shapes import LlmShape
+from vla_ros.policies.openvla.architecture import IMAGENET_MEAN, IMAGENET_STD, Architecture, TowerShape
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 
@@ -109,7 +110,7 @@ class Trainee(nn.Module):
         patches = self.model.embed_image(self.model.normalize(images))  # [F, patches, width]
         kinds = self.kind_head(patches)
         repeated = patches.repeat_interleave(prompts.shape[0] // images.shape[0], dim=0)
-        hidden = self.model.language_model.model(
+        hidden = self.model.hidden_states(
             self.model.embed_sequence(repeated, with_actions(prompts, lengths, tokens))
         )
         # Position patches + i predicts input_ids[i + 1]; what pads a shorter prompt lies behind all that counts.

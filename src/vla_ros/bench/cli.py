@@ -1,7 +1,8 @@
-"""Measure how fast this machine answers, against the plain path with the same weights and against its own limits.
+"""Measure how fast this machine answers, against plain PyTorch and against the machine's own limits.
 
-The plain path is transformers' eager generate over the same weights and the same pictures, in the same run.
---model tiny needs no checkpoint and runs on a CPU in under a minute; its figures say that all works, no more.
+It is compared, over the same weights and images and in the same run, with transformers' eager generate and with a
+static KV cache under torch.compile with CUDA graphs. --model tiny needs no checkpoint and runs on a CPU in under a
+minute; its figures say that all works, no more.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--quantization", default="none", choices=("none", "int8", "nf4"))
+    parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
     parser.add_argument("--steps", type=int, default=0, help="measured steps; 0: 200 on a GPU, 3 on a CPU")
     parser.add_argument("--prompt-tokens", type=int, default=22, help="tokens of the prompt, without patches")
     parser.add_argument("--frame", metavar="WxH", help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU")
     parser.add_argument(
-        "--no-baseline", action="store_true", help="skip the plain path, and keep no weights for it"
+        "--no-baseline", action="store_true", help="skip the baselines, and keep no weights for them"
     )
+    parser.add_argument("--no-compiled", action="store_true", help="skip the baseline under torch.compile")
     parser.add_argument(
         "--baseline-steps", type=int, default=0, metavar="N",
-        help=f"steps of the plain path, with which tokens are compared; 0: --steps, {MOST_BASELINE} at most",
+        help=f"steps of each baseline, with which tokens are compared; 0: --steps, {MOST_BASELINE} at most",
     )  # fmt: skip
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures; '-' prints them instead of a table"
@@ -103,35 +105,37 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from vla_ros.bench.inputs import make_messages, make_prompt
     from vla_ros.bench.machine import floor_ms, measure_machine, memory_gb
-    from vla_ros.bench.measure import Asked, Trip, run_right_drafts
-    from vla_ros.bench.models import open_quantized, open_subject
+    from vla_ros.bench.measure import Asked, InferenceStep, run_right_drafts
+    from vla_ros.bench.models import open_subject
     from vla_ros.bench.report import summarize
-    from vla_ros.engine.memory import plan
+    from vla_ros.policies.openvla.build_engine import make_engine
     from vla_ros.policies.openvla.choices import choose_device
-    from vla_ros.policies.openvla.fast import make_engine
+    from vla_ros.policies.openvla.loading import build_empty
+    from vla_ros.policies.openvla.memory import plan_memory
 
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"
-    name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
+    type_name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
+    dtype = getattr(torch, type_name)
     steps = arguments.steps or (200 if cuda else 3)
     warmup = 20 if cuda else 1
     height, width = size or ((720, 1280) if cuda else (240, 320))
 
-    machine = measure_machine(device, getattr(torch, name))
+    machine = measure_machine(device, dtype)
     began = time.perf_counter()
-    baseline_wanted, dtype = not arguments.no_baseline, getattr(torch, name)
-    if arguments.quantization != "none" and not baseline_wanted:
-        subject = open_quantized(arguments.model, device, dtype, arguments.quantization)
-    else:
-        subject = open_subject(arguments.model, device, dtype, _progress())
+    baseline_wanted = not arguments.no_baseline
+    quantize_now = arguments.quantization if not baseline_wanted else "none"  # baselines need the dense weights
+    subject = open_subject(arguments.model, device, dtype, quantize_now, _progress())
     count = subject.statistics.dimension
     engine = make_engine(
         subject.model, count, arguments.quantization, "prefill", keep=baseline_wanted, weights=subject.weights
     )
-    print(plan(engine.weights, engine.buckets, subject.model), file=sys.stderr)
+    shapes = {name: tuple(one.shape) for name, one in build_empty(subject.model.architecture).named_parameters()}
+    planned = plan_memory(shapes, subject.model.architecture, type_name, arguments.quantization, str(device))
+    print("plan:", planned, file=sys.stderr)
     loaded = time.perf_counter()
     prompt = make_prompt(subject.model.architecture, arguments.prompt_tokens)
-    asked = Asked(Trip(subject, engine), make_messages(steps, height, width), prompt)
+    asked = Asked(InferenceStep(subject, engine), make_messages(steps, height, width), prompt)
     engine.warm_up([len(prompt)])
     asked.run([None], which=[0])
     first = time.perf_counter()
@@ -146,12 +150,12 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     temporal, tried = asked.run([answers[index - 1].tokens for index in range(steps)], which=some)
 
     compared = min(arguments.baseline_steps or MOST_BASELINE, steps) if baseline_wanted else 0
-    baseline, agreement = _baseline(subject, engine, asked, answers, compared, min(warmup, 5))
+    baseline = _baselines(subject, engine, asked, answers, compared, min(warmup, 5), not arguments.no_compiled)
     sequence = subject.model.architecture.patches + len(prompt)
     floors = tuple(floor_ms(machine, subject.model, engine.weights, sequence, passes) for passes in (count - 1, 0))
     rates = [answer.accepted for answer in tried if answer.accepted is not None]
     details = {
-        "dtype": name,
+        "dtype": type_name,
         "quantization": arguments.quantization,
         "graphs": "CUDA graphs" if cuda else "no graphs (CPU)",
         "memory_gb": memory_gb(device),
@@ -167,26 +171,49 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         "capture_failures": {length: str(error) for length, error in engine.failures().items()},
     }
     engine.close()
-    return summarize(subject, machine, times, right, baseline, agreement, (floors[0], floors[1]), details)
+    return summarize(subject, machine, times, right, (floors[0], floors[1]), {**baseline, **details})
 
 
-def _baseline(
-    subject: Subject, engine: Engine, asked: Asked, answers: list[Answer], steps: int, warmup: int
-) -> tuple[list[float] | None, dict[str, Any]]:
-    """Milliseconds of the plain path over the first ``steps`` messages, and how far its tokens agree."""
+def _baselines(
+    subject: Subject, engine: Engine, asked: Asked, answers: list[Answer], steps: int, warmup: int, compiled: bool
+) -> dict[str, Any]:
+    """Medians of the baselines over the first ``steps`` messages, and how far eager ``generate``'s tokens agree."""
+    found: dict[str, Any] = {
+        "baseline_ms": None, "tokens_equal": None, "token_match": None, "mismatch_margins": [],
+        "baseline_steps": steps,
+        "compiled_ms": None, "compiled_token_match": None, "compiled_left_out": "not asked for",
+    }  # fmt: skip
     if not steps:
-        return None, {"tokens_equal": None, "token_match": None, "mismatch_margins": [], "baseline_steps": 0}
+        return found
+    import numpy as np
+
+    from vla_ros.bench import baselines
     from vla_ros.bench.inputs import OnDemand
-    from vla_ros.bench.measure import compare, run_baseline
-    from vla_ros.bench.models import eager_baseline
+    from vla_ros.bench.measure import compare
+    from vla_ros.engine.llama import as_loaded
     from vla_ros.types import CameraFrame
     from vla_ros.vision.decode import decode_image
 
-    # The engine's picture: what is compared is the network, not the resizing.
+    # The engine's own image: what is compared is the network, not the resizing.
     images = OnDemand(steps, lambda index: engine.resized(CameraFrame(decode_image(asked.messages[index]).image)))
-    plain, count = eager_baseline(subject.model), subject.statistics.dimension
-    baseline, tokens = run_baseline(subject, plain, images, asked.prompt, count, warmup)
-    return baseline, {**compare(answers[:steps], tokens), "baseline_steps": steps}
+    model, count = subject.model, subject.statistics.dimension
+    eager = baselines.eager_generate(model, asked.prompt, count)
+    times, tokens = baselines.time_baseline(eager, images, warmup)
+    found.update(compare(answers[:steps], tokens), baseline_ms=float(np.median(times)))
+    if compiled and model.device.type != "cuda":
+        found["compiled_left_out"] = baselines.NO_GRAPHS
+    elif compiled:
+        dense = engine.weights.layers[0].qkv.kind == "dense"
+        weights = engine.weights if dense else as_loaded(model.language_model)
+        try:
+            answer = baselines.compiled_static_cache(model, weights, asked.prompt, count)
+            times, tokens = baselines.time_baseline(answer, images, warmup)
+        except Exception as error:  # torch has a type for each; the measurement of the engine stands all the same
+            found["compiled_left_out"] = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
+        else:
+            matched = compare(answers[:steps], tokens)["token_match"]
+            found.update(compiled_ms=float(np.median(times)), compiled_token_match=matched, compiled_left_out=None)
+    return found
 
 
 def _frame_size(text: str) -> tuple[int, int]:

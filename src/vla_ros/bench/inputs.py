@@ -1,4 +1,4 @@
-"""What is asked in a measurement: camera messages that all differ, made when they are wanted, and a prompt."""
+"""Inputs of a measurement: camera messages that all differ, made when they are needed, and a prompt."""
 
 from __future__ import annotations
 

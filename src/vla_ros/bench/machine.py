@@ -1,4 +1,4 @@
-"""What the hardware gives, measured in the same run, and the least time that an answer can take on it."""
+"""The ceilings of this machine, measured in the same run, and the least time that an answer can take on it."""
 
 from __future__ import annotations
 
@@ -55,18 +55,16 @@ def floor_ms(
         passes: Decoder passes after the prefill.
         batch: Observations.
     """
-    towers = model.architecture.towers
-    backbone = model.vision_backbone
-    parts = [backbone.featurizer, *([backbone.fused_featurizer] if backbone.fused_featurizer is not None else [])]
     seconds = 0.0
     stages = [
-        (_parameters(part), shape.patches + shape.prefix_tokens) for part, shape in zip(parts, towers, strict=True)
+        (_parameters(tower), tower.shape.patches + tower.shape.prefix_tokens)
+        for tower in model.vision_backbone.towers
     ]
     stages.append((_parameters(model.projector), model.architecture.patches))
     item = weights.embedding.element_size()
     for count, tokens in stages:
         seconds += max(2 * count * tokens * batch / machine.flops_per_s, count * item / machine.bytes_per_s)
-    matrices = sum(m.outputs * m.inputs for a in weights.layers for m in (a.qkv, a.output, a.gate_up, a.down))
+    matrices = sum(matrix.outputs * matrix.inputs for layer in weights.layers for matrix in layer.matrices)
     read = weights.nbytes / machine.bytes_per_s
     seconds += max(2 * matrices * sequence * batch / machine.flops_per_s, read)
     return 1e3 * (seconds + passes * max(read, 2 * matrices * batch / machine.flops_per_s))

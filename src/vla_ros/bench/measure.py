@@ -1,21 +1,21 @@
-"""The measurement itself: the same pictures and words through the plain path and through the engine."""
+"""The measurement itself: camera messages through the engine, plain and with drafts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vla_ros.bench.inputs import OnDemand
 from vla_ros.bench.models import Subject
-from vla_ros.engine.executor import Answer, Engine
-from vla_ros.types import CameraFrame, IntArray, UInt8Array
+from vla_ros.engine.drafts import DraftState
+from vla_ros.engine.executor import Answer, Engine, Request
+from vla_ros.types import CameraFrame, IntArray
 from vla_ros.vision.decode import decode_image, image_stamp
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
@@ -71,19 +71,19 @@ class Times:
         return {name: float(np.median(self.stages[name])) for name in STAGES if name in self.stages}
 
 
-class Trip:
-    """A camera message's way to an action, as the node takes it: from the frame on, all is done on the device."""
+class InferenceStep:
+    """A camera message to an action, as the node does it: everything behind decoding runs on the device."""
 
     def __init__(self, subject: Subject, engine: Engine) -> None:
         self._subject, self._engine = subject, engine
 
-    def step(self, message: bytes, prompt: IntArray, draft: IntArray | None) -> tuple[Answer, dict[str, float]]:
+    def run(self, message: bytes, prompt: IntArray, draft: DraftState) -> tuple[Answer, dict[str, float]]:
         """One ``sensor_msgs/Image`` to one action; the answer, and milliseconds by stage with ``total``."""
         began = time.perf_counter()
         image_stamp(message)
         frame = CameraFrame(decode_image(message).image)
         received = time.perf_counter()
-        answer = self._engine.answer([frame], [prompt], [draft])[0]
+        answer = self._engine.answer([Request(frame, prompt, draft)])[0]
         answered = time.perf_counter()
         normalized = self._subject.bins.decode(answer.tokens)
         self._subject.statistics.unnormalize(normalized)
@@ -101,12 +101,12 @@ class Asked:
     """What every pass of a measurement asks the engine.
 
     Attributes:
-        trip: The way to an action.
+        step: From a message to an action.
         messages: ``sensor_msgs/Image``.
         prompt: Int64 [L].
     """
 
-    trip: Trip
+    step: InferenceStep
     messages: OnDemand[bytes]
     prompt: IntArray
 
@@ -120,10 +120,13 @@ class Asked:
             warmup: First steps that do not count.
             which: Messages to ask with, in this order; all when left out.
         """
-        times, answers = Times(), []
+        times, answers, state = Times(), [], DraftState()
         order = range(len(self.messages)) if which is None else which
         for number, index in enumerate(chain(islice(cycle(order), warmup), order)):
-            answer, stages = self.trip.step(self.messages[index], self.prompt, drafts[index % len(drafts)])
+            draft = drafts[index % len(drafts)]
+            state = replace(state, tokens=() if draft is None else tuple(draft))
+            answer, stages = self.step.run(self.messages[index], self.prompt, state)
+            state = answer.draft
             if number >= warmup:
                 times.add(stages.pop("total"), stages)
                 answers.append(answer)
@@ -137,15 +140,15 @@ class RightDrafts:
     Attributes:
         accepted: Steps whose draft the prefill accepted as a whole, so that no pass came after it.
         verified: Steps that took further passes all the same, as the prefill was not sure of every token.
-        share: Of the drafts that were accepted as a whole, on pictures as they come.
-        pictures: Different pictures among ``accepted``.
+        share: Of the drafts that were accepted as a whole, on images as they come.
+        images: Different images among ``accepted``.
         equal: All tokens were those of plain decoding.
     """
 
     accepted: Times
     verified: Times
     share: float
-    pictures: int
+    images: int
     equal: bool
 
 
@@ -154,7 +157,7 @@ def run_right_drafts(asked: Asked, answers: Sequence[Answer], guard: float, step
 
     Whether the prefill accepts a draft depends on how sure it is of its tokens. A trained network mostly is;
     random weights seldom are for a whole answer, and the time of an accepted draft would be that of a few steps.
-    So ``share`` and ``verified`` come from pictures as they come, ``accepted`` from those whose plain answer is
+    So ``share`` and ``verified`` come from images as they come, ``accepted`` from those whose plain answer is
     ahead by more than the guard everywhere, and which the prefill then did accept, repeated for ``steps`` steps.
 
     Args:
@@ -182,45 +185,13 @@ def run_right_drafts(asked: Asked, answers: Sequence[Answer], guard: float, step
         accepted=again.only([_accepted(answer) for answer in repeated]),
         verified=times.only([not one for one in whole]),
         share=sum(whole) / len(whole),
-        pictures=len(kept),
+        images=len(kept),
         equal=equal(first, offered) and equal(sure, tried) and equal(order, repeated),
     )
 
 
 def _accepted(answer: Answer) -> bool:
     return answer.accepted is not None and answer.passes == 0
-
-
-@torch.inference_mode()
-def run_baseline(
-    subject: Subject, plain: Any, images: OnDemand[UInt8Array], prompt: IntArray, count: int, warmup: int
-) -> tuple[list[float], list[IntArray]]:
-    """``generate`` of transformers, eager, over the same weights: milliseconds and tokens of each picture.
-
-    Args:
-        subject: For the vision towers, run eagerly.
-        plain: From :func:`~vla_ros.bench.models.eager_baseline`.
-        images: Uint8 [H, W, 3] of the model's size.
-        prompt: Int64 [L].
-        count: Tokens to decode.
-        warmup: Steps that do not count.
-    """
-    model, times, tokens = subject.model, [], []
-    ids = torch.from_numpy(prompt)[None].to(model.device)
-    for index in range(-warmup, len(images)):
-        picture = torch.from_numpy(images[index % len(images)])[None]
-        began = time.perf_counter()
-        image = picture.to(model.device)
-        sequence = model.embed_sequence(model.embed_image(model.normalize(image)), ids)
-        mask = torch.ones(sequence.shape[:2], dtype=torch.int64, device=model.device)
-        made = plain.generate(
-            inputs_embeds=sequence, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False
-        )
-        answer = made[0, -count:].cpu().numpy()
-        if index >= 0:
-            times.append(1e3 * (time.perf_counter() - began))
-            tokens.append(answer)
-    return times, tokens
 
 
 def compare(ours: Sequence[Answer], theirs: Sequence[IntArray]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from typing import Any
 
-import numpy as np
 import torch
 
 from vla_ros.bench.machine import Machine
@@ -18,8 +18,6 @@ def summarize(
     machine: Machine,
     times: Times,
     right: RightDrafts,
-    baseline: list[float] | None,
-    agreement: dict[str, Any],
     floors: tuple[float, float],
     details: dict[str, Any],
 ) -> dict[str, Any]:
@@ -30,12 +28,10 @@ def summarize(
         machine: On what.
         times: Plain decoding.
         right: With drafts that are right.
-        baseline: Milliseconds of the plain path, or None.
-        agreement: From :func:`~vla_ros.bench.measure.compare`.
         floors: Without and with accepted drafts.
-        details: Further entries.
+        details: Further entries, the baselines among them.
     """
-    total, base = times.percentile(50), None if baseline is None else float(np.percentile(baseline, 50))
+    total, base, compiled = times.percentile(50), details["baseline_ms"], details["compiled_ms"]
     accepted = right.accepted.percentiles()
     result: dict[str, Any] = {
         "model": subject.name,
@@ -49,12 +45,12 @@ def summarize(
         "accepted_ms": accepted,
         "accepted_stages_ms": right.accepted.medians(),
         "accepted_steps": len(right.accepted.total),
-        "accepted_pictures": right.pictures,
+        "accepted_pictures": right.images,
         "accepted_share": right.share,
         "verified_ms": right.verified.percentiles(),
         "verified_steps": len(right.verified.total),
-        "baseline_ms": base,
         "speedup": None if base is None else base / total,
+        "compiled_speedup": None if compiled is None else compiled / total,
         "accepted_speedup": None if base is None or accepted is None else base / accepted["p50"],
         "floor_ms": floors[0],
         "accepted_floor_ms": floors[1],
@@ -62,7 +58,6 @@ def summarize(
         "bandwidth_gb_per_s": machine.bytes_per_s / 1e9,
         "tflops": machine.flops_per_s / 1e12,
         "steps": len(times.total),
-        **agreement,
         **details,
     }
     rounded: dict[str, Any] = _rounded(result)
@@ -91,9 +86,13 @@ def render(result: dict[str, Any]) -> str:
         margins = result["mismatch_margins"]
         equal = "equal" if not margins else (
             f"{len(margins)} answers differ, first where the best logit is ahead by at most {max(margins):.3f} "
-            f"(median {float(np.median(margins)):.3f})"
+            f"(median {statistics.median(margins):.3f})"
         )  # fmt: skip
         lines.append(f"tokens: {equal}; match {100 * result['token_match']:.2f} %")
+        compiled = result["compiled_left_out"] or (
+            f"{result['compiled_ms']:.2f} ms, the engine is {result['compiled_speedup']:.2f} times as fast"
+        )
+        lines.append(f"static KV cache, torch.compile, CUDA graphs: {compiled}")
     lines.append(
         f"measured: copy {result['bandwidth_gb_per_s']:.0f} GB/s, product {result['tflops']:.2f} TFLOP/s; "
         f"memory {result['memory_gb']:.2f} GB; load {result['load_s']:.1f} s, "
@@ -108,22 +107,20 @@ def _of_drafts(result: dict[str, Any]) -> list[str]:
     if result["accepted_steps"]:
         accepted = (
             f"draft accepted: {result['accepted_steps']} steps with {result['accepted_pictures']} of "
-            f"{result['steps']} pictures, {sure}"
+            f"{result['steps']} images, {sure}"
         )
     else:
-        accepted = f"draft accepted: not measured, as none of {result['steps']} pictures has an answer that was "
+        accepted = f"draft accepted: not measured, as none of {result['steps']} images has an answer that was "
         accepted += f"accepted as a whole: one {sure}"
     others = "" if not result["verified_steps"] else (
         f"; the others take a pass: p50 {result['verified_ms']['p50']:.3f} ms"
     )  # fmt: skip
     of_what = (
-        "random weights and pictures, which says nothing of a robot"
-        if result["random_weights"]
-        else "random pictures"
+        "random weights and images, which says nothing of a robot" if result["random_weights"] else "random images"
     )
     return [
         accepted,
-        f"right drafts, pictures as they come: {100 * result['accepted_share']:.1f} % accepted as a whole{others}",
+        f"right drafts, images as they come: {100 * result['accepted_share']:.1f} % accepted as a whole{others}",
         f"drafts of the previous action: {100 * result['draft_acceptance']:.1f} % of tokens accepted on {of_what}",
     ]
 

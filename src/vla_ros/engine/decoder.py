@@ -1,56 +1,26 @@
-"""A Llama decoder over preallocated buffers: ``prefill``, ``verify``, ``decode``. Nothing waits for the host.
+"""The Llama decoder, written once: ``prefill``, ``verify``, ``decode`` and ``hidden_states``.
 
-Positions are tensors and shapes are fixed, so that each function can be captured as a CUDA graph. A sequence is
-BOS, patches, the rest of the prompt, drafted tokens, padding. Causal attention keeps padding and drafts from
-whatever stands before them; what they leave in the cache is overwritten before it is seen.
+The engine runs it with packed weights and Triton's operations, the reference path with the weights as they were
+loaded and torch's. Nothing waits for the host: positions are tensors and shapes are fixed, so that each function
+can be captured as a CUDA graph. A sequence is BOS, patches, the rest of the prompt, drafted tokens, padding. Causal
+attention hides padding and drafts from everything before them; what they leave in the cache is overwritten before
+it is read.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.ops import Ops, Residual
+from vla_ros.engine.ops import KVCache, Ops, Positions, Residual, prompt_positions, rms_norm
 from vla_ros.engine.weights import DecoderWeights
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of B observations.
-
-    Attributes:
-        keys: Per layer [B, kv_heads, C, head_dim].
-        values: The same.
-        arrived: Int32 zeros [B * heads], see :meth:`~vla_ros.engine.ops.Ops.attend`.
-    """
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    arrived: Tensor
-
-    @classmethod
-    def allocate(cls, weights: DecoderWeights, batch: int, capacity: int) -> Cache:
-        """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory."""
-        shape = weights.shape
-        sizes = (shape.layers, batch, shape.kv_heads, capacity, shape.head_dim)
-        both = torch.zeros((2, *sizes), dtype=weights.dtype, device=weights.device)
-        arrived = torch.zeros(batch * shape.heads, dtype=torch.int32, device=weights.device)
-        return cls(both[0].unbind(0), both[1].unbind(0), arrived)
-
-
-def cache_bytes(weights: DecoderWeights, batch: int, capacity: int) -> int:
-    """Bytes of :meth:`Cache.allocate`."""
-    shape = weights.shape
-    return 2 * shape.layers * batch * shape.kv_heads * capacity * shape.head_dim * weights.embedding.element_size()
-
-
 def prefill(
-    weights: DecoderWeights, ops: Ops, cache: Cache, patches: Tensor, text: Tensor, last: Tensor, rows: int
+    weights: DecoderWeights, ops: Ops, cache: KVCache, patches: Tensor, text: Tensor, last: Tensor, rows: int
 ) -> Tensor:
-    """Run a prompt and what is drafted behind it.
+    """Run a prompt and the draft behind it.
 
     Args:
         weights: The decoder.
@@ -64,26 +34,22 @@ def prefill(
     Returns:
         Float32 logits [B, rows, vocab]; row i follows the i-th drafted token.
     """
-    words = functional.embedding(text, weights.embedding)
-    hidden = torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)  # [B, S, hidden]
+    hidden = embed_sequence(weights, patches, text)  # [B, S, hidden]
     batch, length, _ = hidden.shape
-    positions = torch.arange(length, dtype=torch.int32, device=hidden.device).expand(batch, length).contiguous()
-    stream = Residual(hidden, weights.layers[0].attention_norm)
-    for index, layer in enumerate(weights.layers[:-1]):
-        query = ops.qkv(weights, layer, stream, positions, cache.keys[index], cache.values[index])
-        mixed = ops.attend(query, cache.keys[index], cache.values[index], None)
-        stream = ops.add_linear(stream, mixed, layer.output, layer.mlp_norm)
-        stream = ops.add_linear(stream, ops.gate_up(weights, layer, stream), layer.down, _next_norm(weights, index))
-    # The last layer owes the others its keys and values only; the few rows whose logits count run like decoding.
-    index = len(weights.layers) - 1
-    ops.qkv(weights, weights.layers[index], stream, positions, cache.keys[index], cache.values[index])
+    prompt = ops.locate(weights, cache, prompt_positions(hidden), prompt=True)
+    stream = ops.start(hidden, weights.layers[0].attention_norm)
+    final = len(weights.layers) - 1
+    for index in range(final):
+        stream = _layer(weights, ops, cache, index, stream, prompt)
+    # Of the last layer, the prompt needs only keys and values; the few rows whose logits count run like decoding.
+    ops.qkv(weights, final, stream, prompt, cache)
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted + length * torch.arange(batch, device=last.device)[:, None]
-    few = ops.pick(stream.hidden.flatten(0, 1), at, weights.layers[index].attention_norm)
-    return _finish(weights, ops, cache, few, wanted, first=index)
+    few = ops.gather(stream.hidden.flatten(0, 1), at, weights.layers[final].attention_norm)
+    return ops.lm_head(weights, _layer(weights, ops, cache, final, few, ops.locate(weights, cache, wanted)))
 
 
-def verify(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, start: Tensor) -> Tensor:
+def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
     """Run R tokens at ``start``, ``start`` + 1, ... behind what the cache holds.
 
     A row's logits depend on the rows before it and on nothing else, to the bit on a GPU: a row among R rows and
@@ -104,7 +70,7 @@ def verify(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, star
 
 
 def decode(
-    weights: DecoderWeights, ops: Ops, cache: Cache, token: Tensor, start: Tensor, count: int
+    weights: DecoderWeights, ops: Ops, cache: KVCache, token: Tensor, start: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
     """Decode ``count`` further tokens greedily, one after the other.
 
@@ -132,24 +98,39 @@ def decode(
     return torch.cat(tokens, dim=1), torch.cat(margins, dim=1)
 
 
-def _pass(weights: DecoderWeights, ops: Ops, cache: Cache, tokens: Tensor, positions: Tensor) -> Tensor:
-    stream = ops.pick(weights.embedding, tokens, weights.layers[0].attention_norm)
-    return _finish(weights, ops, cache, stream, positions, first=0)
+def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor:
+    """Hidden states behind the last norm for embeddings [B, S, hidden], all positions at once, with gradients."""
+    cache = KVCache.allocate(weights, sequence.shape[0], sequence.shape[1])
+    stream = ops.start(sequence, weights.layers[0].attention_norm)
+    prompt = ops.locate(weights, cache, prompt_positions(sequence), prompt=True)
+    for index in range(len(weights.layers)):
+        stream = _layer(weights, ops, cache, index, stream, prompt)
+    return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
 
 
-def _finish(
-    weights: DecoderWeights, ops: Ops, cache: Cache, stream: Residual, positions: Tensor, first: int
-) -> Tensor:
-    """Layers from ``first`` on and the head, for few rows; ``stream`` is used up."""
-    for index in range(first, len(weights.layers)):
-        layer, keys, values = weights.layers[index], cache.keys[index], cache.values[index]
-        query = ops.qkv(weights, layer, stream, positions, keys, values)
-        mixed = ops.attend(query, keys, values, positions, cache.arrived)
-        stream = ops.add_linear(stream, mixed, layer.output, layer.mlp_norm)
-        stream = ops.add_linear(stream, ops.gate_up(weights, layer, stream), layer.down, _next_norm(weights, index))
-    return ops.head(weights, stream)
+def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Tensor:
+    """BOS, patches [B, P, hidden], the rest of ``text`` int64 [B, T]: [B, T + P, hidden]."""
+    words = functional.embedding(text, weights.embedding)
+    return torch.cat([words[:, :1], patches.to(words.dtype), words[:, 1:]], dim=1)
 
 
-def _next_norm(weights: DecoderWeights, index: int) -> Tensor:
-    """Weight of the norm behind layer ``index``."""
-    return weights.layers[index + 1].attention_norm if index + 1 < len(weights.layers) else weights.norm
+def _pass(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, at: Tensor) -> Tensor:
+    stream, positions = (
+        ops.gather(weights.embedding, tokens, weights.layers[0].attention_norm),
+        ops.locate(weights, cache, at),
+    )
+    for index in range(len(weights.layers)):
+        stream = _layer(weights, ops, cache, index, stream, positions)
+    return ops.lm_head(weights, stream)
+
+
+def _layer(
+    weights: DecoderWeights, ops: Ops, cache: KVCache, index: int, stream: Residual, positions: Positions
+) -> Residual:
+    """Attention and MLP; ``stream`` is used up."""
+    layer = weights.layers[index]
+    next_norm = weights.layers[index + 1].attention_norm if index + 1 < len(weights.layers) else weights.norm
+    query = ops.qkv(weights, index, stream, positions, cache)
+    attended = ops.attend(query, cache, index, positions)
+    stream = ops.add_linear(stream, attended, layer.o_proj, layer.mlp_norm)
+    return ops.add_linear(stream, ops.gate_up(weights, index, stream), layer.down_proj, next_norm)

@@ -1,4 +1,4 @@
-"""The engine: pictures and prompts in, greedy tokens out, through programs that fit the prompt's length."""
+"""The engine: images and prompts in, greedy tokens out, through graphs that fit the prompt's length."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vla_ros.engine import drafts as drafting
-from vla_ros.engine.frames import FrameResizer
-from vla_ros.engine.health import explain_device_errors, require_finite
-from vla_ros.engine.ops import Ops, TorchOps
-from vla_ros.engine.program import Program, See
-from vla_ros.engine.programs import Programs
+from vla_ros.engine.buckets import Buckets
+from vla_ros.engine.device_errors import explain_device_errors, require_finite
+from vla_ros.engine.device_ops import make_ops
+from vla_ros.engine.drafts import Decoded, DraftState, Fed, Predictions, verify_all, verify_draft
+from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner, make_runner
-from vla_ros.engine.shapes import Buckets
+from vla_ros.engine.step_graphs import Encode, StepGraphs
+from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import CameraFrame, IntArray, UInt8Array
@@ -36,11 +38,11 @@ class EngineOptions:
 
     Attributes:
         answer: Tokens to decode.
-        image_size: (height, width) of its pictures.
+        image_size: (height, width) of its images.
         drafts: ``none``; ``verify`` checks drafts with the decoding kernels alone, so that tokens equal plain
             decoding to the bit; ``prefill`` checks them inside the prompt's pass, which saves one more pass and
             trusts a drafted row by its logit margin.
-        guard: Least margin for ``prefill``; None takes :data:`~vla_ros.engine.drafts.GUARDS` by data type.
+        guard: Least margin for ``prefill``; None takes :mod:`vla_ros.engine.tolerances` by data type.
         background: True captures graphs of further prompt lengths while others answer.
         bucket_step: Tokens by which padded lengths grow.
     """
@@ -53,6 +55,25 @@ class EngineOptions:
     bucket_step: int = 32
 
 
+_NOTHING = DraftState()
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One observation.
+
+    Attributes:
+        image: Uint8 [H, W, 3] RGB of ``options.image_size``; or the camera's image, of any size, which is turned,
+            cropped and resized on the device.
+        prompt: Int64 [L]: BOS, prompt, closing token.
+        draft: Of the session, from its last answer; the default drafts nothing.
+    """
+
+    image: UInt8Array | CameraFrame
+    prompt: IntArray
+    draft: DraftState = _NOTHING
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the engine answers to one observation.
@@ -62,15 +83,17 @@ class Answer:
         margins: Float64 [D], best minus second-best logit.
         accepted: Tokens that a draft saved; None where none was tried.
         passes: Decoder passes after the prefill.
-        stages_ms: ``upload`` (of pictures), ``preprocess`` (of frames), ``vision``, ``prefill`` (which begins with
-            the words' upload), ``decode``, ``download``; with a draft ``decode`` comes last, and is what further
-            passes take, with their ways to the device and back. The same for all observations of a batch.
+        draft: For the session's next request.
+        stages_ms: ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins
+            with the prompt's upload), ``decode``, ``download``; with a draft ``decode`` comes last, and is what
+            further passes take, with their uploads and downloads. The same for all observations of a batch.
     """
 
     tokens: IntArray
     margins: NDArray[np.float64]
     accepted: int | None
     passes: int
+    draft: DraftState
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -78,21 +101,21 @@ class Engine:
     """Answers B observations at a time. One thread uses it.
 
     Args:
-        see: From uint8 pictures [B, H, W, 3] to patch embeddings; capturable, without waits.
+        encode: The vision encoder.
         weights: The decoder.
-        patches: Patch tokens of one picture.
+        patches: Patch tokens of one image.
         options: How it runs.
         ops: How it computes; None takes Triton on CUDA and torch elsewhere.
         runner: Where it runs; None takes that of the weights' device.
 
     Attributes:
-        guard: Least margin, in logits, at which a drafted row of the prefill is believed; infinity where drafts are
-            not checked there.
+        guard: Least margin, in logits, at which a drafted row of the prefill is accepted; infinity where drafts are
+            not verified there.
     """
 
     def __init__(
         self,
-        see: See,
+        encode: Encode,
         weights: DecoderWeights,
         patches: int,
         options: EngineOptions,
@@ -105,60 +128,45 @@ class Engine:
         self.weights = weights
         self.buckets = Buckets.up_to(patches, options.answer, weights.shape.max_positions, options.bucket_step)
         self.runner = make_runner(weights.device) if runner is None else runner
-        self._see = see
+        self._encode = encode
         self._ops = make_ops(weights.device) if ops is None else ops
         self._patches = patches
-        name = str(weights.dtype).removeprefix("torch.")
-        self.guard = drafting.GUARDS[name] if options.guard is None else options.guard
+        self.guard = TOLERANCES[weights.dtype].guard if options.guard is None else options.guard
         if options.drafts != "prefill":
             self.guard = inf
-        self._resizer = FrameResizer(options.image_size, weights.device, self.runner, options.background)
-        self._programs: dict[int, Programs[Program]] = {}
-        self._policies: dict[int, drafting.DraftPolicy] = {}
+        self._resizer = ImageResizer(options.image_size, weights.device, self.runner, options.background)
+        self._graphs: dict[int, GraphCache[StepGraphs]] = {}
         self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
-        """Make programs ready for prompts of these lengths in tokens, before the first answer.
+        """Capture graphs for prompts of these lengths in tokens, before the first answer.
 
         Raises:
             ConfigError: One is too long.
             OutOfMemoryError: There is no room.
         """
-        programs = self._of(batch)
+        graphs = self._of(batch)
         with explain_device_errors(self.weights.device), self.runner.stream():
             for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
-                programs.ensure(length)
+                graphs.ensure(length)
 
     @torch.inference_mode()
-    def answer(
-        self,
-        images: UInt8Array | Sequence[CameraFrame],
-        prompts: Sequence[IntArray],
-        drafts: Sequence[IntArray | None] | None = None,
-    ) -> list[Answer]:
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer B observations.
 
-        Args:
-            images: Uint8 [B, H, W, 3] RGB of ``options.image_size``; or B camera frames of any size, which are
-                turned, cropped and resized on the device.
-            prompts: Int64 [L] each: BOS, prompt, closing token.
-            drafts: The previous answer of each, int64 [D], or None.
-
         Raises:
-            ConfigError: A prompt is too long, the numbers of pictures and prompts differ, or the device cannot
-                prepare a frame as it asks.
-            ImageError: A frame is no picture.
+            ConfigError: A prompt is too long, images and camera images are mixed, or the device cannot prepare a
+                camera image as it asks.
+            ImageError: A camera image has no pixels.
             NotFiniteError: The network answers with NaN or Inf.
             OutOfMemoryError: The device has no room left; asking again is allowed.
             DeviceLostError: The device stopped answering, now or before.
         """
         if self._lost is not None:
             raise self._lost
-        if len(prompts) != len(images):
-            raise ConfigError(f"engine: {len(images)} pictures and {len(prompts)} prompts, expected as many")
         try:
             with explain_device_errors(self.weights.device), self.runner.stream():
-                answers = self._answer(images, prompts, drafts or [None] * len(prompts))
+                answers = self._answer(requests)
         except DeviceLostError as error:
             self._lost = error
             raise
@@ -168,16 +176,16 @@ class Engine:
 
     @torch.inference_mode()
     def resized(self, frame: CameraFrame) -> UInt8Array:
-        """What the network sees of a frame, uint8 of ``options.image_size`` on the host; to look at and to check.
+        """What the network sees of a camera image, uint8 of ``options.image_size`` on the host.
 
         Raises:
             ConfigError: As :meth:`answer`.
             ImageError: As :meth:`answer`.
         """
         with explain_device_errors(self.weights.device), self.runner.stream():
-            picture = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
-            self._resizer.resize(self._resizer.upload([frame]), picture)
-            seen: UInt8Array = picture[0].cpu().numpy()
+            resized = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
+            self._resizer.resize(self._resizer.upload([frame]), resized)
+            seen: UInt8Array = resized[0].cpu().numpy()
         return seen
 
     @torch.inference_mode()
@@ -199,22 +207,22 @@ class Engine:
         if count == 0:
             return 0.0
         with explain_device_errors(self.weights.device), self.runner.stream():
-            program = self._of(1).take(len(prompt))
-            _, last = self._tell(program, [prompt], [draft])
-            guesses, (fed, start) = program.guesses.on_host()
+            graphs = self._of(1).take(len(prompt))
+            _, last = self._upload_prompts(graphs, [prompt], [draft.tolist()])
+            raw, (fed, start) = graphs.fed_buffer.on_host()
             fed[0], start[0] = draft[:count], last[0] + 1
-            self.runner.upload(program.guesses.buffer, guesses)
-            self.runner.upload(program.images, image[None])
-            inside, after = program.drafted_logits()
+            self.runner.upload(graphs.fed_buffer.buffer, raw)
+            self.runner.upload(graphs.images, image[None])
+            inside, after = graphs.drafted_logits()
             at = torch.cat([inside.topk(5).indices, after.topk(5).indices], dim=-1)
             return float((inside - after).gather(-1, at).abs().max().item())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is captured behind the scenes; False where that took longer than ``timeout`` seconds.
+        """Wait until nothing is captured in the background; False where that took longer than ``timeout`` seconds.
 
-        Nothing needs it to answer: a later frame is only faster than the first of its size.
+        Nothing needs it to answer: a later image is only faster than the first of its size.
         """
-        ready = [programs.wait(timeout) for programs in self._programs.values()]
+        ready = [graphs.wait(timeout) for graphs in self._graphs.values()]
         return self._resizer.wait(timeout) and all(ready)
 
     def failures(self) -> dict[int, Exception]:
@@ -223,79 +231,82 @@ class Engine:
 
     def close(self) -> None:
         """Free buffers, caches and graphs; the weights belong to the caller."""
-        for programs in self._programs.values():
-            programs.close()
-        self._programs.clear()
+        for graphs in self._graphs.values():
+            graphs.close()
+        self._graphs.clear()
         self._resizer.clear()
         self.runner.close()
 
-    def _answer(
-        self,
-        images: UInt8Array | Sequence[CameraFrame],
-        prompts: Sequence[IntArray],
-        drafts: Sequence[IntArray | None],
-    ) -> list[Answer]:
-        batch, runner, rows = len(prompts), self.runner, self.options.answer
-        program = self._of(batch).take(max(len(prompt) for prompt in prompts))
-        policy = self._policies.setdefault(batch, drafting.DraftPolicy())
-        offered = self.options.drafts != "none" and rows > 1 and any(draft is not None for draft in drafts)
-        drafted = offered and policy.wanted()
+    def _answer(self, requests: Sequence[Request]) -> list[Answer]:
+        batch, runner, rows = len(requests), self.runner, self.options.answer
+        graphs = self._of(batch).take(max(len(request.prompt) for request in requests))
+        possible = self.options.drafts != "none" and rows > 1
+        offers = [request.draft.offer() if possible else None for request in requests]
+        drafted = any(offer is not None for offer in offers)
 
         marks, names = [runner.mark()], ["upload"]
-        if isinstance(images, np.ndarray):
-            runner.upload(program.images, images)
-        else:
-            there = self._resizer.upload(images)
+        frames = [request.image for request in requests if isinstance(request.image, CameraFrame)]
+        if not frames:
+            images = [request.image for request in requests if isinstance(request.image, np.ndarray)]
+            runner.upload(graphs.images, images[0][None] if batch == 1 else np.stack(images))
+        elif len(frames) == batch:
+            places = self._resizer.upload(frames)
             marks.append(runner.mark())
-            self._resizer.resize(there, program.images)
+            self._resizer.resize(places, graphs.images)
             names.append("preprocess")
+        else:
+            raise ConfigError(f"engine: {len(frames)} of {batch} images are the camera's; expected all or none")
         marks.append(runner.mark())
-        program.run("vision")
+        graphs.run("vision")
         marks.append(runner.mark())
-        text, last = self._tell(program, prompts, drafts)  # while the device looks at the picture
+        # While the device encodes the image.
+        text, last = self._upload_prompts(graphs, [request.prompt for request in requests], offers)
         for stage in ("prefill",) if drafted else ("prefill", "decode"):
-            program.run(stage)
+            graphs.run(stage)
             marks.append(runner.mark())
-        tokens, margins = program.answers.split(runner.download(program.answers.buffer))
+        tokens, margins = graphs.answer_buffer.split(runner.download(graphs.answer_buffer.buffer))
         marks.append(runner.mark())
         names += _STAGES_DRAFTED if drafted else _STAGES_PLAIN
         if not drafted:
-            settled = [
-                drafting.Settled(tuple(tokens[row].tolist()), tuple(margins[row].tolist()), 0, rows - 1)
+            decoded = [
+                Decoded(tuple(tokens[row].tolist()), tuple(margins[row].tolist()), 0, rows - 1)
                 for row in range(batch)
             ]
         else:
-            settled = self._settle(program, text, last, tokens, margins)
+            decoded = self._verify(graphs, text, last, tokens, margins)
             marks.append(runner.mark())
-            policy.record(sum(result.accepted for result in settled))
         stages = {name: runner.milliseconds(*span) for name, span in zip(names, pairwise(marks), strict=True)}
-        return [
-            Answer(
-                tokens=np.array(one.tokens, np.int64),
-                margins=np.array(one.margins, np.float64),
-                accepted=one.accepted if drafted else None,
-                passes=one.passes,
-                stages_ms=stages,
+        answers = []
+        for request, offer, one in zip(requests, offers, decoded, strict=True):
+            accepted = None if offer is None else one.accepted
+            answers.append(
+                Answer(
+                    tokens=np.array(one.tokens, np.int64),
+                    margins=np.array(one.margins, np.float64),
+                    accepted=accepted,
+                    passes=one.passes,
+                    draft=request.draft.after(one.tokens, accepted),
+                    stages_ms=stages,
+                )
             )
-            for one in settled
-        ]
+        return answers
 
-    def _tell(
-        self, program: Program, prompts: Sequence[IntArray], drafts: Sequence[IntArray | None]
+    def _upload_prompts(
+        self, graphs: StepGraphs, prompts: Sequence[IntArray], drafts: Sequence[Sequence[int] | None]
     ) -> tuple[IntArray, NDArray[np.int32]]:
         """Upload rows of text with their drafts, and where each prompt ends in the sequence."""
-        raw, (text, last) = program.words.on_host()
+        raw, (text, last) = graphs.prompt_buffer.on_host()
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt
             if draft is not None:
                 text[row, len(prompt) : len(prompt) + self.options.answer - 1] = draft[: self.options.answer - 1]
             last[row] = self._patches + len(prompt) - 1
-        self.runner.upload(program.words.buffer, raw)
+        self.runner.upload(graphs.prompt_buffer.buffer, raw)
         return text, last
 
-    def _settle(
-        self, program: Program, text: IntArray, last: NDArray[np.int32], tokens: Any, margins: Any
-    ) -> list[drafting.Settled]:
+    def _verify(
+        self, graphs: StepGraphs, text: IntArray, last: NDArray[np.int32], tokens: Any, margins: Any
+    ) -> list[Decoded]:
         """From the drafted prefill's predictions [B, D] to the answers, with as many passes as it takes."""
         rows = self.options.answer
         waiting = []
@@ -306,44 +317,33 @@ class Engine:
             if self.options.drafts == "verify":
                 # Only the first token is taken from the prefill; for the others the draft itself is the guess.
                 first = ([first[0][0], *draft[1:], draft[-1]], first[1])
-            waiting.append(drafting.settling(draft, first, self.guard))
+            waiting.append(verify_draft(draft, first, self.guard))
 
-        def verify(wants: Sequence[drafting.Fed | None]) -> list[drafting.Predictions]:
-            raw, (fed, start) = program.guesses.on_host()
+        def verify(wants: Sequence[Fed | None]) -> list[Predictions]:
+            raw, (fed, start) = graphs.fed_buffer.on_host()
             start[:] = last + 1
             for row, want in enumerate(wants):
                 if want is not None:
                     fed[row, : len(want[0])] = want[0]
                     start[row] = last[row] + 1 + want[1]
-            self.runner.upload(program.guesses.buffer, raw)
-            program.run("verify")
-            checked, sure = program.checks.split(self.runner.download(program.checks.buffer))
+            self.runner.upload(graphs.fed_buffer.buffer, raw)
+            graphs.run("verify")
+            checked, sure = graphs.checked_buffer.split(self.runner.download(graphs.checked_buffer.buffer))
             return [(checked[row].tolist(), sure[row].tolist()) for row in range(len(wants))]
 
-        return drafting.settle_all(waiting, verify)
+        return verify_all(waiting, verify)
 
-    def _of(self, batch: int) -> Programs[Program]:
-        if batch not in self._programs:
+    def _of(self, batch: int) -> GraphCache[StepGraphs]:
+        if batch not in self._graphs:
 
-            def build(length: int) -> Program:
-                return Program(
-                    self._see, self.weights, self._ops, self.buckets, length, batch, self.options.image_size
+            def build(length: int) -> StepGraphs:
+                return StepGraphs(
+                    self._encode, self.weights, self._ops, self.buckets, length, batch, self.options.image_size
                 )
 
             # Without graphs there is nothing to gain from a second thread.
             background = self.options.background and self.runner.graphs
-            self._programs[batch] = Programs(
-                self.buckets, build, lambda program: program.capture(self.runner), background
+            self._graphs[batch] = GraphCache(
+                self.buckets, build, lambda graphs: graphs.capture(self.runner), background
             )
-        return self._programs[batch]
-
-
-def make_ops(device: torch.device) -> Ops:
-    """Triton's operations on a GPU where Triton is installed, torch's elsewhere."""
-    if device.type == "cuda":
-        try:
-            from vla_ros.engine.triton_ops import TritonOps
-        except ImportError:
-            return TorchOps()
-        return TritonOps()
-    return TorchOps()
+        return self._graphs[batch]

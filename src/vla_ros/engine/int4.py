@@ -1,4 +1,4 @@
-"""Weights of 4 bits: groups of 128 inputs that share a scale and a zero point, packed for the matrix units."""
+"""Weights of 4 bits: groups of 128 inputs that share a scale and a zero point, packed for the tensor cores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine import lowbit
-from vla_ros.engine.lowbit import UNIT
+from vla_ros.engine.lowbit import FRAGMENT_N
 
-GROUP = lowbit.stretch(4)
+GROUP = lowbit.k_group(4)
 """Inputs that share a scale and a zero point; a narrower or uneven width is filled up with zeros."""
 
 
@@ -49,4 +49,10 @@ def unpack_grid(grid: Tensor) -> tuple[Tensor, Tensor]:
 def _grid(scale: Tensor, zero: Tensor) -> Tensor:
     halves = torch.stack([scale, (-128.0 - zero).to(torch.bfloat16)], dim=-1)  # whole numbers up to 143: exact
     count = scale.shape[1]
-    return halves.view(-1, UNIT, count, 2).transpose(1, 2).contiguous().view(torch.int32).view(-1, count, UNIT)
+    return (
+        halves.view(-1, FRAGMENT_N, count, 2)
+        .transpose(1, 2)
+        .contiguous()
+        .view(torch.int32)
+        .view(-1, count, FRAGMENT_N)
+    )

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: one scale per output, zero in the middle, packed for the matrix units."""
+"""Weights of 8 bits: one scale per output, zero in the middle, packed for the tensor cores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from vla_ros.engine import lowbit
-from vla_ros.engine.lowbit import UNIT
+from vla_ros.engine.lowbit import FRAGMENT_N
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round some outputs of a weight [N, K] to 8 bits: the largest weight of an output becomes 127.
 
     Returns:
-        Words int32 [N / 8, stretches, 128] of :mod:`vla_ros.engine.lowbit`, their bytes in two's complement, and
+        Words int32 [N / 8, K-groups, 128] of :mod:`vla_ros.engine.lowbit`, their bytes in two's complement, and
         scales float32 [N / 8, 8].
 
     Raises:
@@ -23,7 +23,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     wide = weight.float()
     scale = wide.abs().amax(dim=1).clamp_min(1e-12) / 127.0  # [N]
     numbers = (wide / scale[:, None]).round_().to(torch.int8)
-    return lowbit.pack(lowbit.widen(numbers), 8), scale.view(-1, UNIT)
+    return lowbit.pack(lowbit.widen(numbers), 8), scale.view(-1, FRAGMENT_N)
 
 
 def dequantize(words: Tensor, scale: Tensor, inputs: int) -> Tensor:

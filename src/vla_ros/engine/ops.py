@@ -1,18 +1,68 @@
-"""The operations of a decoder pass, and their plain version in torch, which runs anywhere.
+"""The operations of a decoder pass, in torch.
 
-:class:`~vla_ros.engine.triton_ops.TritonOps` is the version for a GPU. The decoder is written once over either.
+:class:`~vla_ros.engine.triton_ops.TritonOps` overrides them for a GPU. The decoder is written once over either.
+B observations, R rows each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, dequantize
+from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of B observations.
+
+    Attributes:
+        keys: Per layer [B, kv_heads, C, head_dim].
+        values: The same.
+        split_counters: Int32 zeros [B * heads]: programs that split one head's attention count themselves here, and
+            leave zeros. Each cache has its own, since two may be in use at a time.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    split_counters: Tensor
+
+    @classmethod
+    def allocate(cls, weights: DecoderWeights, batch: int, capacity: int) -> KVCache:
+        """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory."""
+        shape, device = weights.shape, weights.device
+        sizes = (batch, shape.kv_heads, capacity, shape.head_dim)
+        # One tensor per layer, not views of one: autograd lets each be written by itself.
+        tensors = [torch.zeros(sizes, dtype=weights.dtype, device=device) for _ in range(2 * shape.layers)]
+        counters = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
+        return cls(tuple(tensors[: shape.layers]), tuple(tensors[shape.layers :]), counters)
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Where the rows of a pass stand in their sequences, and what every layer needs to know about that.
+
+    Attributes:
+        at: Int32 [B, R].
+        prompt: True where these are rows 0 to R - 1 of every observation, each seeing those before it.
+        cosine: Of the rows, [B or 1, R, 1, head_dim / 2]; Triton's kernels take the whole table.
+        sine: The same.
+        slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
+        end: Cache positions that torch reads.
+        mask: Bool [B, 1, R, end], True where a row sees a position; None where causality or nothing hides any.
+    """
+
+    at: Tensor
+    prompt: bool
+    cosine: Tensor
+    sine: Tensor
+    slots: Tensor | None = None
+    end: int = 0
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -21,184 +71,171 @@ class Residual:
 
     Attributes:
         hidden: [B, R, hidden].
-        gain: [hidden], the weight of that norm.
-        scaled: ``hidden * gain``, where a product applies the rest of the norm to its sums; else None.
-        squares: Float64, one per row: the sum of the squares of ``hidden``, beside ``scaled``.
-        spent: Room for those of the next norm, zeros.
+        norm: [hidden], the weight of that norm.
     """
 
     hidden: Tensor
-    gain: Tensor
-    scaled: Tensor | None = None
-    squares: Tensor | None = None
-    spent: Tensor | None = None
+    norm: Tensor
 
 
-class Ops(Protocol):
-    """What a pass is made of. B observations, R rows each; ``keys`` and ``values`` [B, kv_heads, C, head_dim]."""
+class Ops:
+    """The operations in torch alone, with the rounding steps of transformers' Llama.
 
-    def pick(self, table: Tensor, index: Tensor, gain: Tensor) -> Residual:
+    Args:
+        attention: ``sdpa``, ``eager`` or ``flash_attention_2``.
+    """
+
+    def __init__(self, attention: str = "sdpa") -> None:
+        self._attention = attention
+
+    def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
+        """What a pass over rows at ``at``, int32 [B, R], needs to know; see :class:`Positions`."""
+        shape, rows = weights.shape, at.shape[1]
+        if prompt:
+            return Positions(
+                at, prompt, weights.cosine[None, :rows, None], weights.sine[None, :rows, None], end=rows
+            )
+        cosine, sine = weights.cosine[at][:, :, None], weights.sine[at][:, :, None]
+        slots = at.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
+        return Positions(at, prompt, cosine, sine, slots, *self._visible(at, cache.keys[0].shape[2]))
+
+    def start(self, hidden: Tensor, norm: Tensor) -> Residual:
+        """Begin the residual stream of a prompt: ``hidden`` [B, R, hidden] in front of a norm."""
+        return Residual(hidden, norm)
+
+    def gather(self, table: Tensor, index: Tensor, norm: Tensor) -> Residual:
         """Begin a residual stream of few rows with some of ``table`` [V, hidden].
 
         Args:
             table: Embeddings, or rows of another stream.
             index: Int64 [B, R].
-            gain: Weight of the norm that follows.
+            norm: Weight of the norm that follows.
         """
+        return Residual(functional.embedding(index, table), norm)
 
     def qkv(
-        self,
-        weights: DecoderWeights,
-        layer: Layer,
-        stream: Residual,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
     ) -> Tensor:
-        """Norm, projection and rotary embedding; fills the cache at ``positions``.
-
-        Args:
-            weights: For sizes and tables.
-            layer: Projection.
-            stream: In front of the layer's first norm.
-            positions: Int32 [B, R].
-            keys: The layer's keys.
-            values: The layer's values.
+        """Norm, projection and rotary embedding of layer ``index``; fills its cache at ``positions``.
 
         Returns:
             Queries [B, R, heads, head_dim].
         """
+        shape = weights.shape
+        batch, rows, _ = stream.hidden.shape
+        kv = shape.kv_heads * shape.head_dim
+        parts = _linear(normed(weights, stream), weights.layers[index].qkv, (shape.heads * shape.head_dim, kv, kv))
+        query, key, value = (part.view(batch, rows, -1, shape.head_dim) for part in parts)
+        for store, new in (
+            (cache.keys[index], rotate(key, positions.cosine, positions.sine)),
+            (cache.values[index], value),
+        ):
+            if positions.slots is None:
+                store[:, :, :rows] = new.transpose(1, 2)
+            else:
+                store.scatter_(2, positions.slots, new.transpose(1, 2))
+        return rotate(query, positions.cosine, positions.sine)
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
-        arrived: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of ``query`` [B, R, heads, head_dim] to the cache up to ``positions`` [B, R].
-
-        None means rows 0 to R - 1 of a prompt, each seeing those before it. ``arrived``, int32 zeros [B * heads],
-        is for programs that share a head to count in; they leave zeros.
+    def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
+        """Attention of ``query`` [B, R, heads, head_dim] to layer ``index`` of the cache up to ``positions``.
 
         Returns:
             [B, R, heads * head_dim].
         """
+        batch, rows, heads, _ = query.shape
+        end, mask = positions.end, positions.mask
+        keys, values = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]
+        if self._attention == "flash_attention_2":
+            from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
 
-    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, gain: Tensor) -> Residual:
-        """``stream + rows @ matrix.T`` in front of a norm with weight ``gain``; ``stream`` may be used up."""
+            mixed: Tensor = flash_attn_func(query, keys.transpose(1, 2), values.transpose(1, 2), causal=True)
+            return mixed.reshape(batch, rows, -1)
+        queries, causal = query.transpose(1, 2), positions.prompt and rows > 1  # [B, heads, R, head_dim]
+        if self._attention == "eager":
+            mixed = _eager(queries, keys, values, mask, causal)
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=heads != keys.shape[1]
+            )
+        return mixed.transpose(1, 2).reshape(batch, rows, -1)
 
-    def gate_up(self, weights: DecoderWeights, layer: Layer, stream: Residual) -> Tensor:
-        """Norm, both projections and the gated activation: [B, R, intermediate]."""
+    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, norm: Tensor) -> Residual:
+        """``stream + rows @ matrix.T`` in front of a norm with weight ``norm``; ``stream`` may be used up."""
+        return Residual(stream.hidden + _linear(rows, matrix)[0], norm)
 
-    def head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Tensor:
+        """Norm, both projections and the gated activation of layer ``index``: [B, R, intermediate]."""
+        size = weights.shape.intermediate_size
+        gate, up = _linear(normed(weights, stream), weights.layers[index].gate_up, (size, size))
+        return functional.silu(gate) * up
+
+    def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """Last norm and head: float32 logits [B, R, vocab]."""
+        return _linear(normed(weights, stream), weights.lm_head)[0].float()
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Greedy tokens, int64 [B, R], and the distance to the second best logit, float32 [B, R].
 
         The first of equal logits wins. The margin is NaN where a logit is.
         """
-
-
-class TorchOps:
-    """The operations in torch alone, with the rounding steps of the reference decoder."""
-
-    def pick(self, table: Tensor, index: Tensor, gain: Tensor) -> Residual:
-        """See :class:`Ops`."""
-        return Residual(functional.embedding(index, table), gain)
-
-    def qkv(
-        self,
-        weights: DecoderWeights,
-        layer: Layer,
-        stream: Residual,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-    ) -> Tensor:
-        """See :class:`Ops`."""
-        shape = weights.shape
-        batch, rows, _ = stream.hidden.shape
-        mixed = _linear(_normed(weights, stream), layer.qkv)
-        heads = mixed.view(batch, rows, -1, shape.head_dim)  # [B, R, heads + 2 kv_heads, head_dim]
-        turning = rotate(heads[:, :, : shape.heads + shape.kv_heads], weights.cosine, weights.sine, positions)
-        at = positions.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
-        keys.scatter_(2, at, turning[:, :, shape.heads :].transpose(1, 2))
-        values.scatter_(2, at, heads[:, :, shape.heads + shape.kv_heads :].transpose(1, 2))
-        return turning[:, :, : shape.heads]
-
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
-        arrived: Tensor | None = None,
-    ) -> Tensor:
-        """See :class:`Ops`."""
-        return attend(query, keys, values, positions)
-
-    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, gain: Tensor) -> Residual:
-        """See :class:`Ops`."""
-        return Residual(stream.hidden + _linear(rows, matrix), gain)
-
-    def gate_up(self, weights: DecoderWeights, layer: Layer, stream: Residual) -> Tensor:
-        """See :class:`Ops`."""
-        gate, up = _linear(_normed(weights, stream), layer.gate_up).chunk(2, dim=-1)
-        return functional.silu(gate) * up
-
-    def head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
-        """See :class:`Ops`."""
-        return _linear(_normed(weights, stream), weights.head).float()
-
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Ops`."""
         best = logits.topk(2, dim=-1).values
         wrong = logits.isnan().any(dim=-1)
         margins = (best[..., 0] - best[..., 1]).masked_fill(wrong, float("nan"))
         return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equals
 
+    def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
+        # On a GPU the length stays unknown to the host: asking for it would make the host wait. Flash attention has
+        # no mask and must know it.
+        known = not at.is_cuda or self._attention == "flash_attention_2"
+        end = int(at.max()) + 1 if known else capacity
+        return end, None if known and at.numel() == 1 else visible(at, end)
 
-def _normed(weights: DecoderWeights, stream: Residual) -> Tensor:
-    return rms_norm(stream.hidden, stream.gain, weights.shape.rms_norm_eps)
+
+def visible(at: Tensor, end: int) -> Tensor:
+    """Which of ``end`` cache positions rows at ``at`` [B, R] see: bool [B, 1, R, end]."""
+    return torch.arange(end, device=at.device) <= at[:, None, :, None]
 
 
-def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
+def prompt_positions(hidden: Tensor) -> Tensor:
+    """All positions of ``hidden`` [B, S, hidden], int32 [B, S]."""
+    batch, length, _ = hidden.shape
+    return torch.arange(length, dtype=torch.int32, device=hidden.device).expand(batch, length).contiguous()
+
+
+def normed(weights: DecoderWeights, stream: Residual) -> Tensor:
+    """The stream behind its norm."""
+    return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of [..., N], computed in float32 and rounded before the weight is applied."""
     wide = hidden.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return gain * scaled.to(hidden.dtype)
+    return weight * scaled.to(hidden.dtype)
 
 
-def rotate(heads: Tensor, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding of [B, R, heads, head_dim] at ``positions`` [B, R]; halves of a head are the pairs."""
-    cos, sin = cosine[positions][:, :, None], sine[positions][:, :, None]  # [B, R, 1, head_dim / 2]
+def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of [B, R, heads, head_dim]; the halves of a head are the pairs, as in transformers."""
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None) -> Tensor:
-    """:meth:`Ops.attend` by torch's attention; on a CPU only the filled part of the cache is read."""
-    batch, rows, heads, _ = query.shape
-    queries = query.transpose(1, 2)  # [B, heads, R, head_dim]
-    if positions is None:
-        end, mask = rows, None
-    else:
-        # On a GPU the length stays unknown to the host: asking for it would make the host wait.
-        end = keys.shape[2] if keys.is_cuda else int(positions.max()) + 1
-        mask = torch.arange(end, device=keys.device) <= positions[:, None, :, None]  # [B, 1, R, end]
-    mixed = functional.scaled_dot_product_attention(
-        queries,
-        keys[:, :, :end],
-        values[:, :, :end],
-        attn_mask=mask,
-        is_causal=positions is None and rows > 1,
-        enable_gqa=heads != keys.shape[1],
-    )
-    return mixed.transpose(1, 2).reshape(batch, rows, -1)
+def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Tensor]:
+    """``rows @ matrix.T``, split into the outputs of what was fused."""
+    if matrix.linears:
+        return [linear(rows) for linear in matrix.linears]
+    product = functional.linear(rows, dequantize(matrix, rows.dtype))
+    return list(torch.split(product, list(sizes), dim=-1)) if sizes else [product]
 
 
-def _linear(rows: Tensor, matrix: Matrix) -> Tensor:
-    return functional.linear(rows, dequantize(matrix, rows.dtype))
+def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Attention step by step, softmax in float32."""
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (keys, values))
+    if causal:
+        mask = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
+    scores = (query @ keys.transpose(2, 3)) * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    shares: Tensor = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    return shares @ values

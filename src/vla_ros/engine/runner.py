@@ -6,98 +6,67 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_STRETCH = 2**20  # bytes: a copy of that size is done on the device while the host copies the next
+_CHUNK = 2**20  # bytes: a copy of that size is done on the device while the host copies the next
 
 Stage = Callable[[], None]
 """A stage over fixed buffers; it neither takes nor returns anything."""
 
 
-class Runner(Protocol):
-    """What differs between devices."""
+class Runner:
+    """Runs stages when they are called: for CPUs and tests. :class:`CudaRunner` overrides what differs on a GPU."""
 
-    @property
-    def graphs(self) -> bool:
-        """True where :meth:`capture` makes stages faster."""
+    graphs = False
+    """True where :meth:`capture` makes stages faster."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """Everything inside runs where the engine runs."""
-
-    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
-        """Copy to a buffer of the device without waiting; ``source`` may be changed at once."""
-
-    def forget(self, target: Tensor) -> None:
-        """``target`` will be uploaded to no more: free what is kept for that."""
-
-    def download(self, tensor: Tensor) -> NDArray[Any]:
-        """Copy to the host and wait for it, and for nothing else."""
-
-    def capture(self, stage: Stage) -> Stage:
-        """The stage as one launch. It runs a few times for that."""
-
-    def mark(self) -> Any:
-        """A point in time on the device."""
-
-    def milliseconds(self, start: Any, end: Any) -> float:
-        """Between two marks; waits for the later one."""
-
-    def close(self) -> None:
-        """Give back what is held."""
-
-
-class HostRunner:
-    """Stages run when they are called; for CPUs and tests."""
-
-    graphs = False
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """See :class:`Runner`."""
         return nullcontext()
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
-        """See :class:`Runner`."""
+        """Copy to a buffer of the device without waiting; ``source`` may be changed at once."""
         np.copyto(target.numpy(), source)  # not by way of a tensor: torch warns of arrays that are read-only
 
     def forget(self, target: Tensor) -> None:
-        """See :class:`Runner`."""
+        """Free what is kept for uploads to ``target``."""
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
-        """See :class:`Runner`."""
+        """Copy to the host and wait for it, and for nothing else."""
         copy: NDArray[Any] = tensor.numpy().copy()
         return copy
 
     def capture(self, stage: Stage) -> Stage:
-        """See :class:`Runner`."""
+        """The stage as one launch. It runs a few times for that."""
         return stage
 
-    def mark(self) -> float:
-        """See :class:`Runner`."""
+    def mark(self) -> Any:
+        """A point in time on the device."""
         return time.perf_counter()
 
-    def milliseconds(self, start: float, end: float) -> float:
-        """See :class:`Runner`."""
-        return (end - start) * 1e3
+    def milliseconds(self, start: Any, end: Any) -> float:
+        """Between two marks; waits for the later one."""
+        return float(end - start) * 1e3
 
     def close(self) -> None:
-        """See :class:`Runner`."""
+        """Release what is held."""
 
 
-class CudaRunner:
+class CudaRunner(Runner):
     """One stream of high priority; pinned staging per buffer; graphs that share one memory pool.
 
     Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time.
 
-    What is captured runs beside what answers, so the two must not share memory. The libraries for products keep a
-    workspace per stream, and torch deals out its streams in turns, some thirty of them: a new one for every capture
-    would one day be that of an earlier graph, whose workspace a warm-up would then write to while it is replayed.
-    Hence two streams of their own, for good: no graph knows the one that warms up, and what was captured on the
-    other is only ever replayed, one graph after the other.
+    Captures run while other graphs are replayed, so the two must not share memory. cuBLAS keeps a workspace per
+    stream, and torch hands out some thirty streams in turn: a new one for every capture would one day be that of an
+    earlier graph, whose workspace a warm-up would overwrite while it is replayed. Hence two streams for good: no
+    graph knows the one that warms up, and what was captured on the other is only ever replayed, one graph after
+    the other.
 
     Args:
         device: A CUDA device.
@@ -126,22 +95,22 @@ class CudaRunner:
         """See :class:`Runner`.
 
         Each target has its own pinned buffer. It is written again only after the next download, which waits for
-        everything uploaded before it. What is large is copied in stretches, so that one travels while the host
+        everything uploaded before it. What is large is copied in chunks, so that one travels while the host
         copies the next.
         """
         staging = self._staging(target, "up")
         host = staging.numpy()
         alike = source.flags.c_contiguous and source.dtype == host.dtype and source.size == host.size
-        if staging.nbytes <= _STRETCH or not alike:
+        if staging.nbytes <= _CHUNK or not alike:
             np.copyto(host, source)
             target.copy_(staging, non_blocking=True)
             return
         there, pinned, host, source = target.view(-1), staging.view(-1), host.reshape(-1), source.reshape(-1)
-        items = _STRETCH // staging.itemsize
+        items = _CHUNK // staging.itemsize
         for start in range(0, source.size, items):
-            stretch = slice(start, start + items)
-            np.copyto(host[stretch], source[stretch])
-            there[stretch].copy_(pinned[stretch], non_blocking=True)
+            chunk = slice(start, start + items)
+            np.copyto(host[chunk], source[chunk])
+            there[chunk].copy_(pinned[chunk], non_blocking=True)
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """See :class:`Runner`."""
@@ -212,4 +181,4 @@ class CudaRunner:
 
 def make_runner(device: torch.device) -> Runner:
     """The runner for ``device``."""
-    return CudaRunner(device) if device.type == "cuda" else HostRunner()
+    return CudaRunner(device) if device.type == "cuda" else Runner()

@@ -1,121 +1,37 @@
-"""Sizes that the engine needs, and the prompt lengths for which it keeps programs ready."""
+"""Sizes of a Llama decoder. No torch here: a policy reads them from a checkpoint's ``config.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from vla_ros.errors import ConfigError
-
-
-class DecoderShape(Protocol):
-    """A Llama decoder's sizes, as a policy's architecture gives them."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of embedding and head."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Features per token."""
-
-    @property
-    def intermediate_size(self) -> int:
-        """Hidden features of the gated MLP."""
-
-    @property
-    def layers(self) -> int:
-        """Decoder layers."""
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads."""
-
-    @property
-    def head_dim(self) -> int:
-        """Features per head."""
-
-    @property
-    def rms_norm_eps(self) -> float:
-        """Epsilon of every norm."""
-
-    @property
-    def rope_theta(self) -> float:
-        """Base of the rotary embedding."""
-
-    @property
-    def max_positions(self) -> int:
-        """Longest sequence in tokens."""
 
 
 @dataclass(frozen=True)
-class Buckets:
-    """Padded lengths of the text, so that a new instruction rarely needs a new program.
-
-    A sequence is BOS, the patches, the other words of the prompt, the drafted tokens, and padding behind them that
-    nothing real attends to. All but the patches lie in one row of ``text`` tokens.
+class LlmShape:
+    """The Llama decoder.
 
     Attributes:
-        patches: Patch tokens of one picture.
-        answer: Tokens to decode (7 for OpenVLA).
-        lengths: Sequence lengths, ascending, with the patches.
+        vocab_size: Rows of embedding and head, with padding (32064).
+        hidden_size: Features per token.
+        intermediate_size: Hidden features of the gated MLP.
+        layers: Decoder layers.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Features per head.
+        rms_norm_eps: Epsilon of every RMSNorm; it comes from the checkpoint (1e-6 when not stored, which is
+            transformers' default for Llama; Llama-2's own 1e-5 would be wrong for the published files).
+        rope_theta: Base of the rotary embedding.
+        max_positions: Longest sequence in tokens.
+        bos_token: First token of every sequence.
     """
 
-    patches: int
-    answer: int
-    lengths: tuple[int, ...]
-
-    @classmethod
-    def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
-        """Multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least.
-
-        Raises:
-            ConfigError: The decoder has no room for a picture and an answer.
-        """
-        room = max_positions - answer  # a verifying pass may write beyond the last token, never beyond the tables
-        lengths = []
-        length = -(-(patches + answer + 1) // step) * step
-        while length < room:
-            lengths.append(length)
-            length += step if length < 2 * patches + step else 4 * step
-        if room >= patches + answer + 1:
-            lengths.append(room)
-        if not lengths:
-            raise ConfigError(
-                f"the decoder has {max_positions} positions, too few for {patches} patches and {answer} tokens"
-            )
-        return cls(patches, answer, tuple(lengths))
-
-    def text(self, length: int) -> int:
-        """Text tokens of a bucket: everything but the patches."""
-        return length - self.patches
-
-    def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
-        """The shortest length that holds a prompt of ``prompt`` tokens and its draft; None where none does.
-
-        Args:
-            prompt: Tokens with BOS, without patches.
-            among: Lengths to choose from; all when left out.
-        """
-        need = self.patches + prompt + self.answer - 1
-        fitting = [length for length in (self.lengths if among is None else among) if length >= need]
-        return min(fitting, default=None)
-
-    def require(self, prompt: int) -> int:
-        """As :meth:`choose`.
-
-        Raises:
-            ConfigError: The prompt is longer than the decoder allows.
-        """
-        length = self.choose(prompt)
-        if length is None:
-            longest = self.lengths[-1] - self.patches - self.answer + 1
-            raise ConfigError(
-                f"policy.instruction: {prompt} tokens with its prompt, the model has room for {longest}; shorten it"
-            )
-        return length
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_positions: int
+    bos_token: int

@@ -1,89 +1,60 @@
-"""What stands between the matrix products of a vision transformer, and its plain version in torch.
+"""The operations between the matrix products of a vision transformer, in torch.
 
-:class:`~vla_ros.engine.triton_towers.TritonTowerOps` is the version for a GPU. Products, attention and GELU are
-torch's in both.
+:class:`~vla_ros.engine.triton_towers.TritonTowerOps` overrides them for a GPU. Products, attention and GELU are
+torch's in both. B images, N tokens each, ``width`` features.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 
-class TowerOps(Protocol):
-    """The steps of a pre-norm transformer of B pictures, N tokens each, ``width`` features."""
+class TowerOps:
+    """The operations in torch alone."""
 
-    def cut(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
-        """Pictures to patches, as every tower's embedding takes them.
+    def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
+        """Split images into patches, as every tower's embedding takes them.
 
         Args:
             images: Uint8 [B, H, W, 3].
-            table: [towers, 3, 256], what becomes of a byte.
+            table: [towers, 3, 256], maps a byte to its normalised value.
             patch: Side of a patch in pixels; H and W are multiples.
 
         Returns:
             [towers, B, patches, 3 * patch * patch], channels first, in the type of ``table``.
         """
-
-    def begin(
-        self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and their norm, [B, prefix + patches, width] each.
-
-        Args:
-            patches: [B, patches, width].
-            positions: Added to them, [patches, width].
-            prefix: Tokens before them, [prefix, width].
-            norm: The first block's first.
-        """
-
-    def add_norm(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm) -> Tensor:
-        """Adds ``[scale *] branch`` to ``tokens`` [B, N, width] in place; returns the sum's norm."""
-
-    def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
-        """Writes the patches of ``tokens + [scale *] branch``, the last rows, to ``out`` [B, patches, width].
-
-        ``out`` may be some columns of a wider, contiguous tensor. ``tokens`` may change.
-        """
-
-
-class TorchTowerOps:
-    """The steps in torch alone."""
-
-    def cut(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
-        """See :class:`TowerOps`."""
         batch, height, width, _ = images.shape
         grid = images.view(batch, height // patch, patch, width // patch, patch, 3)
         rows = grid.permute(0, 1, 3, 5, 2, 4).reshape(batch, -1, 3, patch * patch).int()
         rows += 256 * torch.arange(3, dtype=torch.int32, device=images.device)[:, None]
         return table.flatten(1)[:, rows.flatten(2)]
 
-    def begin(
+    def embed(
         self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`TowerOps`."""
+        """Tokens and their norm, [B, prefix + patches, width] each.
+
+        Args:
+            patches: [B, patches, width].
+            positions: Added to the patches alone, [patches, width].
+            prefix: Tokens before them, [prefix, width].
+            norm: The first block's first.
+        """
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches + positions], dim=1)
         return tokens, norm(tokens)
 
-    def add_norm(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm) -> Tensor:
-        """See :class:`TowerOps`."""
-        normed: Tensor = norm(tokens.add_(branch if scale is None else branch * scale))
-        return normed
+    def add_norm(
+        self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm
+    ) -> tuple[Tensor, Tensor]:
+        """``tokens + [scale *] branch`` [B, N, width] and its norm; ``tokens`` may be used up."""
+        tokens = tokens + (branch if scale is None else branch * scale)
+        return tokens, norm(tokens)
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
-        """See :class:`TowerOps`."""
-        tokens.add_(branch if scale is None else branch * scale)
-        out.copy_(tokens[:, tokens.shape[1] - out.shape[1] :])
+        """Write the patches of ``tokens + [scale *] branch``, the last rows, to ``out`` [B, patches, width].
 
-
-def make_tower_ops(device: torch.device) -> TowerOps:
-    """Triton's on a GPU where Triton is installed, torch's elsewhere."""
-    if device.type == "cuda":
-        try:
-            from vla_ros.engine.triton_towers import TritonTowerOps
-        except ImportError:
-            return TorchTowerOps()
-        return TritonTowerOps()
-    return TorchTowerOps()
+        ``out`` may be some columns of a wider, contiguous tensor.
+        """
+        total = tokens + (branch if scale is None else branch * scale)
+        out.copy_(total[:, total.shape[1] - out.shape[1] :])

@@ -1,7 +1,12 @@
-"""The operations of a decoder pass on a GPU: own kernels for few rows, the library's products for many."""
+"""The operations of a decoder pass on a GPU: own kernels for few rows, the library's products for many.
+
+Norms have no kernel for few rows. Whoever writes the residual stream also writes it times the next norm's weight
+and adds up its squares; the product that follows divides its sums by their root.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -9,129 +14,142 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine import launches as cuts
+from vla_ros.engine import tile_configs
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise
-from vla_ros.engine.launches import PACKED_ROWS, SKINNY, AttentionLaunch, Launch, Tile, choose_tile, divisor
-from vla_ros.engine.lowbit import UNIT
-from vla_ros.engine.ops import Residual, attend
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
+from vla_ros.engine.lowbit import FRAGMENT_N
+from vla_ros.engine.ops import KVCache, Ops, Positions, Residual
+from vla_ros.engine.tile_configs import (
+    PACKED_ROWS,
+    SKINNY,
+    AttentionConfig,
+    GemmConfig,
+    SkinnyConfig,
+    choose_gemm,
+    divisor,
+)
+from vla_ros.engine.weights import DecoderWeights, Matrix
 
 
-class TritonOps:
+@dataclass(frozen=True)
+class PrescaledResidual(Residual):
+    """The residual stream of few rows, as kernels that apply the rest of its norm to their sums take it.
+
+    Attributes:
+        scaled: ``hidden * norm``.
+        squares: Float64, one per row: the sum of the squares of ``hidden``.
+        next_squares: Room for those of the next norm, zeros.
+    """
+
+    scaled: Tensor
+    squares: Tensor
+    next_squares: Tensor
+
+
+class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
     Args:
-        launches: Takes the place of entries of :data:`~vla_ros.engine.launches.LAUNCHES`.
+        configs: Takes the place of entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`.
         fused_gemm: True multiplies many rows with quantised weights in one kernel that dequantises on its way;
             False dequantises each weight first.
-        attention: How the attention of a few rows is cut.
-        tile: How a fused product is cut; None chooses by :func:`~vla_ros.engine.launches.choose_tile`.
+        attention: Configuration of the attention of few rows.
+        gemm: Of fused products; None chooses by :func:`~vla_ros.engine.tile_configs.choose_gemm`.
     """
 
     def __init__(
         self,
-        launches: dict[tuple[str, str], Launch] | None = None,
+        configs: dict[tuple[str, str], SkinnyConfig] | None = None,
         fused_gemm: bool = True,
-        attention: AttentionLaunch | None = None,
-        tile: Tile | None = None,
+        attention: AttentionConfig | None = None,
+        gemm: GemmConfig | None = None,
     ) -> None:
-        self.launches = {**cuts.LAUNCHES, **(launches or {})}
+        super().__init__()
+        self.configs = {**tile_configs.SKINNY_CONFIGS, **(configs or {})}
         self.fused_gemm = fused_gemm
-        self.attention = attention or cuts.ATTENTION
-        self.tile = tile
+        self.attention = attention or tile_configs.ATTENTION_CONFIG
+        self.gemm = gemm
 
-    def pick(self, table: Tensor, index: Tensor, gain: Tensor) -> Residual:
+    def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
+        """See :class:`~vla_ros.engine.ops.Ops`."""
+        return Positions(at, prompt, weights.cosine, weights.sine, end=at.shape[1])
+
+    def gather(self, table: Tensor, index: Tensor, norm: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         width = table.shape[1]
         if index.numel() > SKINNY:
-            return Residual(functional.embedding(index, table), gain)
+            return Residual(functional.embedding(index, table), norm)
         hidden, scaled = table.new_empty(2, *index.shape, width)
         sums = table.new_empty(2, SKINNY, dtype=torch.float64)
-        pointwise.pick_kernel[(index.numel(),)](
-            table, index.contiguous(), hidden, gain, scaled, sums[0], sums[1], N=width,
+        pointwise.gather_kernel[(index.numel(),)](
+            table, index.contiguous(), hidden, norm, scaled, sums[0], sums[1], N=width,
             BLOCK=triton.next_power_of_2(width), num_warps=8,
         )  # fmt: skip
-        return Residual(hidden, gain, scaled, sums[0], sums[1])
+        return PrescaledResidual(hidden, norm, scaled, sums[0], sums[1])
 
     def qkv(
-        self,
-        weights: DecoderWeights,
-        layer: Layer,
-        stream: Residual,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
     ) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        hidden = stream.hidden
-        shape, (batch, rows, _) = weights.shape, hidden.shape
+        hidden, matrix, shape = stream.hidden, weights.layers[index].qkv, weights.shape
+        batch, rows, _ = hidden.shape
         count, total_heads = batch * rows, shape.heads + 2 * shape.kv_heads
         sizes = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "HEAD": shape.head_dim}
-        cache = (positions, weights.cosine, weights.sine)
-        if stream.scaled is not None:
-            query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
-            matrix = layer.qkv
-            launch = self._launch("qkv", matrix, hidden, 2)
-            linear.qkv_kernel[_grid(matrix, hidden, matrix.outputs // 2 // launch.outputs)](
-                *_unnormed(weights, stream), *_data(matrix), *cache, query, keys, values, count, rows,
-                keys.shape[2], **sizes, **_constants(matrix, launch, hidden),
-            )  # fmt: skip
-            return query
-        mixed = self._product(self._norm(weights, stream), layer.qkv)
+        rotary = (positions.at, positions.cosine, positions.sine)
+        keys, values = cache.keys[index], cache.values[index]
         # Rows first: attention answers in the order of its queries, and that is what the next product takes.
         query = hidden.new_empty(batch, rows, shape.heads, shape.head_dim)
+        if isinstance(stream, PrescaledResidual):
+            config = self._config(matrix, hidden, 2)
+            linear.qkv_kernel[_grid(matrix, hidden, matrix.outputs // 2 // config.block_n)](
+                *_prescaled(weights, stream), *_data(matrix), *rotary, query, keys, values, count, rows,
+                keys.shape[2], **sizes, **_constants(matrix, config, hidden),
+            )  # fmt: skip
+            return query
+        product = self._product(self._norm(weights, stream), matrix)
         pointwise.rotate_kernel[(count,)](
-            mixed, *cache, query, keys, values, rows, keys.shape[2], **sizes,
+            product, *rotary, query, keys, values, rows, keys.shape[2], **sizes,
             BLOCK_H=triton.next_power_of_2(total_heads), num_warps=8,
         )  # fmt: skip
         return query
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
-        arrived: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        if positions is None:
-            return attend(query, keys, values, None)
+        if positions.prompt:
+            return super().attend(query, cache, index, positions)
+        keys, values = cache.keys[index], cache.values[index]
         batch, rows, heads, head = query.shape
-        out, launch = query.new_empty(batch, rows, heads * head), self.attention
-        splits = 1 if arrived is None else launch.splits
-        found = query.new_empty(splits * batch * rows * heads * (head + 2), dtype=torch.float32)
-        attention.attend_kernel[(batch * heads * splits,)](
-            query, keys, values, positions, out, found, arrived, rows, keys.shape[2], head**-0.5, SPLITS=splits,
-            HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=max(16, triton.next_power_of_2(rows)),
-            BLOCK_C=launch.columns, PRECISION=_precision(query), num_warps=launch.warps, num_stages=launch.stages,
+        out, config = query.new_empty(batch, rows, heads * head), self.attention
+        partial = query.new_empty(config.splits * batch * rows * heads * (head + 2), dtype=torch.float32)
+        attention.attend_kernel[(batch * heads * config.splits,)](
+            query, keys, values, positions.at, out, partial, cache.split_counters, rows, keys.shape[2], head**-0.5,
+            SPLITS=config.splits, HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head,
+            BLOCK_R=max(16, triton.next_power_of_2(rows)), BLOCK_C=config.block_c, PRECISION=_precision(query),
+            num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         return out
 
-    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, gain: Tensor) -> Residual:
+    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, norm: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`; changes the tensors of ``stream``."""
-        if stream.scaled is None:
-            return Residual(self._product(rows, matrix, stream.hidden), gain)
-        role = "down" if matrix.inputs > matrix.outputs else "output"
-        launch, rows = self._launch(role, matrix, rows, 1), rows.contiguous()
-        linear.add_kernel[_grid(matrix, rows, matrix.outputs // launch.outputs)](
-            rows, *_data(matrix), stream.hidden, gain, stream.scaled, stream.spent, stream.squares,
-            rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, launch, rows),
+        if not isinstance(stream, PrescaledResidual):
+            return Residual(self._product(rows, matrix, stream.hidden), norm)
+        config, rows = self._config(matrix, rows, 1), rows.contiguous()
+        linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n)](
+            rows, *_data(matrix), stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares,
+            rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
         )  # fmt: skip
-        # The sums change places: what was spent is ready for the norm after the next.
-        return Residual(stream.hidden, gain, stream.scaled, stream.spent, stream.squares)
+        # The sums change places: those that were used are zeros now, ready for the norm after the next.
+        return PrescaledResidual(stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares)
 
-    def gate_up(self, weights: DecoderWeights, layer: Layer, stream: Residual) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        hidden = stream.hidden
+        hidden, matrix, width = stream.hidden, weights.layers[index].gate_up, weights.shape.intermediate_size
         batch, rows, _ = hidden.shape
-        matrix, width = layer.gate_up, weights.shape.intermediate_size
         out = hidden.new_empty(batch, rows, width)
-        if stream.scaled is not None:
-            launch = self._launch("gate_up", matrix, hidden, 2)
-            linear.gate_up_kernel[_grid(matrix, hidden, width // launch.outputs)](
-                *_unnormed(weights, stream), *_data(matrix), out, batch * rows, width,
-                **_constants(matrix, launch, hidden),
+        if isinstance(stream, PrescaledResidual):
+            config = self._config(matrix, hidden, 2)
+            linear.gate_up_kernel[_grid(matrix, hidden, width // config.block_n)](
+                *_prescaled(weights, stream), *_data(matrix), out, batch * rows, width,
+                **_constants(matrix, config, hidden),
             )  # fmt: skip
             return out
         both = self._product(self._norm(weights, stream), matrix)
@@ -139,17 +157,17 @@ class TritonOps:
         pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](both, out, width, BLOCK=block)
         return out
 
-    def head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+    def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        hidden, matrix = stream.hidden, weights.head
+        hidden, matrix = stream.hidden, weights.lm_head
         batch, rows, _ = hidden.shape
-        if stream.scaled is None:
+        if not isinstance(stream, PrescaledResidual):
             return self._product(self._norm(weights, stream), matrix).float()
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
-        launch = self._launch("head", matrix, hidden, 1)
-        linear.head_kernel[_grid(matrix, hidden, matrix.outputs // launch.outputs)](
-            *_unnormed(weights, stream), *_data(matrix), logits, batch * rows, matrix.outputs,
-            **_constants(matrix, launch, hidden),
+        config = self._config(matrix, hidden, 1)
+        linear.lm_head_kernel[_grid(matrix, hidden, matrix.outputs // config.block_n)](
+            *_prescaled(weights, stream), *_data(matrix), logits, batch * rows, matrix.outputs,
+            **_constants(matrix, config, hidden),
         )  # fmt: skip
         return logits
 
@@ -162,26 +180,26 @@ class TritonOps:
         attention.choose_kernel[(batch * rows,)](logits, tokens, margins, vocabulary, BLOCK=block, num_warps=16)
         return tokens, margins
 
-    def _launch(self, role: str, matrix: Matrix, rows: Tensor, pairs: int) -> Launch:
-        """The launch for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
+    def _config(self, matrix: Matrix, rows: Tensor, pairs: int) -> SkinnyConfig:
+        """The configuration for a weight and ``rows`` [B, R, K]; ``pairs`` is 2 where outputs come in pairs."""
         item = matrix.nbytes / (matrix.outputs * matrix.inputs)
         block_m, shared = _block_m(matrix, rows), _shared_memory(rows.device)
 
-        def step_bytes(launch: Launch, count: int = block_m) -> int:
-            return int(launch.inputs * (pairs * launch.outputs * item + count * rows.element_size()))
+        def stage_bytes(config: SkinnyConfig, count: int = block_m) -> int:
+            return int(config.block_k * (pairs * config.block_n * item + count * rows.element_size()))
 
-        launch = self.launches[role, matrix.kind]
+        config = self.configs[matrix.role, matrix.kind]
         if matrix.packed:
-            if rows.dtype == torch.float32:  # for checks only: without matrix units, operands fill shared memory
-                launch = Launch(outputs=16 // pairs, inputs=256, warps=4, stages=2)
-            return launch.fit_packed(matrix.outputs // pairs, step_bytes, block_m, shared, 16 // pairs)
-        return launch.fit(matrix.outputs // pairs, matrix.inputs, step_bytes, shared)
+            if rows.dtype == torch.float32:  # for checks only: without tensor cores, operands fill shared memory
+                config = SkinnyConfig(block_n=16 // pairs, block_k=256, warps=4, stages=2)
+            return config.fit_packed(matrix.outputs // pairs, stage_bytes, block_m, shared, 16 // pairs)
+        return config.fit(matrix.outputs // pairs, matrix.inputs, stage_bytes, shared)
 
     def _norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         hidden = stream.hidden
         out, width = torch.empty_like(hidden), hidden.shape[-1]
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, stream.gain, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
+            hidden, stream.norm, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
             num_warps=8,
         )  # fmt: skip
         return out
@@ -190,10 +208,10 @@ class TritonOps:
         """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
         batch, count, _ = rows.shape
         flat = rows.reshape(batch * count, -1).contiguous()
-        tile = self._tile(flat, matrix) if matrix.packed and self.fused_gemm else None
-        if tile is not None:
+        config = self._gemm_config(flat, matrix) if matrix.packed and self.fused_gemm else None
+        if config is not None:
             out = add if add is not None else rows.new_empty(batch, count, matrix.outputs)
-            self._fused(flat, matrix, out, tile, add is not None)
+            self._fused(flat, matrix, out, config, add is not None)
             return out
         weight = self._dequantize(matrix, rows.dtype) if matrix.packed else matrix.data
         if add is None:
@@ -202,35 +220,37 @@ class TritonOps:
         torch.addmm(target, flat, weight.t(), out=target)  # the residual is added by the product itself
         return add
 
-    def _tile(self, flat: Tensor, matrix: Matrix) -> Tile | None:
-        if flat.dtype == torch.float32:  # for checks only: twice the shared memory, and no matrix units
-            return Tile(outputs=32, rows=32, tail=0)
-        if self.tile is not None:
-            return self.tile
-        return choose_tile(matrix.kind, flat.shape[0], matrix.outputs, matrix.inputs, _processors(flat.device))
+    def _gemm_config(self, flat: Tensor, matrix: Matrix) -> GemmConfig | None:
+        if flat.dtype == torch.float32:  # for checks only: twice the shared memory, and no tensor cores
+            return GemmConfig(block_n=32, block_m=32, tail_m=0)
+        if self.gemm is not None:
+            return self.gemm
+        return choose_gemm(matrix.kind, flat.shape[0], matrix.outputs, matrix.inputs, _multiprocessors(flat.device))
 
-    def _fused(self, flat: Tensor, matrix: Matrix, out: Tensor, tile: Tile, add: bool) -> None:
-        count, block_n, splits = flat.shape[0], divisor(matrix.outputs, tile.outputs), tile.splits
-        limit = {} if tile.registers is None else {"maxnreg": tile.registers}
-        to = out if splits == 1 else out.new_empty(splits, count, matrix.outputs, dtype=torch.float32)
-        lowbit.gemm_kernel[(triton.cdiv(count, tile.rows + tile.tail), matrix.outputs // block_n, splits)](
+    def _fused(self, flat: Tensor, matrix: Matrix, out: Tensor, config: GemmConfig, add: bool) -> None:
+        count, block_n, split_k = flat.shape[0], divisor(matrix.outputs, config.block_n), config.split_k
+        limit = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+        to = out if split_k == 1 else out.new_empty(split_k, count, matrix.outputs, dtype=torch.float32)
+        block_m = config.block_m + config.tail_m
+        lowbit.gemm_kernel[(triton.cdiv(count, block_m), matrix.outputs // block_n, split_k)](
             flat, *_data(matrix), to, count, matrix.outputs, K=matrix.inputs, KIND=matrix.kind, ADD=add,
-            ASM=_use_asm(flat), UNITS=block_n // UNIT, PARTS=divisor(matrix.data.shape[1], tile.parts),
-            BLOCK_M=tile.rows, TAIL=tile.tail, SPLITS=splits, EVEN=count % (tile.rows + tile.tail) == 0,
+            ASM=_use_asm(flat), FRAGMENTS=block_n // FRAGMENT_N,
+            K_GROUPS=divisor(matrix.data.shape[1], config.k_groups), BLOCK_M=config.block_m, TAIL_M=config.tail_m,
+            SPLIT_K=split_k, EVEN=count % block_m == 0,
             WGMMA=flat.dtype != torch.float32 and _has_wgmma(flat.device), PRECISION=_precision(flat),
-            num_warps=tile.warps, num_stages=tile.stages, **limit,
+            num_warps=config.warps, num_stages=config.stages, **limit,
         )  # fmt: skip
-        if splits > 1:
-            lowbit.sum_kernel[(triton.cdiv(count * matrix.outputs, 1024),)](
-                to, _data(matrix)[1], out, count, matrix.outputs, KIND=matrix.kind, ADD=add, SPLITS=splits,
+        if split_k > 1:
+            lowbit.reduce_kernel[(triton.cdiv(count * matrix.outputs, 1024),)](
+                to, _data(matrix)[1], out, count, matrix.outputs, KIND=matrix.kind, ADD=add, SPLIT_K=split_k,
                 BLOCK=1024,
             )  # fmt: skip
 
     def _dequantize(self, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         out = torch.empty(matrix.outputs, matrix.inputs, dtype=dtype, device=matrix.data.device)
-        units = divisor(matrix.outputs // UNIT, 4)
-        lowbit.dequantize_kernel[(matrix.outputs // UNIT // units, matrix.data.shape[1])](
-            *_data(matrix), out, K=matrix.inputs, KIND=matrix.kind, ASM=_use_asm(out), UNITS=units
+        fragments = divisor(matrix.outputs // FRAGMENT_N, 4)
+        lowbit.dequantize_kernel[(matrix.outputs // FRAGMENT_N // fragments, matrix.data.shape[1])](
+            *_data(matrix), out, K=matrix.inputs, KIND=matrix.kind, ASM=_use_asm(out), FRAGMENTS=fragments
         )
         return out
 
@@ -239,7 +259,7 @@ def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:
     return matrix.data, matrix.data if matrix.scale is None else matrix.scale
 
 
-def _unnormed(weights: DecoderWeights, stream: Residual) -> tuple[Tensor | None, Tensor | None, float]:
+def _prescaled(weights: DecoderWeights, stream: PrescaledResidual) -> tuple[Tensor, Tensor, float]:
     """What a kernel of few rows takes instead of normed rows."""
     return stream.scaled, stream.squares, weights.shape.rms_norm_eps
 
@@ -257,12 +277,12 @@ def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
 
 @cache
 def _has_wgmma(device: torch.device) -> bool:
-    """Whether Triton multiplies many rows by instructions that read registers while the program goes on: Hopper."""
+    """Whether Triton multiplies many rows by instructions that read registers asynchronously: Hopper."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
@@ -276,18 +296,18 @@ def _shared_memory(device: torch.device) -> int:
     return available - 4096
 
 
-def _constants(matrix: Matrix, launch: Launch, rows: Tensor) -> dict[str, object]:
+def _constants(matrix: Matrix, config: SkinnyConfig, rows: Tensor) -> dict[str, object]:
     return {
         "K": matrix.inputs,
         "KIND": matrix.kind,
         "MORE": rows.shape[0] * rows.shape[1] > _block_m(matrix, rows),
         "ASM": _use_asm(rows),
         "BLOCK_M": _block_m(matrix, rows),
-        "BLOCK_N": launch.outputs,
-        "BLOCK_K": launch.inputs,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
         "PRECISION": _precision(rows),
-        "num_warps": launch.warps,
-        "num_stages": launch.stages,
+        "num_warps": config.warps,
+        "num_stages": config.stages,
     }
 
 

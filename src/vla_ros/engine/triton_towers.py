@@ -1,4 +1,4 @@
-"""What stands between the products of the vision towers, in own kernels."""
+"""The operations between the products of the vision towers, in Triton."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import triton
 from torch import Tensor, nn
 
 from vla_ros.engine.kernels import towers
+from vla_ros.engine.towers import TowerOps
 
 
-class TritonTowerOps:
+class TritonTowerOps(TowerOps):
     """:class:`~vla_ros.engine.towers.TowerOps` in Triton, over contiguous tensors."""
 
-    def cut(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
+    def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
         """See :class:`~vla_ros.engine.towers.TowerOps`."""
         batch, height, width, _ = images.shape
         down, across, length = height // patch, width // patch, 3 * patch * patch
         out = table.new_empty(table.shape[0], batch, down * across, length)
-        towers.cut_patches_kernel[(batch * down * across,)](
+        towers.patchify_kernel[(batch * down * across,)](
             images, table, out, SIDE=across, PATCH=patch, TOWERS=table.shape[0],
             BLOCK=triton.next_power_of_2(length), num_warps=4,
         )  # fmt: skip
         return out
 
-    def begin(
+    def embed(
         self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
     ) -> tuple[Tensor, Tensor]:
         """See :class:`~vla_ros.engine.towers.TowerOps`."""
@@ -31,20 +32,22 @@ class TritonTowerOps:
         rows = prefix.shape[0] + count
         tokens = patches.new_empty(batch, rows, width)
         out = torch.empty_like(tokens)
-        towers.begin_kernel[(batch * rows,)](
+        towers.embed_kernel[(batch * rows,)](
             patches, positions, prefix, norm.weight, norm.bias, tokens, out, norm.eps, ROWS=rows,
             PREFIX=prefix.shape[0], **_sizes(width),
         )  # fmt: skip
         return tokens, out
 
-    def add_norm(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm) -> Tensor:
-        """See :class:`~vla_ros.engine.towers.TowerOps`."""
+    def add_norm(
+        self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`~vla_ros.engine.towers.TowerOps`; in place."""
         batch, rows, width = tokens.shape
         out = torch.empty_like(tokens)
         towers.add_norm_kernel[(batch * rows,)](
             tokens, branch, scale, norm.weight, norm.bias, out, norm.eps, SCALED=scale is not None, **_sizes(width)
         )
-        return out
+        return tokens, out
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
         """See :class:`~vla_ros.engine.towers.TowerOps`."""

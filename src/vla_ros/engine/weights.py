@@ -1,8 +1,7 @@
-"""Weights of the decoder in the layout that its kernels read: fused, dense or quantised."""
+"""Weights of the decoder as its operations read them: as loaded, or fused and dense or quantised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from vla_ros.engine import int4, int8, lowbit
-from vla_ros.engine.shapes import DecoderShape
+from vla_ros.engine.shapes import LlmShape
 from vla_ros.errors import ConfigError
 
 _ROWS_AT_ONCE = 4096
 
 KINDS = ("none", "int8", "int4")
+"""How layers may be quantised: not at all, 8 bits, or asymmetric 4 bits in groups."""
+
+ROLES = ("qkv", "o_proj", "gate_up", "down_proj", "lm_head")
+"""What a matrix is for. Kernels are tuned by role."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +26,29 @@ class Matrix:
     """A weight [outputs, inputs] of one kind.
 
     ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
-    ``int4``: words and grid of :mod:`vla_ros.engine.int4`.
+    ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``loaded``: the checkpoint's linear layers, side by
+    side.
 
     Attributes:
-        data: The numbers.
-        kind: ``dense``, ``int8`` or ``int4``.
+        data: The numbers; of ``loaded`` those of the first layer.
+        kind: ``dense``, ``int8``, ``int4`` or ``loaded``.
         inputs: K.
-        scale: None for dense; with the zero points for int4.
+        role: One of :data:`ROLES`.
+        scale: Of ``int8`` and ``int4``; of the latter with the zero points.
+        linears: Of ``loaded``.
     """
 
     data: Tensor
     kind: str
     inputs: int
+    role: str
     scale: Tensor | None = None
+    linears: tuple[nn.Module, ...] = ()
+
+    @classmethod
+    def of_linears(cls, role: str, *linears: Any) -> Matrix:
+        """Linear layers over the same inputs as they are."""
+        return cls(linears[0].weight, "loaded", linears[0].in_features, role, linears=linears)
 
     @property
     def packed(self) -> bool:
@@ -45,7 +58,7 @@ class Matrix:
     @property
     def outputs(self) -> int:
         """N."""
-        return int(self.data.shape[0]) * (lowbit.UNIT if self.packed else 1)
+        return int(self.data.shape[0]) * (lowbit.FRAGMENT_N if self.packed else 1)
 
     @property
     def nbytes(self) -> int:
@@ -54,44 +67,18 @@ class Matrix:
         return sum(part.numel() * part.element_size() for part in parts)
 
 
-def dense(weight: Tensor) -> Matrix:
-    """A weight [N, K] as it is."""
-    return Matrix(weight, "dense", int(weight.shape[1]))
-
-
-def quantize_int8(weight: Tensor) -> Matrix:
-    """Symmetric, one scale per output, see :func:`vla_ros.engine.int8.quantize`.
+def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
+    """A weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` takes it as it is.
 
     Raises:
         ConfigError: The number of outputs does not suit.
     """
-    return _quantize("int8", int8.quantize, weight)
-
-
-def quantize_int4(weight: Tensor) -> Matrix:
-    """Asymmetric in groups, see :func:`vla_ros.engine.int4.quantize`.
-
-    Raises:
-        ConfigError: The number of outputs does not suit.
-    """
-    return _quantize("int4", int4.quantize, weight)
-
-
-def _parts(tensor: Tensor, size: int) -> list[Tensor]:
-    return [tensor[start : start + size] for start in range(0, tensor.shape[0], size)]
-
-
-def _quantize(kind: str, quantize: Callable[[Tensor], tuple[Tensor, Tensor]], weight: Tensor) -> Matrix:
+    if kind == "none":
+        return Matrix(weight, "dense", int(weight.shape[1]), role)
+    rounded = {"int8": int8.quantize, "int4": int4.quantize}[kind]
     # Some rows at a time: the float32 copies of a whole matrix would be the largest thing in memory.
-    words, scale = (torch.cat(part) for part in zip(*map(quantize, _parts(weight, _ROWS_AT_ONCE)), strict=True))
-    return Matrix(words, kind, int(weight.shape[1]), scale)
-
-
-QUANTIZE: dict[str, Callable[[Tensor], Matrix]] = {
-    "none": dense,
-    "int8": quantize_int8,
-    "int4": quantize_int4,
-}
+    words, scale = (torch.cat(part) for part in zip(*map(rounded, torch.split(weight, _ROWS_AT_ONCE)), strict=True))
+    return Matrix(words, kind, int(weight.shape[1]), role, scale)
 
 
 def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
@@ -100,9 +87,9 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
         return matrix.data.to(dtype)
     assert matrix.scale is not None
     # Some rows at a time, as they were quantised: float32 copies would be several times what comes out.
-    some = _ROWS_AT_ONCE // lowbit.UNIT
-    parts = zip(_parts(matrix.data, some), _parts(matrix.scale, some), strict=True)
+    some = _ROWS_AT_ONCE // lowbit.FRAGMENT_N
     widen = {"int8": int8.dequantize, "int4": int4.dequantize}[matrix.kind]
+    parts = zip(torch.split(matrix.data, some), torch.split(matrix.scale, some), strict=True)
     return torch.cat([widen(words, scale, matrix.inputs).to(dtype) for words, scale in parts])
 
 
@@ -113,18 +100,23 @@ class Layer:
     Attributes:
         attention_norm: [hidden].
         qkv: Queries, keys and values [(heads + 2 kv_heads) * head_dim, hidden].
-        output: [hidden, heads * head_dim].
+        o_proj: [hidden, heads * head_dim].
         mlp_norm: [hidden].
         gate_up: Gate, then up [2 * intermediate, hidden].
-        down: [hidden, intermediate].
+        down_proj: [hidden, intermediate].
     """
 
     attention_norm: Tensor
     qkv: Matrix
-    output: Matrix
+    o_proj: Matrix
     mlp_norm: Tensor
     gate_up: Matrix
-    down: Matrix
+    down_proj: Matrix
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """All four."""
+        return self.qkv, self.o_proj, self.gate_up, self.down_proj
 
 
 @dataclass(frozen=True)
@@ -136,16 +128,16 @@ class DecoderWeights:
         embedding: [vocab, hidden].
         layers: One per layer.
         norm: [hidden].
-        head: [vocab, hidden], always dense.
+        lm_head: [vocab, hidden], never quantised.
         cosine: [positions, head_dim / 2] in the model's type.
         sine: The same.
     """
 
-    shape: DecoderShape
+    shape: LlmShape
     embedding: Tensor
     layers: tuple[Layer, ...]
     norm: Tensor
-    head: Matrix
+    lm_head: Matrix
     cosine: Tensor
     sine: Tensor
 
@@ -161,13 +153,12 @@ class DecoderWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one decoding pass reads: layers, norms and head."""
-        matrices = [m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return sum(matrix.nbytes for matrix in (*matrices, self.head))
+        """Bytes that one decoding pass reads: layers and head."""
+        return self.lm_head.nbytes + sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices)
 
 
 def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
-    """Fuse one decoder layer of a reference module (parameters named as in transformers' Llama).
+    """Fuse one layer of a :class:`~vla_ros.engine.llama.LlamaDecoder`.
 
     Args:
         layer: Has ``self_attn.{q,k,v,o}_proj``, ``mlp.{gate,up,down}_proj`` and the two norms.
@@ -176,23 +167,25 @@ def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
             beside it. False frees each weight as soon as it is fused, so that at most one exists twice.
     """
     attention, mlp = layer.self_attn, layer.mlp
-    quantize = QUANTIZE[kind]
+    groups = {
+        "qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
+        "o_proj": [attention.o_proj],
+        "gate_up": [mlp.gate_proj, mlp.up_proj],
+        "down_proj": [mlp.down_proj],
+    }
+    matrices = {role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()}
     return Layer(
         attention_norm=layer.input_layernorm.weight.data,
-        qkv=quantize(_fuse([attention.q_proj, attention.k_proj, attention.v_proj], kind, keep)),
-        output=quantize(_fuse([attention.o_proj], kind, keep)),
         mlp_norm=layer.post_attention_layernorm.weight.data,
-        gate_up=quantize(_fuse([mlp.gate_proj, mlp.up_proj], kind, keep)),
-        down=quantize(_fuse([mlp.down_proj], kind, keep)),
+        **matrices,
     )
 
 
-def collect(decoder: Any, shape: DecoderShape, kind: str = "none", *, keep: bool = True) -> DecoderWeights:
-    """The weights of a reference decoder (``model.{embed_tokens,layers,norm}`` and ``lm_head``), fused.
+def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeights:
+    """The weights of a :class:`~vla_ros.engine.llama.LlamaDecoder` that is on its device, fused.
 
     Args:
-        decoder: With its weights, on its device.
-        shape: Its sizes.
+        decoder: With its weights.
         kind: ``none``, ``int8`` or ``int4`` for the layers.
         keep: As for :func:`fuse_layer`.
 
@@ -201,41 +194,39 @@ def collect(decoder: Any, shape: DecoderShape, kind: str = "none", *, keep: bool
     """
     if kind not in KINDS:
         raise ConfigError(f"policy.quantization: found {kind!r}, the engine knows {', '.join(KINDS)}")
-    layers = tuple(fuse_layer(layer, kind, keep=keep) for layer in decoder.model.layers)
-    return assemble(decoder, shape, layers)
+    return assemble(decoder, tuple(fuse_layer(layer, kind, keep=keep) for layer in decoder.model.layers))
 
 
-def assemble(decoder: Any, shape: DecoderShape, layers: tuple[Layer, ...]) -> DecoderWeights:
+def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
     """What is around layers that were fused one by one while a checkpoint was read.
 
     Raises:
-        ConfigError: The heads do not suit a kind of weight: both halves of one must be whole units.
+        ConfigError: The heads do not suit a kind of weight: both halves of one must be whole fragments.
     """
-    qkv = layers[0].qkv
-    if qkv.packed and shape.head_dim % (2 * lowbit.UNIT):
+    qkv, shape = layers[0].qkv, decoder.shape
+    if qkv.packed and shape.head_dim % (2 * lowbit.FRAGMENT_N):
         raise ConfigError(
-            f"policy.quantization: {lowbit.BITS[qkv.kind]} bits need heads in multiples of {2 * lowbit.UNIT}, "
-            f"found {shape.head_dim}"
+            f"policy.quantization: {lowbit.BITS[qkv.kind]} bits need heads in multiples of "
+            f"{2 * lowbit.FRAGMENT_N}, found {shape.head_dim}"
         )
     embedding = decoder.model.embed_tokens.weight.data
-    cosine, sine = rotary_tables(shape)
     return DecoderWeights(
         shape=shape,
         embedding=embedding,
         layers=layers,
         norm=decoder.model.norm.weight.data,
-        head=dense(decoder.lm_head.weight.data),
-        # Rounded to the model's type, as the reference rounds them.
-        cosine=cosine.to(embedding.device, embedding.dtype),
-        sine=sine.to(embedding.device, embedding.dtype),
+        lm_head=quantize(decoder.lm_head.weight.data, "none", "lm_head"),
+        # Rounded to the model's type, as transformers rounds them.
+        cosine=decoder.cosine.to(embedding.device, embedding.dtype),
+        sine=decoder.sine.to(embedding.device, embedding.dtype),
     )
 
 
-def rotary_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position, float32 [positions, head_dim / 2]."""
-    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
+def rotary_tables(shape: LlmShape) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, float32 [positions, head_dim / 2], on the CPU."""
+    steps = torch.arange(0, shape.head_dim, 2, device="cpu", dtype=torch.float32)
     frequencies = 1.0 / (shape.rope_theta ** (steps / shape.head_dim))
-    angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), frequencies)
+    angles = torch.outer(torch.arange(shape.max_positions, device="cpu", dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 
 

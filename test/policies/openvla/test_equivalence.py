@@ -5,8 +5,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from vla_ros.policies.openvla.architecture import LlmShape
-from vla_ros.policies.openvla.decoder import KeyValueCache, LlamaDecoder
+from vla_ros.engine import decoder
+from vla_ros.engine.llama import LlamaDecoder, as_loaded
+from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.shapes import LlmShape
 from vla_ros.policies.openvla.tiny import TABLE_WORDS, tiny_architecture, write_tiny
 
 MODELS = (
@@ -61,17 +63,18 @@ def test_transformers_llama_gives_the_same_hidden_states(kv_heads, implementatio
             pad_token_id=None,
         )
     ).eval()
-    ours = LlamaDecoder(shape, implementation).eval()
+    ours, ops = LlamaDecoder(shape).eval(), Ops(implementation)
     ours.load_state_dict(theirs.state_dict())
     ids = torch.randint(0, 50, (3, 12))
     with torch.inference_mode():
-        expected = theirs(input_ids=ids).logits
-        whole = ours.lm_head(ours.model(ours.model.embed_tokens(ids)))
-        cache = KeyValueCache(shape, 3, 12, torch.device("cpu"), torch.float32)
-        parts = [ours.model(ours.model.embed_tokens(part), cache) for part in ids.split([5, 1, 4, 2], dim=1)]
+        expected, weights = theirs(input_ids=ids).logits, as_loaded(ours)
+        whole = ours.lm_head(decoder.hidden_states(weights, ops, ours.model.embed_tokens(ids)))
+        cache, parts, start = KVCache.allocate(weights, 3, 12), [], torch.zeros(3, dtype=torch.int32)
+        for part in ids.split([5, 1, 4, 2], dim=1):
+            parts.append(decoder.verify(weights, ops, cache, part, start))
+            start = start + part.shape[1]
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ours.lm_head(torch.cat(parts, dim=1)), expected, rtol=1e-4, atol=1e-5)
-    assert cache.length == 12
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_reach_every_weight(small):

@@ -5,9 +5,10 @@ import logging
 import pytest
 import torch
 
+from vla_ros.engine.shapes import LlmShape
 from vla_ros.errors import OutOfMemoryError
 from vla_ros.policies.openvla import memory
-from vla_ros.policies.openvla.architecture import TIMM_TOWERS, Architecture, LlmShape
+from vla_ros.policies.openvla.architecture import TIMM_TOWERS, Architecture
 from vla_ros.policies.openvla.loading import build_empty
 
 GB = 10**9

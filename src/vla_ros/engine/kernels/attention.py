@@ -1,4 +1,4 @@
-"""Attention of a few new rows to the filled part of the cache, and the choice of a token."""
+"""Attention of few rows to the filled part of the KV cache, and greedy sampling."""
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803
@@ -10,8 +10,8 @@ import triton.language as tl
 
 
 @triton.jit
-def put_together(top, norm, mixed, other_top, other_norm, other_mixed):
-    """Two parts of an attention: largest score [R], sum of shares [R] and mixed values [R, HEAD] of each."""
+def merge_softmax(top, norm, mixed, other_top, other_norm, other_mixed):
+    """Merge two partial softmaxes: largest score [R], sum of weights [R] and weighted values [R, HEAD] of each."""
     new_top = tl.maximum(top, other_top)
     origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: weighs nothing
     keep, take = tl.exp(top - origin), tl.exp(other_top - origin)
@@ -20,16 +20,16 @@ def put_together(top, norm, mixed, other_top, other_norm, other_mixed):
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, positions, out, found, arrived, ROWS, CAPACITY, scale,
+    query, keys, values, positions, out, partial, split_counters, ROWS, CAPACITY, scale,
     SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """SPLITS programs for one head of one observation: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of that shape.
 
-    Row r sees the cache up to ``positions[r]``. The walk ends at the last position needed, whatever the capacity.
-    Program s takes blocks s, s + SPLITS, ... and writes what it found to ``found``; the last to arrive puts the
-    parts together, in their order. ``arrived`` [B * HEADS] counts, from 0 to 0 again.
-    Blocks that a row does not see leave it untouched to the bit, so rows do not depend on each other.
+    Row r sees the cache up to ``positions[r]``. The loop ends at the last position needed, whatever the capacity.
+    Program s takes blocks s, s + SPLITS, ... and writes its softmax to ``partial``; the last to finish merges them,
+    in their order. ``split_counters`` [B * HEADS] count the finished programs, from 0 to 0 again.
+    Blocks that a row does not see do not change a bit of it, so rows do not depend on each other.
     """
     split, which = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     batch, head = which // HEADS, which % HEADS
@@ -54,28 +54,28 @@ def attend_kernel(
         highest = tl.max(score, axis=1)
         share = tl.exp(score - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
         part = tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        top, norm, mixed = put_together(top, norm, mixed, highest, tl.sum(share, axis=1), part)
+        top, norm, mixed = merge_softmax(top, norm, mixed, highest, tl.sum(share, axis=1), part)
     if SPLITS > 1:
         size = tl.num_programs(0) * ROWS  # of all parts: sums, then largest scores, then mixed values
         mine = (which * SPLITS + split) * ROWS + row
-        tl.store(found + mine, norm, mask=inside)
-        tl.store(found + size + mine, top, mask=inside)
-        tl.store(found + 2 * size + mine[:, None] * HEAD + feature[None, :], mixed, mask=inside[:, None])
-        tl.debug_barrier()  # every thread has written before one of them says so
-        if tl.atomic_add(arrived + which, 1, sem="acq_rel") == SPLITS - 1:
+        tl.store(partial + mine, norm, mask=inside)
+        tl.store(partial + size + mine, top, mask=inside)
+        tl.store(partial + 2 * size + mine[:, None] * HEAD + feature[None, :], mixed, mask=inside[:, None])
+        tl.debug_barrier()  # every thread has written before the counter says so
+        if tl.atomic_add(split_counters + which, 1, sem="acq_rel") == SPLITS - 1:
             top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
             norm = tl.zeros((BLOCK_R,), tl.float32)
             mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
             for one in tl.static_range(SPLITS):
                 theirs = (which * SPLITS + one) * ROWS + row
-                # Past the first cache, which belongs to one processor and may be older.
-                their_norm = tl.load(found + theirs, mask=inside, other=1.0, cache_modifier=".cg")
-                their_top = tl.load(found + size + theirs, mask=inside, other=0.0, cache_modifier=".cg")
-                there = found + 2 * size + theirs[:, None] * HEAD + feature[None, :]
+                # Past the L1 cache, which belongs to one multiprocessor and may be stale.
+                their_norm = tl.load(partial + theirs, mask=inside, other=1.0, cache_modifier=".cg")
+                their_top = tl.load(partial + size + theirs, mask=inside, other=0.0, cache_modifier=".cg")
+                there = partial + 2 * size + theirs[:, None] * HEAD + feature[None, :]
                 their_mixed = tl.load(there, mask=inside[:, None], other=0.0, cache_modifier=".cg")
-                top, norm, mixed = put_together(top, norm, mixed, their_top, their_norm, their_mixed)
+                top, norm, mixed = merge_softmax(top, norm, mixed, their_top, their_norm, their_mixed)
             tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
-            tl.store(arrived + which, 0)
+            tl.store(split_counters + which, 0)
     else:
         tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 

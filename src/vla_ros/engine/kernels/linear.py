@@ -1,18 +1,18 @@
-"""Products of a few rows with a large weight: the whole cost of decoding, and bound by reading the weight once.
+"""Products of few rows with a large weight: what decoding costs, and bound by reading the weight once.
 
 Every kernel here takes rows ``x`` [M, K] and a weight [N, K], stored as the checkpoint has it or in the order of
-:mod:`vla_ros.engine.lowbit`. One program makes ``BLOCK_N`` outputs for ``BLOCK_M`` rows and walks along K.
-Rows are padded to a multiple of 16 (packed: of 8) and multiplied on the matrix units, in the same order whatever M
-is: the result of one row does not depend on how many rows there are. Verifying six tokens therefore gives the bits
-that decoding them one by one gives.
+:mod:`vla_ros.engine.lowbit`. One program computes a tile of ``BLOCK_M`` rows and ``BLOCK_N`` outputs and loops over
+K. Rows are padded to a multiple of 16 (packed: of 8) and multiplied on the tensor cores, in the same order whatever
+M is: the result of one row does not depend on how many rows there are. Verifying six tokens therefore gives the
+bits that decoding them one by one gives.
 
-What surrounds the product is folded in: dequantisation of the weight, what follows (rotary embedding and cache,
-gated activation, residual), and the norm before it. Of an RMS norm only one number is not known where a row is
-written: the sum over all of it. So whoever writes the residual stream writes it a second time, times the norm's
-weight, and adds the squares up; the product is taken of that, and its sums are divided by the root of the mean.
-Squares are added in float64, in which those of bfloat16 are exact: it does not matter who comes first.
+Fused with the product: dequantisation of the weight, the epilogue (rotary embedding and cache, gated activation,
+residual), and the norm before it. Where a row is written, only one number of its RMS norm is unknown: the sum over
+the whole row. So the epilogue that writes the residual stream also writes it times the norm's weight and adds up
+its squares; the next product reads that, and divides its sums by the root of the mean. Squares are added in
+float64, where those of bfloat16 are exact, so that the order of the programs does not matter.
 
-What an end needs beside the sums is loaded at the beginning, so that it is there when the last weight is.
+Epilogue operands are prefetched before the K loop.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from vla_ros.engine.kernels.lowbit import multiply_packed
-from vla_ros.engine.kernels.unpack import UNIT
+from vla_ros.engine.kernels.unpack import FRAGMENT_N
 
 
 @triton.jit
@@ -32,18 +32,20 @@ def multiply(
     x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr,
     ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the partners of a pair side by side.
+    """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the two of a pair side by side.
 
-    ``outputs`` comes from :func:`numbers` or :func:`pairs`.
+    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`.
     """
     if KIND != "dense":
-        units: tl.constexpr = BLOCK_N // UNIT
-        parts: tl.constexpr = BLOCK_K // (128 if KIND == "int4" else 64)
+        fragments: tl.constexpr = BLOCK_N // FRAGMENT_N
+        k_groups: tl.constexpr = BLOCK_K // (128 if KIND == "int4" else 64)
         both = multiply_packed(
-            x, weight, scale, rows, outputs // UNIT, M, K, KIND, ASM, units, parts, BLOCK_M, PRECISION,
+            x, weight, scale, rows, outputs // FRAGMENT_N, M, K, KIND, ASM, fragments, k_groups, BLOCK_M, PRECISION,
         )  # fmt: skip
         if PAIRS:
-            both = both.reshape(units // 2, 2, UNIT, BLOCK_M).permute(0, 2, 1, 3).reshape(BLOCK_N, BLOCK_M)
+            both = (
+                both.reshape(fragments // 2, 2, FRAGMENT_N, BLOCK_M).permute(0, 2, 1, 3).reshape(BLOCK_N, BLOCK_M)
+            )
         total = tl.trans(both)
     else:
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -66,27 +68,27 @@ def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
 
 
 @triton.jit
-def numbers(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each packed unit."""
+def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
+    """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each fragment."""
     if KIND != "dense":
-        return first + tl.arange(0, COUNT // UNIT) * UNIT
+        return first + tl.arange(0, COUNT // FRAGMENT_N) * FRAGMENT_N
     else:
         return first + tl.arange(0, COUNT)
 
 
 @triton.jit
-def pairs(first, COUNT: tl.constexpr, KIND: tl.constexpr):
-    """Numbers of COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, or unit by unit."""
+def pair_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
+    """COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, or fragment by fragment."""
     if KIND != "dense":
-        unit = tl.arange(0, 2 * COUNT // UNIT)
-        return first + unit // 2 * UNIT, unit % 2
+        fragment = tl.arange(0, 2 * COUNT // FRAGMENT_N)
+        return first + fragment // 2 * FRAGMENT_N, fragment % 2
     else:
         pair = tl.arange(0, 2 * COUNT)
         return first + pair // 2, pair % 2
 
 
 @triton.jit
-def sums_of(squares, rows, M):
+def load_squares(squares, rows, M):
     """Sums of squares of ``rows``."""
     return tl.load(squares + rows, mask=rows < M, other=1.0)
 
@@ -98,16 +100,16 @@ def inverse_root(sums, eps, N: tl.constexpr):
 
 
 @triton.jit
-def head_kernel(
+def lm_head_kernel(
     x, squares, eps, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
     ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out = norm(x) @ weight.T``; ``out`` [M, N] of its own type."""
     rows = block_of_rows(BLOCK_M, MORE)
-    sums = sums_of(squares, rows, M)
+    sums = load_squares(squares, rows, M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
-        x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
+        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
         K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
@@ -117,21 +119,21 @@ def head_kernel(
 
 @triton.jit
 def add_kernel(
-    x, weight, scale, out, gain, scaled, squares, spent, M, N, K: tl.constexpr, KIND: tl.constexpr,
+    x, weight, scale, out, norm, scaled, next_squares, squares, M, N, K: tl.constexpr, KIND: tl.constexpr,
     MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out += x @ weight.T`` [M, N], and for the norm that follows: ``scaled``, and ``squares``, which were 0.
+    """``out += x @ weight.T`` [M, N], and for the next norm: ``scaled``, and ``next_squares``, which were 0.
 
-    ``spent`` [M] are the sums of the norm before, which nobody needs any more: they become 0.
+    ``squares`` [M] are those of the norm before, which nothing needs any more: they become 0.
     """
     rows = block_of_rows(BLOCK_M, MORE)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
-    before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(gain + outputs)
+    before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(norm + outputs)
     total = multiply(
-        x, weight, scale, rows, numbers(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
+        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
         K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
@@ -139,9 +141,9 @@ def add_kernel(
     weighted = value.to(tl.float32) * factor.to(tl.float32)[None, :]
     tl.store(scaled + at, weighted.to(scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
-    tl.atomic_add(squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
+    tl.atomic_add(next_squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
     if tl.program_id(1) == 0:
-        tl.store(spent + rows, tl.zeros((BLOCK_M,), tl.float64), mask=rows < M)
+        tl.store(squares + rows, tl.zeros((BLOCK_M,), tl.float64), mask=rows < M)
 
 
 @triton.jit
@@ -151,8 +153,8 @@ def gate_up_kernel(
 ):  # fmt: skip
     """``silu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
     rows = block_of_rows(BLOCK_M, MORE)
-    sums = sums_of(squares, rows, M)
-    number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
+    sums = load_squares(squares, rows, M)
+    number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
         x, weight, scale, rows, number + partner * N, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
@@ -179,13 +181,13 @@ def qkv_kernel(
     """
     half: tl.constexpr = HEAD // 2
     rows = block_of_rows(BLOCK_M, MORE)
-    sums = sums_of(squares, rows, M)
+    sums = load_squares(squares, rows, M)
     mine = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half
     position = tl.load(positions + rows, mask=rows < M, other=0)
     table = position[:, None] * half + feature[None, :]
     cos, sin = tl.load(cosine + table), tl.load(sine + table)
-    number, partner = pairs(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
+    number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
         x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
         K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,

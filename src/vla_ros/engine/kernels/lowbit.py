@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from vla_ros.engine.kernels.unpack import (
-    UNIT,
+    FRAGMENT_N,
     WORDS,
     as_operand,
     in_eight,
@@ -26,89 +26,96 @@ from vla_ros.engine.kernels.unpack import (
     unpack_int8,
 )
 
-WIDTH = tl.constexpr(128)
+ALIGN_K = tl.constexpr(128)
 
 
 @triton.jit
 def multiply_packed(
-    x, words, scale, rows, unit, M, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, UNITS: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
+    x, words, scale, rows, fragment, M, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
+    FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Float32 [8 UNITS, BLOCK_M]: the weights of ``unit`` [UNITS] times ``rows`` [BLOCK_M] of ``x`` [M, K].
+    """Float32 [8 FRAGMENTS, BLOCK_M]: weights of ``fragment`` [FRAGMENTS] times ``rows`` [BLOCK_M] of ``x`` [M, K].
 
-    Part p of PARTS takes stretches p, p + PARTS, ... of all units, the parts are spread over the warps, and their
-    sums are added at the end, in the same order always. Scales are applied to sums, not to weights.
+    Sum p of K_GROUPS takes K-groups p, p + K_GROUPS, ... of all fragments. The sums are spread over the warps and
+    added up after the loop, always in the same order. Scales are applied to sums, not to weights.
     """
-    size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a stretch
-    count: tl.constexpr = (K + WIDTH - 1) // WIDTH * (WIDTH // size)
+    size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
+    count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
     kind: tl.constexpr = x.dtype.element_ty
-    part, input, word, output = tl.arange(0, PARTS), tl.arange(0, size), tl.arange(0, WORDS), tl.arange(0, UNIT)
-    total = tl.zeros((PARTS, UNITS * UNIT, BLOCK_M), tl.float32)
-    for first in range(0, count, PARTS):
+    part, input, word, output = (
+        tl.arange(0, K_GROUPS),
+        tl.arange(0, size),
+        tl.arange(0, WORDS),
+        tl.arange(0, FRAGMENT_N),
+    )
+    total = tl.zeros((K_GROUPS, FRAGMENTS * FRAGMENT_N, BLOCK_M), tl.float32)
+    for first in range(0, count, K_GROUPS):
         at = first + part
         there = at < count
         seen = (rows < M)[None, None, :] & there[:, None, None]
         if count * size != K:
             seen = seen & ((at[:, None] * size + input[None, :]) < K)[:, :, None]
-        place = unit[:, None, None] * count + at[None, :, None]
+        place = fragment[:, None, None] * count + at[None, :, None]
         packed = tl.load(words + place * WORDS + word[None, None, :], mask=there[None, :, None], other=0)
         inputs = at[:, None, None] * size + input[None, :, None]
         if KIND == "int4":
-            entries = tl.load(scale + place * UNIT + output[None, None, :], mask=there[None, :, None], other=0)
+            entries = tl.load(
+                scale + place * FRAGMENT_N + output[None, None, :], mask=there[None, :, None], other=0
+            )
             some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
             factor, offset = read_grid(entries)
-            offset = per_lane(narrow(offset, kind, ASM), UNITS, PARTS)
+            offset = per_lane(narrow(offset, kind, ASM), FRAGMENTS, K_GROUPS)
             n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, kind, ASM)
-            x0, x1, x2, x3, x4, x5, x6, x7 = in_eight(some, PARTS, BLOCK_M)
-            partial = tl.dot(as_operand(n0, UNITS, PARTS), x0, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n1, UNITS, PARTS), x1, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n2, UNITS, PARTS), x2, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n3, UNITS, PARTS), x3, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n4, UNITS, PARTS), x4, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n5, UNITS, PARTS), x5, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n6, UNITS, PARTS), x6, partial, input_precision=PRECISION)
-            partial = tl.dot(as_operand(n7, UNITS, PARTS), x7, partial, input_precision=PRECISION)
-            total += partial * factor.permute(1, 0, 2).reshape(PARTS, UNITS * UNIT)[:, :, None]
+            x0, x1, x2, x3, x4, x5, x6, x7 = in_eight(some, K_GROUPS, BLOCK_M)
+            partial = tl.dot(as_operand(n0, FRAGMENTS, K_GROUPS), x0, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n1, FRAGMENTS, K_GROUPS), x1, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n2, FRAGMENTS, K_GROUPS), x2, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n3, FRAGMENTS, K_GROUPS), x3, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n4, FRAGMENTS, K_GROUPS), x4, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n5, FRAGMENTS, K_GROUPS), x5, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n6, FRAGMENTS, K_GROUPS), x6, partial, input_precision=PRECISION)
+            partial = tl.dot(as_operand(n7, FRAGMENTS, K_GROUPS), x7, partial, input_precision=PRECISION)
+            total += partial * factor.permute(1, 0, 2).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N)[:, :, None]
         else:
             some = tl.load(x + rows[None, None, :] * K + inputs, mask=seen, other=0.0)
             n0, n1, n2, n3 = unpack_int8(packed, kind, ASM)
-            x0, x1, x2, x3 = in_four(some, PARTS, BLOCK_M)
-            total = tl.dot(as_operand(n0, UNITS, PARTS), x0, total, input_precision=PRECISION)
-            total = tl.dot(as_operand(n1, UNITS, PARTS), x1, total, input_precision=PRECISION)
-            total = tl.dot(as_operand(n2, UNITS, PARTS), x2, total, input_precision=PRECISION)
-            total = tl.dot(as_operand(n3, UNITS, PARTS), x3, total, input_precision=PRECISION)
+            x0, x1, x2, x3 = in_four(some, K_GROUPS, BLOCK_M)
+            total = tl.dot(as_operand(n0, FRAGMENTS, K_GROUPS), x0, total, input_precision=PRECISION)
+            total = tl.dot(as_operand(n1, FRAGMENTS, K_GROUPS), x1, total, input_precision=PRECISION)
+            total = tl.dot(as_operand(n2, FRAGMENTS, K_GROUPS), x2, total, input_precision=PRECISION)
+            total = tl.dot(as_operand(n3, FRAGMENTS, K_GROUPS), x3, total, input_precision=PRECISION)
     summed = tl.sum(total, axis=0)
     if KIND == "int8":
-        factors = tl.load(scale + unit[:, None] * UNIT + output[None, :])
-        summed *= factors.reshape(UNITS * UNIT)[:, None]
+        factors = tl.load(scale + fragment[:, None] * FRAGMENT_N + output[None, :])
+        summed *= factors.reshape(FRAGMENTS * FRAGMENT_N)[:, None]
     return summed
 
 
 @triton.jit
 def load_weights(
-    words, scale, place, KIND: tl.constexpr, ASM: tl.constexpr, UNITS: tl.constexpr, DTYPE: tl.constexpr
+    words, scale, place, KIND: tl.constexpr, ASM: tl.constexpr, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """The stretch at ``place`` [UNITS] of some units as a dense matrix; of int8 without scales."""
+    """The K-group at ``place`` [FRAGMENTS] of some fragments as a dense matrix; of int8 without scales."""
     place = place[:, None, None]
     packed = tl.load(words + place * WORDS + tl.arange(0, WORDS)[None, None, :])
     if KIND == "int4":
-        entries = tl.load(scale + place * UNIT + tl.arange(0, UNIT)[None, None, :])
-        weight = matrix_int4(packed, entries, UNITS, DTYPE, ASM)
+        entries = tl.load(scale + place * FRAGMENT_N + tl.arange(0, FRAGMENT_N)[None, None, :])
+        weight = matrix_int4(packed, entries, FRAGMENTS, DTYPE, ASM)
     else:
-        weight = matrix_int8(packed, UNITS, DTYPE, ASM)
+        weight = matrix_int8(packed, FRAGMENTS, DTYPE, ASM)
     return weight
 
 
 @triton.jit
 def dequantize_kernel(
-    words, scale, out, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, UNITS: tl.constexpr
+    words, scale, out, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, FRAGMENTS: tl.constexpr
 ):  # fmt: skip
-    """[N, K] in the type of ``out``; a program makes 8 UNITS outputs of one stretch."""
+    """[N, K] in the type of ``out``; a program computes 8 FRAGMENTS outputs of one K-group."""
     size: tl.constexpr = 128 if KIND == "int4" else 64
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    place = unit * tl.num_programs(1) + tl.program_id(1)
-    weight = load_weights(words, scale, place, KIND, ASM, UNITS, out.dtype.element_ty)
-    rows = tl.program_id(0) * UNITS * UNIT + tl.arange(0, UNITS * UNIT)
+    fragment = tl.program_id(0) * FRAGMENTS + tl.arange(0, FRAGMENTS)
+    place = fragment * tl.num_programs(1) + tl.program_id(1)
+    weight = load_weights(words, scale, place, KIND, ASM, FRAGMENTS, out.dtype.element_ty)
+    rows = tl.program_id(0) * FRAGMENTS * FRAGMENT_N + tl.arange(0, FRAGMENTS * FRAGMENT_N)
     if KIND == "int8":
         weight = weight.to(tl.float32) * tl.load(scale + rows)[:, None]
     columns = tl.program_id(1) * size + tl.arange(0, size)
@@ -124,7 +131,7 @@ def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.
     """
     input = tl.arange(0, COUNT)
     at = x + start + (rows[None, :] * K + input[:, None])  # the same in every step, but for the start
-    if K // WIDTH * WIDTH != K:
+    if K // ALIGN_K * ALIGN_K != K:
         some = tl.load(at, mask=(rows < M)[None, :] & (start + input < K)[:, None], other=0.0)
     elif EVEN:
         some = tl.load(at)
@@ -134,8 +141,8 @@ def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.
 
 
 @triton.jit
-def show_rows(step, WGMMA: tl.constexpr):
-    """Let the matrix units see the rows that were copied to shared memory: they read it by a way of their own."""
+def fence_async_proxy(step, WGMMA: tl.constexpr):
+    """Make rows that were copied to shared memory visible to wgmma, which reads it through the async proxy."""
     if WGMMA:
         tl.inline_asm_elementwise(
             "fence.proxy.async.shared::cta; mov.b32 $0, $1;", "=r,r", [step], dtype=tl.int32, is_pure=False, pack=1
@@ -143,11 +150,11 @@ def show_rows(step, WGMMA: tl.constexpr):
 
 
 @triton.jit
-def let_go(step, WGMMA: tl.constexpr):
-    """Wait until the matrix units have read their operands.
+def wait_for_wgmma(step, WGMMA: tl.constexpr):
+    """Wait until wgmma has read its operands.
 
-    They take the weight from registers while the program goes on, and the next weight is unpacked into registers.
-    Triton 3.6 lets steps overlap: on an H200 some cuts for 8 bits then gave wrong numbers now and then.
+    It takes the weight from registers while the program goes on, and the next weight is unpacked into registers.
+    Triton 3.6 lets iterations overlap: on an H200 some tiles for 8 bits then gave wrong numbers now and then.
     """
     if WGMMA:
         tl.inline_asm_elementwise(
@@ -161,12 +168,12 @@ def let_go(step, WGMMA: tl.constexpr):
 
 
 @triton.jit
-def store_rows(
-    out, total, scale, rows, outputs, M, N, split, KIND: tl.constexpr, ADD: tl.constexpr, SPLITS: tl.constexpr
+def epilogue(
+    out, total, scale, rows, outputs, M, N, split, KIND: tl.constexpr, ADD: tl.constexpr, SPLIT_K: tl.constexpr
 ):  # fmt: skip
-    """``out[rows, outputs] = [out +] total`` [outputs, rows]; the sums alone where ``out`` is [SPLITS, M, N]."""
+    """``out[rows, outputs] = [out +] total`` [outputs, rows]; the sums alone where ``out`` is [SPLIT_K, M, N]."""
     at, inside = out + rows[None, :] * N + outputs[:, None], (rows < M)[None, :]
-    if SPLITS > 1:
+    if SPLIT_K > 1:
         tl.store(at + split * (M * N), total, mask=inside)
     else:
         if KIND == "int8":
@@ -179,56 +186,56 @@ def store_rows(
 @triton.jit
 def gemm_kernel(
     x, words, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, ASM: tl.constexpr,
-    UNITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, SPLITS: tl.constexpr,
-    EVEN: tl.constexpr, WGMMA: tl.constexpr, PRECISION: tl.constexpr,
+    FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN: tl.constexpr, WGMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, the weight dequantised on its way.
+    """``out [M, N] = [out +] x [M, K] @ weight.T`` for many rows, dequantising the weight on its way.
 
-    A program makes 8 UNITS outputs of BLOCK_M + TAIL rows: a prompt's length is no power of two, and each weight
-    should be unpacked for as many rows as there are. The weight is the left operand: on Hopper it may come from
-    registers, where dequantisation leaves it. Programs of one weight run together, so that it is read once.
-    SPLITS programs may share the inputs: each leaves its sums in ``out``, for :func:`sum_kernel`.
+    A program computes 8 FRAGMENTS outputs of BLOCK_M + TAIL_M rows: a prompt's length is no power of two, and each
+    weight should be unpacked for as many rows as there are. The weight is the left operand: on Hopper it may come
+    from registers, where dequantisation leaves it. Programs of one weight run together, so that it is read once.
+    SPLIT_K programs may share the inputs: each leaves its sums in ``out``, for :func:`reduce_kernel`.
     """
-    size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a stretch
-    count: tl.constexpr = (K + WIDTH - 1) // WIDTH * (WIDTH // size)
-    steps: tl.constexpr = count // PARTS
-    each: tl.constexpr = (steps + SPLITS - 1) // SPLITS
+    size: tl.constexpr = 128 if KIND == "int4" else 64  # inputs of a K-group
+    count: tl.constexpr = (K + ALIGN_K - 1) // ALIGN_K * (ALIGN_K // size)
+    steps: tl.constexpr = count // K_GROUPS
+    each: tl.constexpr = (steps + SPLIT_K - 1) // SPLIT_K
     kind: tl.constexpr = x.dtype.element_ty
-    start, split = tl.program_id(0) * (BLOCK_M + TAIL), tl.program_id(2)
+    start, split = tl.program_id(0) * (BLOCK_M + TAIL_M), tl.program_id(2)
     rows = start + tl.arange(0, BLOCK_M)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    total = tl.zeros((UNITS * UNIT, BLOCK_M), tl.float32)
-    if TAIL > 0:
-        more = start + BLOCK_M + tl.arange(0, TAIL)
-        rest = tl.zeros((UNITS * UNIT, TAIL), tl.float32)
+    fragment = tl.program_id(1) * FRAGMENTS + tl.arange(0, FRAGMENTS)
+    total = tl.zeros((FRAGMENTS * FRAGMENT_N, BLOCK_M), tl.float32)
+    if TAIL_M > 0:
+        more = start + BLOCK_M + tl.arange(0, TAIL_M)
+        rest = tl.zeros((FRAGMENTS * FRAGMENT_N, TAIL_M), tl.float32)
     for step in range(split * each, tl.minimum(split * each + each, steps)):
-        for part in tl.static_range(PARTS):
-            at = step * PARTS + part
-            weight = load_weights(words, scale, unit * count + at, KIND, ASM, UNITS, kind)
-            show_rows(at, WGMMA)
+        for part in tl.static_range(K_GROUPS):
+            at = step * K_GROUPS + part
+            weight = load_weights(words, scale, fragment * count + at, KIND, ASM, FRAGMENTS, kind)
+            fence_async_proxy(at, WGMMA)
             total = tl.dot(
                 weight, load_rows(x, rows, at * size, M, K, EVEN, size), total, input_precision=PRECISION
             )
-            if TAIL > 0:
+            if TAIL_M > 0:
                 rest = tl.dot(
                     weight, load_rows(x, more, at * size, M, K, EVEN, size), rest, input_precision=PRECISION
                 )
-            let_go(at, WGMMA)
-    outputs = tl.program_id(1) * UNITS * UNIT + tl.arange(0, UNITS * UNIT)
-    store_rows(out, total, scale, rows, outputs, M, N, split, KIND, ADD, SPLITS)
-    if TAIL > 0:
-        store_rows(out, rest, scale, more, outputs, M, N, split, KIND, ADD, SPLITS)
+            wait_for_wgmma(at, WGMMA)
+    outputs = tl.program_id(1) * FRAGMENTS * FRAGMENT_N + tl.arange(0, FRAGMENTS * FRAGMENT_N)
+    epilogue(out, total, scale, rows, outputs, M, N, split, KIND, ADD, SPLIT_K)
+    if TAIL_M > 0:
+        epilogue(out, rest, scale, more, outputs, M, N, split, KIND, ADD, SPLIT_K)
 
 
 @triton.jit
-def sum_kernel(
-    sums, scale, out, M, N, KIND: tl.constexpr, ADD: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+def reduce_kernel(
+    sums, scale, out, M, N, KIND: tl.constexpr, ADD: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """``out [M, N] = [out +]`` what :func:`gemm_kernel` left in ``sums`` [SPLITS, M, N], in their order."""
+    """``out [M, N] = [out +]`` what :func:`gemm_kernel` left in ``sums`` [SPLIT_K, M, N], in their order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < M * N
     total = tl.load(sums + at, mask=inside, other=0.0)
-    for split in tl.static_range(1, SPLITS):
+    for split in tl.static_range(1, SPLIT_K):
         total += tl.load(sums + split * (M * N) + at, mask=inside, other=0.0)
     if KIND == "int8":
         total *= tl.load(scale + at % N, mask=inside, other=0.0)

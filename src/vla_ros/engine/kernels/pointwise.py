@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a prefill, fused so that each tensor is read and written once."""
+"""The elementwise operations of a prefill, fused so that each tensor is read and written once."""
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803
@@ -10,35 +10,35 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(x, gain, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(x, norm, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
     """One program per row: ``x`` [M, N] to ``out``; rounded before the weight is applied, as Llama has it."""
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = tl.program_id(0).to(tl.int64) * N + column
-    weight = tl.load(gain + column, mask=inside, other=0.0)
+    weight = tl.load(norm + column, mask=inside, other=0.0)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
     tl.store(out + at, (value * scale).to(out.dtype.element_ty) * weight, mask=inside)
 
 
 @triton.jit
-def pick_kernel(table, index, hidden, gain, scaled, squares, spent, N: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row of ``hidden`` [M, N] = ``table[index]``, and what kernels of few rows take for its norm.
+def gather_kernel(table, index, hidden, norm, scaled, squares, next_squares, N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row of ``hidden`` [M, N] = ``table[index]``, and what kernels of few rows need for its norm.
 
     ``scaled`` [M, N] is the row times the weight of the norm, ``squares`` [M] float64 the sum of its squares;
-    ``spent`` [M] becomes 0.
+    ``next_squares`` [M] becomes 0.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = row.to(tl.int64) * N + column
-    weight = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(table + tl.load(index + row) * N + column, mask=inside, other=0.0)
     tl.store(hidden + at, value, mask=inside)
     tl.store(scaled + at, (value.to(tl.float32) * weight).to(scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
     tl.store(squares + row, tl.sum(wide * wide, axis=0))
-    tl.store(spent + row, 0.0)
+    tl.store(next_squares + row, 0.0)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a vision transformer: each tensor is read and written once.
+"""The operations between the matrix products of a vision transformer, each tensor read and written once.
 
 Every step is rounded as if it were an operation of its own, so that only the order of a norm's sums differs from
 torch. For that they must be compiled with ``enable_fp_fusion=False``: a fused multiply and add rounds once.
@@ -14,19 +14,19 @@ import triton.language as tl
 
 
 @triton.jit
-def cut_patches_kernel(
+def patchify_kernel(
     images, table, out, SIDE: tl.constexpr, PATCH: tl.constexpr, TOWERS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One program per patch: ``images`` uint8 [B, H, W, 3] to ``out`` [TOWERS, B * patches, 3 * PATCH * PATCH].
 
-    ``table`` [TOWERS, 3, 256] says what becomes of a byte. ``SIDE`` is the number of patches across.
+    ``table`` [TOWERS, 3, 256] maps a byte to its normalised value. ``SIDE`` is the number of patches across.
     """
     length: tl.constexpr = 3 * PATCH * PATCH
     patch = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < length
     channel, y, x = at // (PATCH * PATCH), at // PATCH % PATCH, at % PATCH
-    row = (patch // SIDE) * PATCH + y  # of all pictures, one below the other
+    row = (patch // SIDE) * PATCH + y  # of all images, one below the other
     source = (row * (SIDE * PATCH) + (patch % SIDE) * PATCH + x) * 3 + channel
     value = tl.load(images + source, mask=inside, other=0).to(tl.int32)
     for tower in tl.static_range(TOWERS):
@@ -35,7 +35,7 @@ def cut_patches_kernel(
 
 
 @triton.jit
-def begin_kernel(
+def embed_kernel(
     patches, positions, prefix, gain, bias, tokens, out, eps,
     ROWS: tl.constexpr, PREFIX: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def add_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = tl.program_id(0) * N + column
-    # Everything is asked for before anything is waited for.
+    # All loads are issued before the first is used.
     value = tl.load(tokens + at, mask=inside, other=0.0)
     added = tl.load(branch + at, mask=inside, other=0.0)
     if SCALED:

@@ -1,8 +1,8 @@
-"""From words in the order of :mod:`vla_ros.engine.lowbit` to operands of the matrix units.
+"""From words in the order of :mod:`vla_ros.engine.lowbit` to operands of the tensor cores.
 
-What a lane loads is unpacked where it is: number j of a lane's words is the matrix units' operand for inputs 16 j
-to 16 j + 15 of a stretch, register by register. The compiler finds the layouts equal and moves nothing; a compiler
-that does not find it moves the numbers and stays right.
+What a lane loads is unpacked in place: number j of a lane's words is the tensor cores' operand for inputs 16 j
+to 16 j + 15 of a K-group, register by register. The compiler finds the layouts equal and inserts no conversion; if
+it did not, the numbers would be moved and the result would be the same.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-UNIT = tl.constexpr(8)
+FRAGMENT_N = tl.constexpr(8)
 WORDS = tl.constexpr(128)
 
 
@@ -146,30 +146,30 @@ def narrow(value, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def per_lane(entries, A: tl.constexpr, B: tl.constexpr):
-    """[A, B, 8], one per output of a unit, to [A, B, 128], one per word."""
-    return tl.broadcast_to(entries[:, :, :, None], (A, B, UNIT, 16)).reshape(A, B, WORDS)
+    """[A, B, 8], one per output of a fragment, to [A, B, 128], one per word."""
+    return tl.broadcast_to(entries[:, :, :, None], (A, B, FRAGMENT_N, 16)).reshape(A, B, WORDS)
 
 
 @triton.jit
-def as_operand(number, UNITS: tl.constexpr, PARTS: tl.constexpr):
-    """One number of words [UNITS, PARTS, 128] as matrices [PARTS, 8 UNITS, 16]."""
-    split = number.reshape(UNITS, PARTS, UNIT, 4, 2, 2)  # unit, part, g, t, h, e
-    return split.permute(1, 0, 2, 4, 3, 5).reshape(PARTS, UNITS * UNIT, 16)
+def as_operand(number, FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr):
+    """One number of words [FRAGMENTS, K_GROUPS, 128] as matrices [K_GROUPS, 8 FRAGMENTS, 16]."""
+    split = number.reshape(FRAGMENTS, K_GROUPS, FRAGMENT_N, 4, 2, 2)  # fragment, group, g, t, h, e
+    return split.permute(1, 0, 2, 4, 3, 5).reshape(K_GROUPS, FRAGMENTS * FRAGMENT_N, 16)
 
 
 @triton.jit
-def in_four(x, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """[PARTS, 64, ROWS] cut into inputs 16 j to 16 j + 15, j = 0 to 3: [PARTS, 16, ROWS] each."""
-    even, odd = tl.split(x.reshape(PARTS, 2, 2, 16, ROWS).permute(0, 3, 4, 1, 2))
+def in_four(x, K_GROUPS: tl.constexpr, ROWS: tl.constexpr):
+    """[K_GROUPS, 64, ROWS] split into inputs 16 j to 16 j + 15, j = 0 to 3: [K_GROUPS, 16, ROWS] each."""
+    even, odd = tl.split(x.reshape(K_GROUPS, 2, 2, 16, ROWS).permute(0, 3, 4, 1, 2))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
     return x0, x1, x2, x3
 
 
 @triton.jit
-def in_eight(x, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """[PARTS, 128, ROWS] cut into inputs 16 j to 16 j + 15, j = 0 to 7: [PARTS, 16, ROWS] each."""
-    even, odd = tl.split(x.reshape(PARTS, 2, 2, 2, 16, ROWS).permute(0, 4, 5, 1, 2, 3))
+def in_eight(x, K_GROUPS: tl.constexpr, ROWS: tl.constexpr):
+    """[K_GROUPS, 128, ROWS] split into inputs 16 j to 16 j + 15, j = 0 to 7: [K_GROUPS, 16, ROWS] each."""
+    even, odd = tl.split(x.reshape(K_GROUPS, 2, 2, 2, 16, ROWS).permute(0, 4, 5, 1, 2, 3))
     x04, x26 = tl.split(even)
     x15, x37 = tl.split(odd)
     x0, x4 = tl.split(x04)
@@ -180,21 +180,25 @@ def in_eight(x, PARTS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def matrix_int4(packed, entries, UNITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Words [UNITS, 1, 128] and grid entries [UNITS, 1, 8] of one stretch to weights [8 UNITS, 128]."""
+def matrix_int4(packed, entries, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Words [FRAGMENTS, 1, 128] and grid entries [FRAGMENTS, 1, 8] of one K-group to weights [8 FRAGMENTS, 128]."""
     scale, offset = read_grid(entries)
-    offset = per_lane(narrow(offset, DTYPE, ASM), UNITS, 1)
-    scale = per_lane(narrow(scale, DTYPE, ASM), UNITS, 1)
+    offset = per_lane(narrow(offset, DTYPE, ASM), FRAGMENTS, 1)
+    scale = per_lane(narrow(scale, DTYPE, ASM), FRAGMENTS, 1)
     n0, n1, n2, n3, n4, n5, n6, n7 = unpack_int4(packed, offset, DTYPE, ASM)
     even = tl.join(tl.join(n0 * scale, n4 * scale), tl.join(n2 * scale, n6 * scale))
     odd = tl.join(tl.join(n1 * scale, n5 * scale), tl.join(n3 * scale, n7 * scale))
-    both = tl.join(even, odd).reshape(UNITS, UNIT, 4, 2, 2, 2, 2, 2)  # unit, g, t, h, e, j / 4, j / 2 % 2, j % 2
-    return both.permute(0, 1, 5, 6, 7, 3, 2, 4).reshape(UNITS * UNIT, 128).to(DTYPE)
+    both = tl.join(even, odd).reshape(
+        FRAGMENTS, FRAGMENT_N, 4, 2, 2, 2, 2, 2
+    )  # fragment, g, t, h, e, j / 4, j / 2 % 2, j % 2
+    return both.permute(0, 1, 5, 6, 7, 3, 2, 4).reshape(FRAGMENTS * FRAGMENT_N, 128).to(DTYPE)
 
 
 @triton.jit
-def matrix_int8(packed, UNITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Words [UNITS, 1, 128] of one stretch to numbers [8 UNITS, 64]: weights without their scale."""
+def matrix_int8(packed, FRAGMENTS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Words [FRAGMENTS, 1, 128] of one K-group to numbers [8 FRAGMENTS, 64]: weights without their scale."""
     n0, n1, n2, n3 = unpack_int8(packed, DTYPE, ASM)
-    both = tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(UNITS, UNIT, 4, 2, 2, 2, 2)
-    return both.permute(0, 1, 5, 6, 3, 2, 4).reshape(UNITS * UNIT, 64)  # of unit, g, t, h, e, j / 2, j % 2
+    both = tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(FRAGMENTS, FRAGMENT_N, 4, 2, 2, 2, 2)
+    return both.permute(0, 1, 5, 6, 3, 2, 4).reshape(
+        FRAGMENTS * FRAGMENT_N, 64
+    )  # of fragment, g, t, h, e, j / 2, j % 2

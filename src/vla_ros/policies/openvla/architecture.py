@@ -20,6 +20,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vla_ros.engine.shapes import LlmShape
 from vla_ros.errors import CheckpointError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -94,38 +95,6 @@ TIMM_TOWERS: Mapping[str, TowerShape] = {
 """The towers of the published checkpoints, by their timm identifier."""
 
 _EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
-
-
-@dataclass(frozen=True)
-class LlmShape:
-    """The Llama decoder.
-
-    Attributes:
-        vocab_size: Rows of embedding and head, with padding (32064).
-        hidden_size: Features per token.
-        intermediate_size: Hidden features of the gated MLP.
-        layers: Decoder layers.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        head_dim: Features per head.
-        rms_norm_eps: Epsilon of every RMSNorm; it comes from the checkpoint (1e-6 when not stored, which is
-            transformers' default for Llama; Llama-2's own 1e-5 would be wrong for the published files).
-        rope_theta: Base of the rotary embedding.
-        max_positions: Longest sequence in tokens.
-        bos_token: First token of every sequence.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_positions: int
-    bos_token: int
 
 
 @dataclass(frozen=True)

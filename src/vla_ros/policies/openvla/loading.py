@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,7 @@ def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: s
     """
     with torch.device("meta"):
         model = OpenVLAModel(architecture, attention)
-        quantization.install(model.language_model.model.layers, quantize)
+        quantization.install(model.language_model.layers, quantize)
     return model.eval().requires_grad_(False)
 
 
@@ -137,9 +136,27 @@ def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], fol
         raise CheckpointError(f"{folder}: weights do not fit config.json: {text}")
 
 
+Produce = Callable[[Sequence[str]], Iterator[tuple[str, Tensor]]]
+"""Parameter names to names and tensors, in any order."""
+
+
+def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
+    """Tensors from a checkpoint's files, one at a time.
+
+    Raises:
+        CheckpointError: When used, where a file cannot be read.
+    """
+
+    def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        for file in sorted({manifest[name].file for name in names}):
+            yield from read_tensors(file, [name for name in names if manifest[name].file == file])
+
+    return produce
+
+
 def fill(
     model: OpenVLAModel,
-    manifest: Mapping[str, StoredTensor],
+    source: Mapping[str, StoredTensor] | Produce,
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress = no_progress,
@@ -148,22 +165,21 @@ def fill(
 
     Args:
         model: From :func:`build_empty`, checked by :func:`check_weights`.
-        manifest: From :func:`read_manifest`.
+        source: From :func:`read_manifest`, or what makes the tensors.
         device: Where the weights go.
         dtype: Their type there; quantised layers have their own.
-        progress: Told the share of bytes read.
+        progress: Told the share of weights that are there.
 
     Raises:
         CheckpointError: A file cannot be read.
     """
-    names = [name for name, _ in model.named_parameters()]
-    total = sum(prod(manifest[name].shape) for name in names)
-    done = 0
-    for file in sorted({manifest[name].file for name in names}):
-        for name, tensor in read_tensors(file, [name for name in names if manifest[name].file == file]):
-            place(model, name, tensor, device, dtype)
-            done += tensor.numel()
-            progress(done / total, f"reading {file.name}")
+    produce = from_files(source) if isinstance(source, Mapping) else source
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    total, done = sum(sizes.values()), 0
+    for name, tensor in produce(list(sizes)):
+        place(model, name, tensor, device, dtype)
+        done += sizes[name]
+        progress(done / total, f"loading {name}")
     model.to(device)  # the constants that are no weights
 
 

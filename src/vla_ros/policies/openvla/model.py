@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros.engine import decoder
+from vla_ros.engine.llama import LlamaDecoder, as_loaded
+from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.decoder import KeyValueCache, LlamaDecoder
 from vla_ros.policies.openvla.vision_tower import VisionBackbone
 
 
@@ -44,8 +48,29 @@ class Answer(NamedTuple):
     margins: Tensor
 
 
+@dataclass
+class Prefix:
+    """A prompt in its cache, and what was decoded behind it.
+
+    Attributes:
+        weights: The decoder.
+        cache: Of this prompt alone.
+        length: Positions filled so far.
+    """
+
+    weights: DecoderWeights
+    cache: KVCache
+    length: int
+
+    def end(self, batch: int) -> Tensor:
+        """The next position, int32 [B]."""
+        return torch.full((batch,), self.length, dtype=torch.int32, device=self.weights.device)
+
+
 class OpenVLAModel(nn.Module):
-    """The network, step by step: ``normalize``, ``embed_image``, ``prefill``, ``decode_one``.
+    """The network with its weights as loaded: ``normalize``, ``embed_image``, ``prefill``, ``greedy``.
+
+    The decoder is :mod:`vla_ros.engine.decoder` with torch's operations.
 
     Args:
         architecture: Sizes, from ``config.json``.
@@ -59,7 +84,8 @@ class OpenVLAModel(nn.Module):
         self.architecture = architecture
         self.vision_backbone = VisionBackbone(architecture.towers, eager=attention == "eager")
         self.projector = Projector(architecture.vision_width, llm.hidden_size, fused=len(architecture.towers) > 1)
-        self.language_model = LlamaDecoder(llm, attention)
+        self.language_model = LlamaDecoder(llm)
+        self.ops = Ops(attention)
 
     @property
     def device(self) -> torch.device:
@@ -87,10 +113,9 @@ class OpenVLAModel(nn.Module):
             patches: [B, patches, llm_width].
             input_ids: Int64 [B, L], beginning with BOS.
         """
-        words = self.language_model.model.embed_tokens(input_ids)
-        return torch.cat([words[:, :1], patches, words[:, 1:]], dim=1)
+        return decoder.embed_sequence(as_loaded(self.language_model), patches, input_ids)
 
-    def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, KeyValueCache]:
+    def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, Prefix]:
         """Run the prompt.
 
         Args:
@@ -99,34 +124,31 @@ class OpenVLAModel(nn.Module):
             room: Positions to keep free in the cache for :meth:`decode_one`.
 
         Returns:
-            Logits of the first action token [B, vocab_size], and the cache that :meth:`decode_one` continues
-            (and changes in place).
+            Logits of the first action token [B, vocab_size], and the prefix that :meth:`decode_one` and
+            :meth:`greedy` continue (and change in place).
         """
-        sequence = self.embed_sequence(patches, input_ids)
-        batch, count, _ = sequence.shape
-        cache = KeyValueCache(self.architecture.llm, batch, count + room, sequence.device, sequence.dtype)
-        hidden = self.language_model.model(sequence, cache)
-        return self._head(hidden[:, -1]), cache
+        weights, batch = as_loaded(self.language_model), len(input_ids)
+        length = patches.shape[1] + input_ids.shape[1]
+        prefix = Prefix(weights, KVCache.allocate(weights, batch, length + room), length)
+        last = prefix.end(batch) - 1
+        return decoder.prefill(weights, self.ops, prefix.cache, patches, input_ids, last, 1)[:, 0], prefix
 
-    def decode_one(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Logits [B, vocab_size] after ``tokens``, int64 [B], at the next position of ``cache``."""
-        hidden = self.language_model.model(self.language_model.model.embed_tokens(tokens[:, None]), cache)
-        return self._head(hidden[:, -1])
+    def decode_one(self, tokens: Tensor, prefix: Prefix) -> Tensor:
+        """Logits [B, vocab_size] after ``tokens``, int64 [B], at the next position of ``prefix``."""
+        start = prefix.end(len(tokens))
+        prefix.length += 1
+        return decoder.verify(prefix.weights, self.ops, prefix.cache, tokens[:, None], start)[:, 0]
 
-    def greedy(self, logits: Tensor, cache: KeyValueCache, count: int) -> Answer:
-        """Decode ``count`` tokens greedily over the whole vocabulary, starting from :meth:`prefill`'s answer.
+    def greedy(self, logits: Tensor, prefix: Prefix, count: int) -> Answer:
+        """Decode ``count`` tokens greedily over the whole vocabulary, starting from :meth:`prefill`'s logits."""
+        token, margin = self.ops.choose(logits[:, None])
+        start, prefix.length = prefix.end(len(logits)), prefix.length + count - 1
+        tokens, margins = decoder.decode(prefix.weights, self.ops, prefix.cache, token[:, 0], start, count - 1)
+        return Answer(torch.cat([token, tokens], dim=1), torch.cat([margin, margins], dim=1))
 
-        Nothing is brought to the host in between, so that a GPU never waits for Python.
-        """
-        tokens: list[Tensor] = []
-        margins: list[Tensor] = []
-        for step in range(count):
-            if step:
-                logits = self.decode_one(tokens[-1], cache)
-            best = logits.topk(2, dim=-1).values
-            tokens.append(logits.argmax(dim=-1))  # not topk's index: argmax decides ties as ``generate`` does
-            margins.append(best[:, 0] - best[:, 1])
-        return Answer(torch.stack(tokens, dim=1), torch.stack(margins, dim=1))
+    def hidden_states(self, sequence: Tensor) -> Tensor:
+        """Last hidden states of embeddings [B, S, llm_width], all positions at once, with gradients."""
+        return decoder.hidden_states(as_loaded(self.language_model), self.ops, sequence)
 
     def forward(self, pixels: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All positions at once, without a cache and with gradients: for training and for checks.
@@ -140,9 +162,5 @@ class OpenVLAModel(nn.Module):
             embeddings [B, patches, llm_width]. Position ``patches + i`` predicts ``input_ids[:, i + 1]``.
         """
         patches = self.embed_image(pixels)
-        hidden = self.language_model.model(self.embed_sequence(patches, input_ids))
-        return self._head(hidden), hidden, patches
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.language_model.lm_head(hidden)
-        return logits.float()
+        hidden = self.hidden_states(self.embed_sequence(patches, input_ids))
+        return self.language_model.lm_head(hidden).float(), hidden, patches

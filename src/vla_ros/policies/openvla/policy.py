@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,22 +14,31 @@ import numpy as np
 import torch
 
 from vla_ros.config import Config
-from vla_ros.engine.agreement import checked
-from vla_ros.engine.executor import Engine, make_ops
-from vla_ros.engine.preprocess import is_exact
+from vla_ros.engine.device_ops import make_ops
+from vla_ros.engine.drafts import DraftState
+from vla_ros.engine.executor import Engine, Request
+from vla_ros.engine.kernel_check import checked
+from vla_ros.engine.resample import is_exact
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.openvla import memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros.policies.openvla.build_engine import fill_quantized, make_engine
 from vla_ros.policies.openvla.choices import check_attention, choose_device, choose_dtype, choose_engine
-from vla_ros.policies.openvla.fast import fill_quantized, from_files, make_engine
-from vla_ros.policies.openvla.loading import build_empty, check_weights, checkpoint_folder, fill, read_manifest
+from vla_ros.policies.openvla.loading import (
+    build_empty,
+    check_weights,
+    checkpoint_folder,
+    fill,
+    from_files,
+    read_manifest,
+)
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
-from vla_ros.policies.openvla.sight import checked_sight
+from vla_ros.policies.openvla.vision_encoder import checked_encoder
 from vla_ros.types import ActionChunk, ActionSpec, CameraFrame, FloatArray, IntArray, Observation, UInt8Array
 
 logger = logging.getLogger(__name__)
@@ -67,16 +76,16 @@ class OpenVLASession(Session):
     Attributes:
         instruction: The one that is encoded.
         tokens: Int64 [L], its prompt on the host.
-        previous: Int64 [D], the last answer, from which the engine drafts; answers do not depend on it.
+        draft: What the engine drafts from, of the last answer; answers do not depend on it.
     """
 
     instruction: str = ""
     tokens: IntArray | None = None
-    previous: IntArray | None = None
+    draft: DraftState = field(default_factory=DraftState)
 
     def reset(self) -> None:
         """Forget the last answer."""
-        self.previous = None
+        self.draft = DraftState()
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +260,7 @@ class OpenVLAPolicy(Policy):
         try:
             if session.tokens is None or session.instruction != observation.instruction:
                 session.tokens = loaded.prompt.encode(observation.instruction)
-                session.instruction, session.previous = observation.instruction, None
+                session.instruction, session.draft = observation.instruction, DraftState()
             image = observation.frames[self._image_key] if frame else self._image(observation)
         except VlaRosError as error:  # what is wrong with one request keeps no other from its answer
             return error
@@ -261,12 +270,10 @@ class OpenVLAPolicy(Policy):
     def _answer(self, loaded: Loaded, asked: Sequence[_Asked]) -> list[ActionChunk | VlaRosError]:
         if loaded.engine is None:
             return [self._answer_plainly(loaded, one) for one in asked]
-        frames = [one.image for one in asked if isinstance(one.image, CameraFrame)]
-        images = frames or np.stack([one.image for one in asked if isinstance(one.image, np.ndarray)])
-        prompts, drafts = [one.tokens for one in asked], [one.session.previous for one in asked]
+        requests = [Request(one.image, one.tokens, one.session.draft) for one in asked]
         chunks: list[ActionChunk | VlaRosError] = []
-        for one, answer in zip(asked, loaded.engine.answer(images, prompts, drafts), strict=True):
-            one.session.previous = answer.tokens
+        for one, answer in zip(asked, loaded.engine.answer(requests), strict=True):
+            one.session.draft = answer.draft
             info = {"draft_accepted": answer.accepted, "decoder_passes": answer.passes}
             chunks.append(self._chunk(loaded, one, answer.tokens, answer.margins, answer.stages_ms, info))
         return chunks
@@ -319,11 +326,11 @@ class OpenVLAPolicy(Policy):
 
     def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
         """The self-test, and one whole answer, so that the first frame is not the slow one."""
-        pictures = self_test.two_pictures(*self.spec.image_size)
+        pictures = self_test.two_images(*self.spec.image_size)
         loaded = self.loaded
         ids = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
         if self._options.self_test and weights is None:
-            self_test.check_sight(loaded.model, pictures, ids, folder)
+            self_test.check_vision(loaded.model, pictures, ids, folder)
         if fast:
             self._loaded = replace(loaded, engine=self._make_engine(loaded, folder, pictures, ids, weights))
         if self._options.compile and self.loaded.engine is not None:
@@ -344,20 +351,20 @@ class OpenVLAPolicy(Policy):
         """A warm engine that passed its test; None where ``policy.engine`` is ``auto`` and there cannot be one."""
         count, engine = loaded.statistics.dimension, None
         try:
-            ops, see, strict = None, None, self._options.engine != "auto"
+            ops, encode, strict = None, None, self._options.engine != "auto"
             if self._options.self_test:
-                see = checked_sight(loaded.model, pictures, strict=strict)
+                encode = checked_encoder(loaded.model, pictures, strict=strict)
             if self._options.self_test and weights is not None:
                 ops = checked(make_ops(weights.device), weights, strict=strict)
             engine = make_engine(
-                loaded.model, count, drafts=self._options.drafts, weights=weights, ops=ops, see=see
+                loaded.model, count, drafts=self._options.drafts, weights=weights, ops=ops, encode=encode
             )
             engine.warm_up([len(prompt), LONG_PROMPT])
             camera = self._camera
             self_test.check_resizing(
                 engine,
                 CameraFrame(
-                    self_test.two_pictures(camera.height, camera.width)[0],
+                    self_test.two_images(camera.height, camera.width)[0],
                     camera.orientation[0],
                     camera.pipeline,
                     camera.crop_area,
@@ -380,7 +387,7 @@ class OpenVLAPolicy(Policy):
             )
             return None
         if self._options.self_test and weights is not None:
-            self_test.check_engine_sight(engine, pictures, prompt, folder)
+            self_test.check_engine_vision(engine, pictures, prompt, folder)
         return engine
 
 

@@ -28,7 +28,7 @@ def bytes_per_weight(mode: str) -> float:
     formats of 4 bits the larger counts: the engine's, with 4 bytes per 128 weights (bitsandbytes' nf4 has one 8-bit
     scale per 64 weights and one float32 per 256 of those, 0.516).
     """
-    return {"int8": 1.0, "nf4": 0.5 + 4.0 / 128.0}[mode]
+    return {"int8": 1.0, "int4": 0.5 + 4.0 / 128.0, "nf4": 0.5 + 4.0 / 128.0}[mode]
 
 
 def install(layers: nn.Module, mode: str) -> None:

@@ -8,15 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.errors import ConfigError
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.stages import StageTimer
 from vla_ros.types import FloatArray, IntArray, UInt8Array
-
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-"""Largest relative error of patch embeddings that were computed in another way, by type. Another order of the
-norms' sums moves those of random weights in OpenVLA's sizes by 1e-6 and 1.2e-2, as much as bfloat16 itself does; a
-step left out, by far more."""
 
 
 @torch.inference_mode()
@@ -39,21 +35,21 @@ def answer(
     timer.mark("preprocess")
     patches = model.embed_image(pixels)
     timer.mark("vision")
-    logits, cache = model.prefill(patches, input_ids, room=count)
+    logits, prefix = model.prefill(patches, input_ids, room=count)
     timer.mark("prefill")
-    found = model.greedy(logits, cache, count)
+    found = model.greedy(logits, prefix, count)
     timer.mark("decode")
     tokens, margins = found.tokens[0].cpu().numpy(), found.margins[0].cpu().numpy()
     return tokens, margins.astype(np.float64), timer.milliseconds()
 
 
 @torch.inference_mode()
-def compile_towers(model: OpenVLAModel, picture: UInt8Array) -> float:
+def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
     """Compile towers and projector by ``torch.compile``: from now on ``model.embed_image`` is what came out.
 
     Args:
         model: On its device.
-        picture: Uint8 [H, W, 3] of the model's size, to compile and compare with.
+        image: Uint8 [H, W, 3] of the model's size, to compile and compare with.
 
     Returns:
         Seconds that it took.
@@ -61,18 +57,18 @@ def compile_towers(model: OpenVLAModel, picture: UInt8Array) -> float:
     Raises:
         ConfigError: It cannot be compiled here, or what came out computes something else.
     """
-    began, pixels = time.perf_counter(), model.normalize(to_device(picture, model.device))
-    expected = model.embed_image(pixels).float()
+    began, pixels = time.perf_counter(), model.normalize(to_device(image, model.device))
+    expected = model.embed_image(pixels)
     compiled = torch.compile(model.embed_image, dynamic=False)
     try:
-        found = compiled(pixels).float()
+        found = compiled(pixels)
     except Exception as error:  # no C++ compiler, for one; torch has a type for each
         raise ConfigError(
             f"policy.compile: torch.compile cannot do it here ({type(error).__name__}: {str(error).strip()[:200]}) "
             "- does this machine have a C++ compiler? policy.compile:=false does without"
         ) from error
-    off = ((found - expected).norm() / expected.norm()).item()
-    if not off <= BOUNDS.get(model.dtype, BOUNDS[torch.bfloat16]):  # NaN is wrong, too
+    off = relative_error(found, expected)
+    if not off <= TOLERANCES[model.dtype].vision:  # NaN is wrong, too
         raise ConfigError(f"policy.compile: what torch.compile made differs by {off:.2g}; leave it off")
     model.embed_image = compiled  # type: ignore[method-assign]
     return time.perf_counter() - began

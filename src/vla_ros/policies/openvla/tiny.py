@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vla_ros.engine.shapes import LlmShape
 from vla_ros.policies.openvla.architecture import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     LLAMA2_EMPTY_TOKEN,
     Architecture,
-    LlmShape,
     TowerShape,
 )
 from vla_ros.policies.openvla.checkpoints import Statistics, write_checkpoint

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.openvla.architecture import TowerShape
 
 LAYER_NORM_EPS = 1e-6
@@ -31,7 +32,7 @@ class PatchEmbedding(nn.Module):
         return self.embed(grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
 
     def embed(self, patches: Tensor) -> Tensor:
-        """Patches cut out, [B, patches, 588], channels first, to [B, patches, width]."""
+        """Pixels of patches [B, patches, 588], channels first, to [B, patches, width]."""
         embedded: Tensor = functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
         return embedded
 
@@ -81,28 +82,23 @@ class LayerScale(nn.Module):
         super().__init__()
         self.scale_factor = nn.Parameter(torch.ones(width))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[..., width] to the same."""
-        return tokens * self.scale_factor
-
 
 class Block(nn.Module):
-    """Pre-norm transformer block."""
+    """Weights of a pre-norm transformer block; :meth:`VisionTower.run` runs it."""
 
     def __init__(self, shape: TowerShape, eager: bool) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
         self.attn = Attention(shape, eager)
-        self.ls1 = LayerScale(shape.width) if shape.layer_scale else nn.Identity()
+        self.ls1 = LayerScale(shape.width) if shape.layer_scale else None
         self.norm2 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
         self.mlp = Mlp(shape.width, shape.mlp_width)
-        self.ls2 = LayerScale(shape.width) if shape.layer_scale else nn.Identity()
+        self.ls2 = LayerScale(shape.width) if shape.layer_scale else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, N, width] to the same."""
-        attended: Tensor = tokens + self.ls1(self.attn(self.norm1(tokens)))
-        output: Tensor = attended + self.ls2(self.mlp(self.norm2(attended)))
-        return output
+    @property
+    def scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """Factors of the attention's and of the MLP's branch, [width] each."""
+        return tuple(None if scale is None else scale.scale_factor for scale in (self.ls1, self.ls2))  # type: ignore[return-value]
 
 
 class VisionTower(nn.Module):
@@ -124,25 +120,35 @@ class VisionTower(nn.Module):
         self.patch_embed = PatchEmbedding(shape)
         self.blocks = nn.ModuleList(Block(shape, eager) for _ in range(shape.used_blocks))
 
-    def prefix(self) -> list[Tensor]:
-        """What precedes the patches: class token and register tokens, [1, tokens, width] each; [] without."""
+    def prefix(self) -> Tensor:
+        """Tokens before the patches: class token and register tokens, [tokens, width]; none in SigLIP."""
         tokens: list[Tensor] = [self.cls_token] if self.shape.class_token else []
-        return [*tokens, self.reg_token] if self.shape.register_tokens else tokens
+        tokens += [self.reg_token] if self.shape.register_tokens else []
+        return torch.cat([*tokens, self.pos_embed[:, :0]], dim=1)[0]
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [B, 3, image_size, image_size] to patch features [B, patches, width]."""
-        tokens = self.patch_embed(pixels) + self.pos_embed  # positions belong to patches only
-        if self.shape.prefix_tokens:
-            prefix = [token.expand(tokens.shape[0], -1, -1) for token in self.prefix()]
-            tokens = torch.cat([*prefix, tokens], dim=1)
-        for block in self.blocks:
-            tokens = block(tokens)
-        features: Tensor = tokens[:, self.shape.prefix_tokens :]
-        return features
+    def run(self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor) -> None:
+        """Embedded patches to features.
+
+        Args:
+            ops: How it computes between the products.
+            embedded: [B, patches, width], without positions.
+            prefix: From :meth:`prefix`.
+            out: [B, patches, width], takes the features; may be some columns of a wider tensor.
+        """
+        blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
+        tokens, normed = ops.embed(embedded, self.pos_embed[0], prefix, blocks[0].norm1)
+        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+            attention_scale, mlp_scale = block.scales
+            tokens, normed = ops.add_norm(tokens, block.attn(normed), attention_scale, block.norm2)
+            branch = block.mlp(normed)
+            if following is None:
+                ops.add(tokens, branch, mlp_scale, out)
+            else:  # fused with the next block's first norm
+                tokens, normed = ops.add_norm(tokens, branch, mlp_scale, following.norm1)
 
 
 class VisionBackbone(nn.Module):
-    """One tower, or two over the same picture whose features are concatenated."""
+    """One tower, or two over the same image whose features are concatenated."""
 
     mean: Tensor
     std: Tensor
@@ -163,7 +169,7 @@ class VisionBackbone(nn.Module):
         return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Pictures as each tower expects them.
+        """Images as each tower expects them.
 
         Args:
             images: Uint8 [B, H, W, 3], RGB.
@@ -177,7 +183,9 @@ class VisionBackbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths]."""
-        if self.fused_featurizer is None:
-            features: Tensor = self.featurizer(pixels)
-            return features
-        return torch.cat([self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=-1)
+        features = []
+        for index, tower in enumerate(self.towers):
+            patches = tower.patch_embed(pixels[:, 3 * index : 3 * index + 3])
+            features.append(torch.empty_like(patches))
+            tower.run(TowerOps(), patches, tower.prefix(), features[-1])
+        return features[0] if len(features) == 1 else torch.cat(features, dim=-1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_ros.engine.preprocess import Pipeline, make_pipeline
+from vla_ros.engine.resample import Pipeline, make_pipeline
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.errors import ConfigError
 from vla_ros.types import CameraFrame, UInt8Array
@@ -49,7 +49,7 @@ class Place:
     picture: Tensor | None = None
 
 
-class FrameResizer:
+class ImageResizer:
     """Uploads frames and makes pictures of them. One thread uses it.
 
     Buffers and weights are made when the first frame of a size comes, which takes some milliseconds once; a camera

@@ -1,4 +1,4 @@
-"""The stages of an answer over buffers of one size: B pictures, one padded prompt length."""
+"""The stages of an inference step over static buffers: B images, one padded prompt length."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vla_ros.engine.decoder import Cache, decode, prefill, verify
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.packed import Packed
+from vla_ros.engine.buckets import Buckets
+from vla_ros.engine.decoder import decode, prefill, verify
+from vla_ros.engine.ops import KVCache, Ops
 from vla_ros.engine.runner import Runner, Stage
-from vla_ros.engine.shapes import Buckets
+from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights
 
-See = Callable[[Tensor], Tensor]
-"""Uint8 [B, H, W, 3] RGB to patch embeddings [B, patches, hidden]."""
+Encode = Callable[[Tensor], Tensor]
+"""A vision encoder: uint8 [B, H, W, 3] RGB to patch embeddings [B, patches, hidden]; capturable, without waits."""
 
 STAGES = ("vision", "prefill", "decode", "verify")
 
 
-class Program:
-    """Buffers, a cache, and the four stages that work on them: as functions, or captured.
+class StepGraphs:
+    """Static buffers, a KV cache, and the four stages over them: as functions, or captured as graphs.
 
     Attributes:
         images: Uint8 [B, H, W, 3].
@@ -33,15 +33,15 @@ class Program:
         start: Int32 [B], position of the first of them.
         checked: Int64 [B, D - 1], what ``verify`` answers.
         checked_margins: Float32 [B, D - 1].
-        words: ``text`` and ``last``, as they are uploaded.
-        guesses: ``fed`` and ``start``, as they are uploaded.
-        answers: ``tokens`` and ``margins``, as they are downloaded.
-        checks: ``checked`` and ``checked_margins``, as they are downloaded.
+        prompt_buffer: ``text`` and ``last``, as they are uploaded.
+        fed_buffer: ``fed`` and ``start``, as they are uploaded.
+        answer_buffer: ``tokens`` and ``margins``, as they are downloaded.
+        checked_buffer: ``checked`` and ``checked_margins``, as they are downloaded.
     """
 
     def __init__(
         self,
-        see: See,
+        encode: Encode,
         weights: DecoderWeights,
         ops: Ops,
         buckets: Buckets,
@@ -51,26 +51,30 @@ class Program:
     ) -> None:
         self.length = length
         self.batch = batch
-        self._see, self._weights, self._ops = see, weights, ops
+        self._encode, self._weights, self._ops = encode, weights, ops
         answer, device = buckets.answer, weights.device
 
         fed = (batch, max(1, answer - 1))
         self.images = torch.zeros(batch, *image_size, 3, dtype=torch.uint8, device=device)
-        self.words = Packed(device, ((batch, buckets.text(length)), torch.int64), ((batch,), torch.int32))
-        self.text, self.last = self.words.tensors
-        self.guesses = Packed(device, (fed, torch.int64), ((batch,), torch.int32))
-        self.fed, self.start = self.guesses.tensors
-        self.answers = Packed(device, ((batch, answer), torch.int64), ((batch, answer), torch.float32))
-        self.tokens, self.margins = self.answers.tensors
-        self.checks = Packed(device, (fed, torch.int64), (fed, torch.float32))
-        self.checked, self.checked_margins = self.checks.tensors
+        self.prompt_buffer = TransferBuffer(
+            device, ((batch, buckets.text(length)), torch.int64), ((batch,), torch.int32)
+        )
+        self.text, self.last = self.prompt_buffer.tensors
+        self.fed_buffer = TransferBuffer(device, (fed, torch.int64), ((batch,), torch.int32))
+        self.fed, self.start = self.fed_buffer.tensors
+        self.answer_buffer = TransferBuffer(
+            device, ((batch, answer), torch.int64), ((batch, answer), torch.float32)
+        )
+        self.tokens, self.margins = self.answer_buffer.tensors
+        self.checked_buffer = TransferBuffer(device, (fed, torch.int64), (fed, torch.float32))
+        self.checked, self.checked_margins = self.checked_buffer.tensors
         self.last.fill_(buckets.patches)
         self.start.fill_(buckets.patches)
         self._patches = torch.zeros(
             batch, buckets.patches, weights.shape.hidden_size, dtype=weights.dtype, device=device
         )
         # A verifying pass always has D - 1 rows; those behind the answer need room, too.
-        self.cache = Cache.allocate(weights, batch, length + answer)
+        self.cache = KVCache.allocate(weights, batch, length + answer)
         self.stages: dict[str, Stage] = {
             "vision": self._vision,
             "prefill": self._prefill,
@@ -92,7 +96,8 @@ class Program:
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
         """What prefill and verification say of the same drafted tokens, float32 logits [B, D - 1, vocab] each.
 
-        For what was uploaded: pictures, ``words`` with a draft, the draft's tokens in ``guesses``. Not captured.
+        For what was uploaded: images, ``prompt_buffer`` with a draft, the draft's tokens in ``fed_buffer``. Not
+            captured.
         """
         self._vision()
         inside = prefill(
@@ -101,7 +106,7 @@ class Program:
         return inside[:, 1:], verify(self._weights, self._ops, self.cache, self.fed, self.start)
 
     def _vision(self) -> None:
-        self._patches.copy_(self._see(self.images))
+        self._patches.copy_(self._encode(self.images))
 
     def _prefill(self) -> None:
         rows = self.tokens.shape[1]

@@ -1,4 +1,4 @@
-"""What goes wrong on a device, in words that say what to do next."""
+"""Errors of the device and of the network, with what to do next."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         raise OutOfMemoryError(
-            f"out of memory on {device}: {_first_line(error)}. Choose policy.quantization int8 or nf4, or stop "
+            f"out of memory on {device}: {_first_line(error)}. Choose policy.quantization int8 or int4, or stop "
             "what else runs there; then load the policy again"
         ) from error
     except RuntimeError as error:

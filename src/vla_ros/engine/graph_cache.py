@@ -1,4 +1,4 @@
-"""Which program answers: the best that is ready, while a better one is made ready behind the scenes."""
+"""Captured graphs by sequence length; a length that is missing is captured in the background."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from vla_ros.engine.shapes import Buckets
+from vla_ros.engine.buckets import Buckets
 
 logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 
 
-class Programs(Generic[P]):
-    """Programs by sequence length.
+class GraphCache(Generic[P]):
+    """Graphs by sequence length.
 
-    A prompt is answered by the shortest ready program that holds it. If that is not the best length, the best is
-    made ready by a second thread; until then a longer one answers, or a program that was not prepared at all.
+    A prompt is answered by the shortest captured graphs that hold it. If that is not the best length, the best is
+    captured by a second thread; until then a longer one answers, or stages that run launch by launch.
 
     Args:
         buckets: The lengths.
-        build: Makes a program of a length, with buffers of its own.
-        prepare: Makes it fast (captures its graphs).
-        background: False prepares at once, in the caller's thread.
+        build: Makes the stages of a length, with buffers of their own.
+        prepare: Captures them.
+        background: False captures at once, in the caller's thread.
     """
 
     def __init__(
@@ -43,30 +43,30 @@ class Programs(Generic[P]):
 
     @property
     def ready(self) -> tuple[int, ...]:
-        """Lengths whose programs are prepared."""
+        """Lengths that are captured."""
         with self._lock:
             return tuple(sorted(self._ready))
 
     @property
     def failures(self) -> dict[int, Exception]:
-        """Lengths that could not be prepared, and why."""
+        """Lengths that could not be captured, and why."""
         with self._lock:
             return dict(self._failed)
 
     def ensure(self, length: int) -> None:
-        """Prepare a length now.
+        """Capture a length now.
 
         Raises:
-            Exception: Whatever building or preparing raises.
+            Exception: Whatever building or capturing raises.
         """
         if length not in self.ready:
-            program = self._build(length)
-            self._prepare(program)
+            built = self._build(length)
+            self._prepare(built)
             with self._lock:
-                self._ready[length] = program
+                self._ready[length] = built
 
     def take(self, prompt: int) -> P:
-        """The program that answers a prompt of that many tokens now.
+        """What answers a prompt of that many tokens now.
 
         Raises:
             ConfigError: The prompt is too long for any.
@@ -86,7 +86,7 @@ class Programs(Generic[P]):
         return self._plain[best]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being prepared; False where that took longer than ``timeout`` seconds."""
+        """Wait until nothing is being captured; False where that took longer than ``timeout`` seconds."""
         worker = self._worker
         if worker is not None:
             worker.join(timeout)
@@ -94,7 +94,7 @@ class Programs(Generic[P]):
         return True
 
     def close(self) -> None:
-        """Wait for the worker, then forget all programs."""
+        """Wait for the worker, then drop all graphs."""
         self._closed = True
         self.wait()
         with self._lock:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
 import torch
-from torch import Tensor
 
 from vla_ros.engine.executor import Engine, EngineOptions
 from vla_ros.engine.ops import Ops
-from vla_ros.engine.program import See
-from vla_ros.engine.weights import DecoderWeights, assemble, collect, fuse_layer
+from vla_ros.engine.step_graphs import Encode
+from vla_ros.engine.weights import DecoderWeights, assemble, fuse, fuse_layer
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.openvla.loading import StoredTensor, place, read_tensors
+from vla_ros.policies.openvla.loading import Produce, place
 from vla_ros.policies.openvla.model import OpenVLAModel
-from vla_ros.policies.openvla.sight import Sight
+from vla_ros.policies.openvla.vision_encoder import VisionEncoder
 
 _LAYERS = "language_model.model.layers."
 
-KINDS = {"none": "none", "int8": "int8", "nf4": "int4"}
+KINDS = {"none": "none", "int8": "int8", "int4": "int4", "nf4": "int4"}
 """``policy.quantization`` to the engine's own kinds: its 4 bits are integers in groups, not nf4's code book."""
 
 
@@ -31,7 +28,7 @@ def make_engine(
     keep: bool = True,
     weights: DecoderWeights | None = None,
     ops: Ops | None = None,
-    see: See | None = None,
+    encode: Encode | None = None,
 ) -> Engine:
     """An engine over the weights of ``model``.
 
@@ -44,36 +41,18 @@ def make_engine(
             the decoder's dense weights layer by layer.
         weights: From :func:`fill_quantized`; None takes those of ``model``.
         ops: How its decoder computes; None takes what suits the device.
-        see: How it sees; None takes :class:`~vla_ros.policies.openvla.sight.Sight` over ``model``.
+        encode: The vision encoder; None takes :class:`~vla_ros.policies.openvla.vision_encoder.VisionEncoder`.
     """
     size = model.architecture.image_size
     if weights is None:
-        weights = collect(model.language_model, model.architecture.llm, KINDS[quantization], keep=keep)
+        weights = fuse(model.language_model, KINDS[quantization], keep=keep)
     return Engine(
-        Sight(model) if see is None else see,
+        VisionEncoder(model) if encode is None else encode,
         weights,
         model.architecture.patches,
         EngineOptions(answer=answer, image_size=(size, size), drafts=drafts),
         ops,
     )
-
-
-Produce = Callable[[Sequence[str]], Iterator[tuple[str, Tensor]]]
-"""Parameter names to names and tensors, in any order."""
-
-
-def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
-    """Tensors from a checkpoint's files, one at a time.
-
-    Raises:
-        CheckpointError: When used, where a file cannot be read.
-    """
-
-    def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        for file in sorted({manifest[name].file for name in names}):
-            yield from read_tensors(file, [name for name in names if manifest[name].file == file])
-
-    return produce
 
 
 def fill_quantized(
@@ -102,10 +81,10 @@ def fill_quantized(
     for name, tensor in produce([name for name in names if not name.startswith(_LAYERS)]):
         place(model, name, tensor, device, dtype)
     fused = []
-    for index, layer in enumerate(model.language_model.model.layers):
+    for index, layer in enumerate(model.language_model.layers):
         for name, tensor in produce([name for name in names if name.startswith(f"{_LAYERS}{index}.")]):
             place(model, name, tensor, device, dtype)
         fused.append(fuse_layer(layer, KINDS[quantization], keep=False))
         progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
     model.to(device)
-    return assemble(model.language_model, model.architecture.llm, tuple(fused))
+    return assemble(model.language_model, tuple(fused))

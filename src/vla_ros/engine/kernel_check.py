@@ -1,4 +1,4 @@
-"""Do the kernels of this device multiply as torch does? Asked at the start, where no reference path can be."""
+"""Checks at the start whether this device's kernels multiply as torch does."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from vla_ros.engine.health import EngineMismatchError
-from vla_ros.engine.ops import Ops, Residual, TorchOps
+from vla_ros.engine.device_errors import EngineMismatchError
+from vla_ros.engine.ops import KVCache, Ops, Residual
+from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-"""Largest relative error of products by type: several times what rounding in another order makes of it (1e-2 was
-seen behind two products in bfloat16). A single number may be off by five times this share of itself and of the mean
-(3.5e-2 was seen): a few wrong ones do not show in the norm."""
-
 ROWS = (1, 6, 288)
-"""What decoding, verifying a draft and a usual prompt with its picture multiply with."""
+"""Rows of a decoding pass, of a verified draft, and of a usual prompt with its image."""
 
 
 @torch.inference_mode()
@@ -35,19 +31,19 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
     Raises:
         EngineMismatchError: One differs by more than rounding.
     """
+    bounds = TOLERANCES[weights.dtype]
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
-        pairs = zip(_products(ops, weights, rows), _products(TorchOps(), weights, rows), strict=True)
+        pairs = zip(_products(ops, weights, rows), _products(Ops(), weights, rows), strict=True)
         for (name, ours), (_, theirs) in pairs:
-            bound, expected = BOUNDS[weights.dtype], theirs.float()
-            off = ours.float() - expected
-            error = (off.norm() / expected.norm()).item()
-            share = (off.abs() / (expected.abs() + expected.square().mean().sqrt())).max().item()
-            if not (error <= bound and share <= 5 * bound):  # NaN is wrong, too
+            expected = theirs.float()
+            off, error = (ours.float() - expected).abs(), relative_error(ours, theirs)
+            share = (off / (expected.abs() + expected.square().mean().sqrt())).max().item()
+            if not (error <= bounds.product and share <= bounds.element):  # NaN is wrong, too
                 kind = weights.layers[0].qkv.kind
                 raise EngineMismatchError(
                     f"the engine's kernel for {name} ({kind} weights, {rows} rows) differs from torch by "
-                    f"{error:.2g}, at most {bound:.0e} expected, a single number by {share:.2g}, at most "
-                    f"{5 * bound:.0e}"
+                    f"{error:.2g}, at most {bounds.product:.0e} expected, a single number by {share:.2g}, at most "
+                    f"{bounds.element:.0e}"
                 )
 
 
@@ -60,21 +56,21 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
 
     def stream() -> Residual:
         order = torch.arange(rows, device=weights.device)[None]
-        return ops.pick(noise(shape.hidden_size)[0], order, layer.attention_norm)
+        return ops.gather(noise(shape.hidden_size)[0], order, layer.attention_norm)
 
-    positions = torch.arange(rows, dtype=torch.int32, device=weights.device)[None]
-    keys, values = noise(2 * shape.kv_heads * shape.head_dim).view(2, 1, shape.kv_heads, rows, shape.head_dim)
-    yield "queries", ops.qkv(weights, layer, stream(), positions, keys, values)
-    yield "keys", keys
-    yield "values", values
-    yield "gate and up", ops.gate_up(weights, layer, stream())
-    # What follows a sum is taken of it with its norm.
-    added = ops.add_linear(stream(), noise(layer.output.inputs), layer.output, layer.mlp_norm)
+    cache = KVCache.allocate(weights, 1, rows)
+    positions = ops.locate(weights, cache, torch.arange(rows, dtype=torch.int32, device=weights.device)[None])
+    yield "queries", ops.qkv(weights, 0, stream(), positions, cache)
+    yield "keys", cache.keys[0]
+    yield "values", cache.values[0]
+    yield "gate and up", ops.gate_up(weights, 0, stream())
+    # The product behind a sum is taken of the sum with its norm.
+    added = ops.add_linear(stream(), noise(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
     yield "output", added.hidden.clone()
-    yield "gate and up of a sum", ops.gate_up(weights, layer, added)
-    added = ops.add_linear(added, noise(layer.down.inputs), layer.down, weights.norm)
+    yield "gate and up of a sum", ops.gate_up(weights, 0, added)
+    added = ops.add_linear(added, noise(layer.down_proj.inputs), layer.down_proj, weights.norm)
     yield "down", added.hidden
-    yield "head", ops.head(weights, added)
+    yield "head", ops.lm_head(weights, added)
 
 
 def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
@@ -90,7 +86,7 @@ def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
     """
     instead = "torch multiplies instead of the engine's kernels, many times slower"
     try:
-        return ops if agrees(lambda: check_products(ops, weights), instead, strict=strict) else TorchOps()
+        return ops if agrees(lambda: check_products(ops, weights), instead, strict=strict) else Ops()
     finally:
         if weights.device.type == "cuda":
             torch.cuda.empty_cache()  # dense copies of a layer, not needed again

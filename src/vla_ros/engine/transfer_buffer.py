@@ -1,4 +1,4 @@
-"""Small arrays that travel together: one buffer on the device, one copy for all of them."""
+"""Small arrays that are copied together: one buffer on the device, one transfer for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Field = tuple[tuple[int, ...], torch.dtype]
 _NUMPY: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 
-class Packed:
+class TransferBuffer:
     """Zeros on a device that are uploaded or downloaded at once.
 
     Every copy costs the host some ten microseconds, whatever its size.

@@ -1,0 +1,158 @@
+"""What the engine is compared with, over the same weights and images: eager ``generate``, and compiled decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_ros.bench.inputs import OnDemand
+from vla_ros.engine import decoder
+from vla_ros.engine.ops import KVCache, Ops, visible
+from vla_ros.engine.runner import make_runner
+from vla_ros.engine.weights import DecoderWeights
+from vla_ros.errors import MissingDependencyError
+from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.types import IntArray, UInt8Array
+
+Answer = Callable[[UInt8Array], IntArray]
+"""Uint8 [H, W, 3] of the model's size to tokens int64 [D]."""
+
+NO_GRAPHS = "left out: there are no CUDA graphs on a CPU, and compiling takes minutes there"
+
+
+@torch.inference_mode()
+def time_baseline(answer: Answer, images: OnDemand[UInt8Array], warmup: int) -> tuple[list[float], list[IntArray]]:
+    """Milliseconds and tokens of each image.
+
+    Args:
+        answer: A baseline.
+        images: Uint8 [H, W, 3] of the model's size.
+        warmup: Steps that do not count.
+    """
+    times, tokens = [], []
+    for index in range(-warmup, len(images)):
+        image = images[index % len(images)]
+        began = time.perf_counter()
+        answered = answer(image)
+        if index >= 0:
+            times.append(1e3 * (time.perf_counter() - began))
+            tokens.append(answered)
+    return times, tokens
+
+
+def eager_generate(model: OpenVLAModel, prompt: IntArray, count: int) -> Answer:
+    """``generate`` of transformers, eager: what users of the published code run.
+
+    Raises:
+        MissingDependencyError: transformers is not installed.
+    """
+    plain, ids = _transformers_llama(model), torch.from_numpy(prompt)[None].to(model.device)
+
+    def answer(image: UInt8Array) -> IntArray:
+        pixels = model.normalize(torch.from_numpy(image)[None].to(model.device))
+        sequence = model.embed_sequence(model.embed_image(pixels), ids)
+        mask = torch.ones(sequence.shape[:2], dtype=torch.int64, device=model.device)
+        made = plain.generate(
+            inputs_embeds=sequence, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False
+        )
+        tokens: IntArray = made[0, -count:].cpu().numpy()
+        return tokens
+
+    return answer
+
+
+class StaticOps(Ops):
+    """torch's operations with shapes that do not depend on the position: the whole cache is read behind a mask."""
+
+    def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
+        return capacity, visible(at, capacity)
+
+
+def compiled_static_cache(
+    model: OpenVLAModel, weights: DecoderWeights, prompt: IntArray, count: int, backend: str = "inductor"
+) -> Answer:
+    """A static KV cache under ``torch.compile`` with CUDA graphs, as gpt-fast has it.
+
+    The strongest baseline that plain PyTorch gives: the vision encoder with the prefill, and one decoding step,
+    compiled as a whole; an answer replayed as two graphs.
+
+    Args:
+        model: With its weights.
+        weights: The same, not quantised; fused or as loaded.
+        prompt: Int64 [L].
+        count: Tokens to decode.
+        backend: Of ``torch.compile``.
+    """
+    device, ops, runner = model.device, StaticOps(), make_runner(model.device)
+    size, length = model.architecture.image_size, model.architecture.patches + len(prompt)
+    ids = torch.from_numpy(prompt)[None].to(device)
+    cache = KVCache.allocate(weights, 1, length + count)
+    images = torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device)
+    tokens = torch.zeros(1, count, dtype=torch.int64, device=device)
+    positions = torch.arange(length - 1, length + count, dtype=torch.int32, device=device)[:, None]
+
+    def prefill(pixels: Tensor) -> Tensor:
+        patches = model.embed_image(model.normalize(pixels))
+        return ops.choose(decoder.prefill(weights, ops, cache, patches, ids, positions[0], 1))[0]
+
+    def decode_one(token: Tensor, position: Tensor) -> Tensor:
+        return ops.choose(decoder.verify(weights, ops, cache, token, position))[0]
+
+    first, following = (torch.compile(step, dynamic=False, backend=backend) for step in (prefill, decode_one))
+
+    def run_prefill() -> None:
+        tokens[:, :1] = first(images)
+
+    def run_decode() -> None:
+        for step in range(1, count):
+            tokens[:, step : step + 1] = following(tokens[:, step - 1 : step].clone(), positions[step])
+
+    with torch.inference_mode(), runner.stream():
+        stages = [runner.capture(stage) for stage in (run_prefill, run_decode)]
+
+    def answer(image: UInt8Array) -> IntArray:
+        with runner.stream():
+            runner.upload(images, image[None])
+            for stage in stages:
+                stage()
+            found: IntArray = runner.download(tokens)[0]
+            return found
+
+    return answer
+
+
+def _transformers_llama(model: OpenVLAModel) -> Any:
+    """Llama of transformers over the weights of ``model``."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    except ImportError as error:
+        raise MissingDependencyError("the baseline needs transformers: pip install 'vla_ros[bench]'") from error
+    llm = model.architecture.llm
+    config = LlamaConfig(
+        vocab_size=llm.vocab_size,
+        hidden_size=llm.hidden_size,
+        intermediate_size=llm.intermediate_size,
+        num_hidden_layers=llm.layers,
+        num_attention_heads=llm.heads,
+        num_key_value_heads=llm.kv_heads,
+        head_dim=llm.head_dim,
+        rms_norm_eps=llm.rms_norm_eps,
+        max_position_embeddings=llm.max_positions,
+        rope_theta=llm.rope_theta,  # as versions before 5 name it
+        rope_parameters={"rope_type": "default", "rope_theta": llm.rope_theta},
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+        dtype=model.dtype,
+    )
+    with torch.device("meta"):
+        plain = LlamaForCausalLM(config)
+    plain.load_state_dict(dict(model.language_model.named_parameters()), assign=True, strict=True)
+    plain.model.rotary_emb = LlamaRotaryEmbedding(config).to(model.device)  # its table is no weight
+    return plain.eval()

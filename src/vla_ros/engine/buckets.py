@@ -1,0 +1,76 @@
+"""Padded prompt lengths for which the engine keeps CUDA graphs ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vla_ros.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Padded lengths of the text, so that a new instruction rarely needs new graphs.
+
+    A sequence is BOS, the patches, the other words of the prompt, the drafted tokens, and padding behind them that
+    nothing real attends to. All but the patches lie in one row of ``text`` tokens.
+
+    Attributes:
+        patches: Patch tokens of one image.
+        answer: Tokens to decode (7 for OpenVLA).
+        lengths: Sequence lengths, ascending, with the patches.
+    """
+
+    patches: int
+    answer: int
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
+        """Multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least.
+
+        Raises:
+            ConfigError: The decoder has no room for an image and an answer.
+        """
+        room = max_positions - answer  # a verifying pass may write beyond the last token, never beyond the tables
+        lengths = []
+        length = -(-(patches + answer + 1) // step) * step
+        while length < room:
+            lengths.append(length)
+            length += step if length < 2 * patches + step else 4 * step
+        if room >= patches + answer + 1:
+            lengths.append(room)
+        if not lengths:
+            raise ConfigError(
+                f"the decoder has {max_positions} positions, too few for {patches} patches and {answer} tokens"
+            )
+        return cls(patches, answer, tuple(lengths))
+
+    def text(self, length: int) -> int:
+        """Text tokens of a bucket: everything but the patches."""
+        return length - self.patches
+
+    def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
+        """The shortest length that holds a prompt of ``prompt`` tokens and its draft; None where none does.
+
+        Args:
+            prompt: Tokens with BOS, without patches.
+            among: Lengths to choose from; all when left out.
+        """
+        need = self.patches + prompt + self.answer - 1
+        fitting = [length for length in (self.lengths if among is None else among) if length >= need]
+        return min(fitting, default=None)
+
+    def require(self, prompt: int) -> int:
+        """As :meth:`choose`.
+
+        Raises:
+            ConfigError: The prompt is longer than the decoder allows.
+        """
+        length = self.choose(prompt)
+        if length is None:
+            longest = self.lengths[-1] - self.patches - self.answer + 1
+            raise ConfigError(
+                f"policy.instruction: {prompt} tokens with its prompt, the model has room for {longest}; shorten it"
+            )
+        return length

@@ -1,0 +1,30 @@
+"""Which operations a device gets: Triton's on a GPU where Triton is installed, torch's elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.towers import TowerOps
+
+
+def make_ops(device: torch.device) -> Ops:
+    """Operations of the decoder."""
+    if device.type == "cuda":
+        try:
+            from vla_ros.engine.triton_ops import TritonOps
+        except ImportError:
+            return Ops()
+        return TritonOps()
+    return Ops()
+
+
+def make_tower_ops(device: torch.device) -> TowerOps:
+    """Operations of the vision towers."""
+    if device.type == "cuda":
+        try:
+            from vla_ros.engine.triton_towers import TritonTowerOps
+        except ImportError:
+            return TowerOps()
+        return TritonTowerOps()
+    return TowerOps()

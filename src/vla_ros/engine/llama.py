@@ -1,0 +1,98 @@
+"""The parameters of a Llama decoder, named as in transformers and in the published checkpoints.
+
+Nothing is computed here: :mod:`vla_ros.engine.decoder` runs these weights as they are (:func:`as_loaded`), or fused
+and packed (:func:`~vla_ros.engine.weights.fuse`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, rotary_tables
+
+
+class LlamaDecoder(nn.Module):
+    """Embedding, layers, last norm and head."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, shape: LlmShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = _group(
+            embed_tokens=nn.Embedding(shape.vocab_size, shape.hidden_size),
+            layers=nn.ModuleList(_layer(shape) for _ in range(shape.layers)),
+            norm=nn.RMSNorm(shape.hidden_size),
+        )
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        # Constants, not weights: real even while parameters are on ``meta``.
+        cosine, sine = rotary_tables(shape)
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers."""
+        layers = self.model.layers
+        assert isinstance(layers, nn.ModuleList)
+        return layers
+
+
+def as_loaded(decoder: LlamaDecoder) -> DecoderWeights:
+    """The weights as they are, without a copy: what is set or trained in ``decoder`` later is seen.
+
+    Linear layers of other libraries (bitsandbytes) stay what they are.
+    """
+    model: Any = decoder.model
+    dtype = model.embed_tokens.weight.dtype
+    return DecoderWeights(
+        shape=decoder.shape,
+        embedding=model.embed_tokens.weight,
+        layers=tuple(_layer_as_loaded(layer) for layer in model.layers),
+        norm=model.norm.weight,
+        lm_head=Matrix.of_linears("lm_head", decoder.lm_head),
+        cosine=decoder.cosine.to(dtype),
+        sine=decoder.sine.to(dtype),
+    )
+
+
+def _layer_as_loaded(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return Layer(
+        attention_norm=layer.input_layernorm.weight,
+        qkv=Matrix.of_linears("qkv", attention.q_proj, attention.k_proj, attention.v_proj),
+        o_proj=Matrix.of_linears("o_proj", attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=Matrix.of_linears("gate_up", mlp.gate_proj, mlp.up_proj),
+        down_proj=Matrix.of_linears("down_proj", mlp.down_proj),
+    )
+
+
+def _layer(shape: LlmShape) -> nn.Module:
+    hidden, kv = shape.hidden_size, shape.kv_heads * shape.head_dim
+    return _group(
+        input_layernorm=nn.RMSNorm(hidden),
+        self_attn=_group(
+            q_proj=nn.Linear(hidden, shape.heads * shape.head_dim, bias=False),
+            k_proj=nn.Linear(hidden, kv, bias=False),
+            v_proj=nn.Linear(hidden, kv, bias=False),
+            o_proj=nn.Linear(shape.heads * shape.head_dim, hidden, bias=False),
+        ),
+        post_attention_layernorm=nn.RMSNorm(hidden),
+        mlp=_group(
+            gate_proj=nn.Linear(hidden, shape.intermediate_size, bias=False),
+            up_proj=nn.Linear(hidden, shape.intermediate_size, bias=False),
+            down_proj=nn.Linear(shape.intermediate_size, hidden, bias=False),
+        ),
+    )
+
+
+def _group(**children: nn.Module) -> nn.Module:
+    module = nn.Module()
+    for name, child in children.items():
+        module.add_module(name, child)
+    return module

@@ -1,0 +1,197 @@
+"""Tile shapes, pipeline depths and the tuned configurations of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vla_ros.engine.lowbit import ALIGN_K
+
+SKINNY = 64
+"""Up to this many rows a product is bound by its weight, and the kernels of ``linear`` are used."""
+
+PACKED_ROWS = 32
+"""Rows that one program multiplies with packed weights; every further 32 have programs of their own."""
+
+
+@dataclass(frozen=True)
+class SkinnyConfig:
+    """A product of few rows: one program's tile and its pipeline.
+
+    Attributes:
+        block_n: Outputs per program (pairs for ``qkv`` and ``gate_up``).
+        block_k: Inputs per iteration of the K loop. Packed weights keep one sum for each K-group in it, spread over
+            the warps, and add them up after the loop.
+        warps: Warps per program.
+        stages: Pipeline stages: one iteration is multiplied while the others load.
+    """
+
+    block_n: int = 16
+    block_k: int = 256
+    warps: int = 4
+    stages: int = 4
+
+    def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
+        """The nearest configuration that divides a weight [n, k] and whose stages fit into shared memory.
+
+        First fewer stages, then shorter ones; neither changes the order in which products are added up.
+
+        Args:
+            n: Outputs of the weight, pairs for ``qkv`` and ``gate_up``.
+            k: Inputs of the weight.
+            stage_bytes: What one iteration loads.
+            shared: Bytes of shared memory that a program may have.
+        """
+        fitting = replace(self, block_n=divisor(n, self.block_n), block_k=divisor(k, self.block_k))
+        fitting = fitting._shallower(stage_bytes, shared)
+        while stage_bytes(fitting) > shared and fitting.block_k > 32:
+            fitting = replace(fitting, block_k=fitting.block_k // 2)
+        return fitting
+
+    def fit_packed(
+        self, n: int, stage_bytes: Callable[[SkinnyConfig, int], int], rows: int, shared: int, least: int = 16
+    ) -> SkinnyConfig:
+        """As :meth:`fit`, for packed weights.
+
+        ``block_k`` decides the order in which products are added up: it must not depend on the rows, or verifying
+        several would not give the bits of decoding one. So the most rows of a program decide it.
+
+        Args:
+            n: Outputs of the weight, pairs for ``qkv`` and ``gate_up``.
+            stage_bytes: What one iteration loads for so many rows.
+            rows: Rows of a program.
+            shared: Bytes of shared memory that a program may have.
+            least: Outputs of one matrix instruction, 8 where they are pairs.
+        """
+        fitting = replace(self, block_n=divisor(n, self.block_n))
+        while stage_bytes(fitting, PACKED_ROWS) > shared and fitting.block_k > ALIGN_K:
+            fitting = replace(fitting, block_k=fitting.block_k // 2, warps=max(1, fitting.warps // 2))
+        if rows > 16:
+            # Sums of many rows fill the registers of a warp: half as many outputs, but whole matrix instructions.
+            fitting = replace(fitting, block_n=max(fitting.block_n // 2, min(fitting.block_n, least)))
+        return fitting._shallower(lambda config: stage_bytes(config, rows), shared)
+
+    def _shallower(self, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
+        fitting = self
+        while (fitting.stages - 1) * stage_bytes(fitting) > shared and fitting.stages > 2:
+            fitting = replace(fitting, stages=fitting.stages - 1)
+        return fitting
+
+
+SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
+    ("qkv", "dense"): SkinnyConfig(16, 128, 1, 4),
+    ("o_proj", "dense"): SkinnyConfig(16, 512, 2, 3),
+    ("gate_up", "dense"): SkinnyConfig(32, 128, 4, 3),
+    ("down_proj", "dense"): SkinnyConfig(16, 512, 1, 6),
+    ("lm_head", "dense"): SkinnyConfig(32, 128, 1, 3),
+    ("qkv", "int8"): SkinnyConfig(16, 512, 4, 3),
+    ("o_proj", "int8"): SkinnyConfig(32, 256, 4, 4),
+    ("gate_up", "int8"): SkinnyConfig(32, 256, 4, 3),
+    ("down_proj", "int8"): SkinnyConfig(32, 1024, 8, 4),
+    ("qkv", "int4"): SkinnyConfig(16, 512, 4, 3),
+    ("o_proj", "int4"): SkinnyConfig(32, 1024, 4, 3),
+    ("gate_up", "int4"): SkinnyConfig(32, 512, 4, 3),
+    ("down_proj", "int4"): SkinnyConfig(32, 1024, 4, 3),
+}
+"""By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Attention of few rows.
+
+    Attributes:
+        block_c: Cache positions per iteration.
+        warps: Warps per program.
+        stages: Pipeline stages.
+        splits: Programs that share a head, each with every so many-th block. It decides the order of sums: it must
+            not depend on the rows.
+    """
+
+    block_c: int = 64
+    warps: int = 4
+    stages: int = 1
+    splits: int = 5
+
+
+ATTENTION_CONFIG = AttentionConfig()
+"""As the benchmark found it on an H200."""
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """A product of many rows with a packed weight.
+
+    Attributes:
+        block_n: Outputs per program.
+        block_m: Rows per program, a power of two.
+        tail_m: Rows beyond these, 0 or a power of two from 16 on.
+        warps: Warps per program.
+        stages: Pipeline stages.
+        max_registers: Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps
+            run on one multiprocessor.
+        split_k: Programs that share the inputs; each leaves float32 sums, which one kernel more adds in their
+            order.
+        k_groups: K-groups per iteration (:mod:`vla_ros.engine.lowbit`); more of them need fewer instructions each,
+            and more shared memory.
+    """
+
+    block_n: int = 128
+    block_m: int = 128
+    tail_m: int = 16
+    warps: int = 8
+    stages: int = 2
+    max_registers: int | None = None
+    split_k: int = 1
+    k_groups: int = 1
+
+
+_THREE_STAGES = GemmConfig(64, 128, 16, 4, 3, 168)
+_SPLIT_K = GemmConfig(128, 128, 16, 8, 4, 128, split_k=4)
+
+GEMM_CONFIGS: dict[tuple[str, int, int, int], GemmConfig | None] = {
+    ("int8", 288, 12288, 4096): _THREE_STAGES,
+    ("int8", 288, 22016, 4096): GemmConfig(128, 64, 32, 8, 3, 128, k_groups=2),
+    ("int8", 288, 4096, 4096): _SPLIT_K,
+    ("int8", 288, 4096, 11008): _SPLIT_K,
+    ("int4", 288, 12288, 4096): _THREE_STAGES,
+    ("int4", 288, 22016, 4096): GemmConfig(128, 64, 32, 8, 3, 128),
+    ("int4", 288, 4096, 4096): _THREE_STAGES,
+    ("int4", 288, 4096, 11008): GemmConfig(128, 128, 16, 8, 3, None, split_k=2),
+}
+"""Kind of weight, rows, outputs and inputs to what ``benchmarks/gpu_session.py`` found best on an H200, for
+OpenVLA-7B with a usual prompt; None dequantises the weight first."""
+
+TUNED_FOR = 132
+"""Multiprocessors of the GPUs that these hold for: H100 and H200 (SXM)."""
+
+GEMM_CANDIDATES = (
+    GemmConfig(block_m=64, tail_m=32, stages=3, max_registers=128),
+    GemmConfig(block_m=64, tail_m=16, stages=3, max_registers=128),
+    GemmConfig(block_m=128, tail_m=16),
+    GemmConfig(block_m=128, tail_m=32),
+    GemmConfig(block_m=128, tail_m=64),
+    GemmConfig(block_m=128, tail_m=0),
+)
+"""What :func:`choose_gemm` chooses from; estimated, not measured."""
+
+
+def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig | None:
+    """The configuration for a product; None where dequantising the weight first is known to be better.
+
+    What was not measured (:data:`GEMM_CONFIGS`) is chosen by a model: waves of programs over the multiprocessors,
+    times rows of a program. Unpacking and filling the pipeline count like 24 rows.
+    """
+    if multiprocessors == TUNED_FOR and (kind, rows, n, k) in GEMM_CONFIGS:
+        return GEMM_CONFIGS[kind, rows, n, k]
+
+    def cost(config: GemmConfig) -> int:
+        programs = -(-rows // (config.block_m + config.tail_m)) * -(-n // config.block_n)
+        return -(-programs // multiprocessors) * (config.block_m + config.tail_m + 24)
+
+    return min(GEMM_CANDIDATES, key=cost)
+
+
+def divisor(number: int, most: int) -> int:
+    """Largest power of two that divides ``number`` and is at most ``most``."""
+    return min(most, number & -number)

@@ -1,0 +1,124 @@
+"""The vision encoder of the engine: the model's towers and projector, fused between their products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_ros.engine.device_errors import EngineMismatchError, explain_device_errors
+from vla_ros.engine.device_ops import make_tower_ops
+from vla_ros.engine.kernel_check import agrees
+from vla_ros.engine.tolerances import TOLERANCES, relative_error
+from vla_ros.engine.towers import TowerOps
+from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.reference import to_device
+from vla_ros.types import UInt8Array
+
+
+class VisionEncoder:
+    """Uint8 images [B, H, W, 3] to patch embeddings, the two towers in parallel on a GPU.
+
+    The same as ``model.embed_image(model.normalize(images))``. One tower does not fill a large GPU: the second runs
+    on a stream of its own, and a captured graph keeps that.
+
+    Args:
+        model: On its device, its weights in place.
+        ops: What runs between the products; None takes what suits the device.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None) -> None:
+        self.model = model
+        self.ops = make_tower_ops(model.device) if ops is None else ops
+        towers = model.vision_backbone.towers
+        # The model's own normalisation of every byte as a look-up table: equal to the bit.
+        every = torch.arange(256, dtype=torch.uint8, device=model.device).view(1, 256, 1, 1).expand(-1, -1, -1, 3)
+        self._table = model.normalize(every).view(len(towers), 3, 256).contiguous()
+        self._prefixes = [tower.prefix() for tower in towers]
+        # By the calling stream: the thread that answers must not touch one that is being captured.
+        self._side_streams: dict[int, torch.cuda.Stream] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[B, patches, llm_width]."""
+        towers = self.model.vision_backbone.towers
+        patches = self.ops.patchify(images, self._table, towers[0].shape.patch_size)  # [towers, B, patches, 588]
+        widths = [tower.shape.width for tower in towers]
+        features = patches.new_empty(len(images), towers[0].shape.patches, sum(widths))
+        parts = torch.split(features, widths, dim=-1)
+        work = list(zip(towers, patches, self._prefixes, parts, strict=True))
+        with self._side_stream(images.device) as side:
+            with side:
+                for tower, pixels, prefix, out in work[1:]:
+                    tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out)
+            tower, pixels, prefix, out = work[0]
+            tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out)
+        embeddings: Tensor = self.model.projector(features)
+        return embeddings
+
+    @contextmanager
+    def _side_stream(self, device: torch.device) -> Iterator[AbstractContextManager[Any]]:
+        """A second stream that begins behind the current one, which waits for it at the end.
+
+        It waits in any case: the allocator reuses memory on the current stream that both streams use.
+        """
+        if device.type != "cuda" or len(self._prefixes) == 1:
+            yield nullcontext()
+            return
+        main = torch.cuda.current_stream(device)
+        side = self._side_streams.get(main.cuda_stream)
+        if side is None:
+            side = torch.cuda.Stream(device, priority=main.priority)  # type: ignore[no-untyped-call]
+            self._side_streams[main.cuda_stream] = side
+        side.wait_stream(main)
+        try:
+            yield torch.cuda.stream(side)
+        finally:
+            main.wait_stream(side)
+
+
+@torch.inference_mode()
+def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
+    """Compare with the reference path.
+
+    Args:
+        encoder: In question.
+        images: Uint8 [H, W, 3] each.
+
+    Raises:
+        EngineMismatchError: The patch embeddings differ by more than rounding.
+    """
+    model = encoder.model
+    bound = TOLERANCES[model.dtype].vision
+    for image in images:
+        batch = to_device(image, model.device)
+        error = relative_error(encoder(batch), model.embed_image(model.normalize(batch)))
+        if not error <= bound:  # NaN is wrong, too
+            raise EngineMismatchError(
+                f"the engine's kernels for the vision towers differ from torch by {error:.2g}, at most {bound:.0e} "
+                "expected"
+            )
+
+
+def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
+    """The vision encoder, fused where that is right, else in torch alone with a warning: slower, but the same.
+
+    Args:
+        model: On its device.
+        images: To compare with, uint8 [H, W, 3] each.
+        strict: True refuses instead.
+
+    Raises:
+        EngineMismatchError: With ``strict``, the patch embeddings differ.
+    """
+    encoder = VisionEncoder(model)
+
+    def check() -> None:
+        with explain_device_errors(model.device):
+            check_vision(encoder, images)
+
+    instead = "torch runs the vision towers instead of the engine's kernels"
+    return encoder if agrees(check, instead, strict=strict) else VisionEncoder(model, TowerOps())
