@@ -110,3 +110,39 @@ def test_where_no_joint_is_needed_every_message_is_passed_on() -> None:
     whole = JointStates(()).add(message, 0, 7, 0.5)
     assert whole is not None
     assert (whole.joints, whole.stamp) == (message, 0)
+
+
+def test_a_second_publisher_of_a_joint_is_not_believed_and_named() -> None:
+    states = JointStates(ARM)
+    robot, leftover = JointState(ARM, np.array([1.0, 2.0]), 1), JointState(ARM, np.array([0.0, 0.0]), 1)
+    for step in range(10):
+        at = step * SECOND // 50
+        whole = states.add(robot, 0, at, 0.5, b"robot")
+        assert whole is not None
+        assert whole.joints.select(ARM).tolist() == [1.0, 2.0]
+        assert states.add(leftover, 0, at + 1, 0.5, b"leftover") is None
+    found = states.contest(at)
+    assert found is not None
+    assert {found.first.publisher, found.second.publisher} == {b"robot", b"leftover"}
+
+
+def test_publishers_that_share_the_joints_among_them_are_no_contest() -> None:
+    states = JointStates(("j1", "j2", "j3"))
+    for step in range(50):
+        at = step * SECOND // 50
+        states.add(JointState(("j1", "j2", "wheel"), np.array([1.0, 2.0, 0.0]), 1), 0, at, 0.5, b"arm")
+        states.add(JointState(("j3", "wheel"), np.array([3.0, 9.0]), 1), 0, at + 1, 0.5, b"wrist")
+    assert states.contest(at) is None, "the wheel is nothing to this arm"
+    whole = states.add(JointState(("j1",), np.array([1.5]), 1), 0, at + 2, 0.5, b"arm")
+    assert whole is not None
+    assert whole.joints.select(("j1", "j2", "j3")).tolist() == [1.5, 2.0, 3.0]
+
+
+def test_a_joint_that_one_publisher_has_at_two_places_is_named_and_stays_where_it_was() -> None:
+    states = JointStates(("j1",), {"j1": 2.0})
+    for step in range(12):
+        position = (0.0, 1.0)[step % 2]
+        whole = states.add(JointState(("j1",), np.array([position]), 1), 0, step * SECOND // 50, 0.5, b"relay")
+        assert (whole is None) == bool(step % 2)
+        assert whole is None or whole.joints.positions.tolist() == [0.0]
+    assert states.contest(12 * SECOND // 50) is not None

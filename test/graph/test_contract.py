@@ -62,7 +62,8 @@ def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_unt
     node = graph.create_node("listener")
     kept, seen = [], []
 
-    def keep(cdr):
+    def keep(cdr, publisher):
+        assert publisher
         seen.append(bytes(cdr[4:8]))
         if len(kept) < 8:
             kept.append(cdr)
@@ -86,7 +87,7 @@ def test_a_raw_frame_whose_callback_raises_is_followed_by_the_next(graph, peer, 
     node = graph.create_node("listener")
     seen = []
 
-    def fails_once(cdr):
+    def fails_once(cdr, publisher):
         seen.append(bytes(cdr[4:8]))
         if len(seen) == 1:
             raise ValueError("spoiled frame")

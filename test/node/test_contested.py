@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from vla_ros.graph import open_graph
+from vla_ros.vision.decode import encode_image
 
 COMMAND = "/arm/joint_command"
 NOTICED = 1.0  # s; half of that where the machine has nothing else to do
@@ -156,3 +159,135 @@ def test_whoever_was_killed_is_followed_by_the_next_of_its_name(robot: Any, star
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     assert "contested" not in second.log.read_text()
     assert "another node" not in second.log.read_text()
+
+
+class Leftover:
+    """A second publisher of something, which sends at its own pace until it is told to end."""
+
+    def __init__(self, graph: Any, send: Callable[[], None], rate: float = 20.0) -> None:
+        self._ended, self._send, self._period = threading.Event(), send, 1 / rate
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period):
+            self._send()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def contested(robot: Any, start: Callable[..., Any], leftover: Callable[[], Leftover], reason: str) -> str:
+    """Start ``leftover`` beside an armed node, see it hold and go on afterwards; what it said."""
+    words = Words(robot)
+    start(*GO, "-p", "timeouts.joint_state:=1.0", "-p", "timeouts.camera:=1.0")
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    began = time.monotonic()
+    second = leftover()
+    try:
+        robot.until(lambda: reason in words.last["holds"], robot.send_frame)
+        held = next(at for at, said in words.heard if reason in said["holds"])
+        assert held - began < NOTICED
+        robot.until(lambda: reason in robot.diagnostics["state"]["message"], robot.send_frame)
+        robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
+        positions = [np.asarray(each.position)[:7] for each in robot.commands]
+        steps = [np.abs(each - robot.positions).max() for each in positions]
+        assert max(steps) < 0.1, "a command on the other's word"
+    finally:
+        second.end()
+    before = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > before + 3, robot.send_frame)
+    return str(next(said["holds"][reason] for _, said in words.heard if reason in said["holds"]))
+
+
+@pytest.mark.causes("joint_state_contested")
+def test_a_second_source_of_joint_states_holds_and_both_are_named(
+    robot: Any, start: Callable[..., Any], other: Any
+) -> None:
+    """A joint_state_publisher that was left running: all joints, somewhere else."""
+    publisher = joint_publisher(other, "/joint_states", "joint_state_publisher")
+
+    def send() -> None:
+        make = other.message
+        seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        header = make("std_msgs/msg/Header")(
+            stamp=make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds), frame_id=""
+        )
+        elsewhere = [position + 0.13 for position in robot.positions]
+        publisher.publish(
+            make("sensor_msgs/msg/JointState")(
+                header=header, name=list(robot.names), position=elsewhere, velocity=[], effort=[]
+            )
+        )
+
+    said = contested(robot, start, lambda: Leftover(other, send), "joint_state_contested")
+    assert said == f"/driver and /joint_state_publisher publish {said.split()[4]} on /joint_states in turn"
+
+
+@pytest.mark.causes("camera_contested")
+def test_a_second_camera_holds_and_both_are_named(robot: Any, start: Callable[..., Any], other: Any) -> None:
+    node = other.create_node("webcam")
+    publisher = node.create_publisher(
+        other.message("sensor_msgs/msg/Image"), "/camera/image_raw", other.qos("camera")
+    )
+    image = np.full((48, 64, 3), 7, np.uint8)
+
+    def send() -> None:
+        publisher.publish(encode_image(image, time.time_ns(), "camera"))
+
+    said = contested(robot, start, lambda: Leftover(other, send), "camera_contested")
+    assert said == "/driver and /webcam publish on /camera/image_raw in turn"
+
+
+def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot: Any, start: Callable[..., Any]) -> None:
+    words = Words(robot)
+    node = start(*GO)
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    turn = itertools.count()
+
+    def send() -> None:
+        index = next(turn)
+        shape = ((48, 64, 3), (24, 32, 3))[index % 2]
+        robot.send_frame(encode_image(np.full(shape, index % 255, np.uint8), robot.now(), "camera"))
+
+    robot.until(lambda: "camera_contested" in words.last["holds"], send)
+    both = next(said["holds"]["camera_contested"] for _, said in words.heard if "camera_contested" in said["holds"])
+    assert both.startswith("/driver publishes ")
+    assert both.endswith("in turn on /camera/image_raw")
+    assert {"64x48 'rgb8' (frame_id 'camera')", "32x24 'rgb8' (frame_id 'camera')"} <= set(
+        both.removeprefix("/driver publishes ").removesuffix(" in turn on /camera/image_raw").split(" and ")
+    )
+    log = node.log.read_text()
+    assert log.count("camera.width and camera.height expect 640x480") == 1
+    assert log.count("its frames were 64x48") == 1
+
+
+def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_no_contest(
+    robot: Any, start: Callable[..., Any], other: Any
+) -> None:
+    node = start(*GO)
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    before = len(robot.commands)
+
+    def smaller() -> None:
+        noise = np.random.default_rng(robot.now() % 2**32).integers(90, 160, (24, 32, 3), dtype=np.uint8)
+        stamp = robot.now()
+        robot.sent.add(stamp)
+        robot.send_frame(encode_image(noise, stamp, "camera"))
+
+    robot.until(lambda: len(robot.commands) > before + 10, smaller)
+    successor = other.create_node("driver")
+    images = successor.create_publisher(
+        other.message("sensor_msgs/msg/Image"), "/camera/image_raw", other.qos("camera")
+    )
+    robot.until(images.get_subscription_count)
+    before = len(robot.commands)
+
+    def on() -> None:
+        robot.send_joints()
+        noise = np.random.default_rng(robot.now() % 2**32).integers(90, 160, (24, 32, 3), dtype=np.uint8)
+        images.publish(encode_image(noise, robot.now(), "camera"))
+
+    robot.until(lambda: len(robot.commands) > before + 10, on)
+    assert "contested" not in node.log.read_text()

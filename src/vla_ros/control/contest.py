@@ -1,4 +1,4 @@
-"""Two of something that there may be one of: who else commands the arm. Pure functions of what discovery tells."""
+"""Two of something that there may be one of, with their nodes' names. Pure functions of what discovery tells."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vla_ros.control.reasons import Reason
+from vla_ros.control.sources import Contest
 
-CONTESTS = frozenset({Reason.COMMAND_CONTESTED, Reason.NAME_CONTESTED})
+CONTESTS = frozenset(
+    {
+        Reason.COMMAND_CONTESTED,
+        Reason.NAME_CONTESTED,
+        Reason.JOINT_STATE_CONTESTED,
+        Reason.CAMERA_CONTESTED,
+    }
+)
 """Every reason that :mod:`vla_ros.node.graph_watch` may report."""
 
 ANY = "*"
@@ -51,3 +59,23 @@ def named(found: Mapping[bytes, str]) -> str:
     """The nodes of :func:`others` for people."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
     return " and ".join(sorted(names))
+
+
+def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> str:
+    """Two sources for people.
+
+    Args:
+        contest: What was found.
+        topic: Where.
+        endpoints: ``get_publishers_info_by_topic`` of it.
+    """
+    known = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
+    two = {source.publisher for source in (contest.first, contest.second)}
+    # An id that is no gid names nobody: then everybody on the topic is named.
+    names = named({gid: known[gid] for gid in two} if two <= known.keys() else known) or "nobody known"
+    what = "" if contest.subject == topic else f"{contest.subject} "
+    if len(two) == 2:
+        return f"{names} publish {what}on {topic} in turn"
+    kinds = f"{contest.first.kind} and {contest.second.kind}"
+    said = f"two positions of {what}that no velocity limit allows, " if what else f"{kinds} "
+    return f"{names} publishes {said}in turn on {topic}"

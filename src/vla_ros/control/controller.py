@@ -73,6 +73,7 @@ class Controller:
         self.arm_names = kinematics.joint_names if kinematics else tuple(config.robot.joint_names)
         self._arm = MeasuredArm(self.arm_names, kinematics)
         self.configure(config)
+        self.joint_speeds = dict(zip(self.arm_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
         self.names = self.arm_names + self._finger_names
         check_fit(config, spec, kinematics)
         self.reset()

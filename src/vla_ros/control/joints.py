@@ -7,14 +7,17 @@ On many robots the arm's and the gripper's drivers publish on the same ``/joint_
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
+from vla_ros.control.sources import Contest, Continuity, Source, Sources
 from vla_ros.types import JointState
 
 _SECOND = 1_000_000_000
+_SETTLE = 0.1  # s; a joint that jumps further than it can move is believed where it stays for so long
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,13 @@ class JointStates:
 
     Args:
         needed: Joints without which nothing can be commanded (the arm's). Empty gives every message back as it is.
+        speeds: Velocity limits of joints, where they are known.
     """
 
-    def __init__(self, needed: Iterable[str]) -> None:
+    def __init__(self, needed: Iterable[str], speeds: Mapping[str, float] = MappingProxyType({})) -> None:
         self._needed = frozenset(needed)
+        self._sources = Sources(_SETTLE)
+        self._continuity = Continuity(speeds)
         self._lock = threading.Lock()
         self._known: dict[str, _Joint] = {}
 
@@ -58,14 +64,23 @@ class JointStates:
         with self._lock:
             self._known.clear()
 
-    def add(self, message: JointState, stamp: int, steady: int, timeout: float) -> Whole | None:
+    def contest(self, steady: int) -> Contest | None:
+        """Two that tell of one needed joint in turn, at a time of the steady clock."""
+        return self._sources.contest(steady)
+
+    def add(
+        self, message: JointState, stamp: int, steady: int, timeout: float, publisher: bytes = b""
+    ) -> Whole | None:
         """A message came.
+
+        Of a needed joint that two publishers tell of, the one is believed that was heard first, until it is silent.
 
         Args:
             message: Its joints; its stamp is the time of arrival where the publisher gives none.
             stamp: What its header says, nanoseconds; 0 for none.
             steady: When it came, nanoseconds of a steady clock.
             timeout: Seconds for which what was said of a joint counts.
+            publisher: Id of whoever sent it; b"" where it is not known.
 
         Returns:
             The newest of everything, or None where the message told nothing about a needed joint while all of
@@ -80,6 +95,11 @@ class JointStates:
                 name: joint for name, joint in self._known.items() if steady - joint.seen <= timeout * _SECOND
             }
             for name, position in zip(message.names, message.positions.tolist(), strict=False):
+                if name in concerns:
+                    source = Source(publisher, self._continuity.track(name, position, steady))
+                    if not self._sources.follows(name, source, steady, timeout):
+                        concerns -= {name}
+                        continue
                 known = self._known.get(name)
                 if known is None or message.stamp >= known.stamp:
                     self._known[name] = _Joint(position, message.stamp, bool(stamp), steady)

@@ -195,12 +195,17 @@ class Vocabulary(Protocol):
     def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
         """A timer of ``node`` that runs on while simulated time stands still: a watchdog must not stop with it."""
 
-    def subscribe_raw(
-        self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
-    ) -> Callable[[], None]:
-        """Call ``callback`` with each message's CDR bytes, copied as rarely as the backend can: for camera frames.
+    def deserialize(self, cdr: Any, msg_type: Any) -> Any:
+        """A message of its CDR bytes."""
 
-        As ``create_subscription(raw=True)``, but the callback may get a read-only ``memoryview``.
+    def subscribe_raw(
+        self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
+    ) -> Callable[[], None]:
+        """Call ``callback`` with each message's CDR bytes and its publisher's id; copied as rarely as can be.
+
+        As ``create_subscription(raw=True)``, but the callback may get a read-only ``memoryview``. The id is the
+        publisher's ``endpoint_gid`` where the middleware says it, another one that tells publishers apart where it
+        says no more (Cyclone DDS under rclpy), and b"" where it says nothing.
 
         Returns:
             What ends the subscription.

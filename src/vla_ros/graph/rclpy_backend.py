@@ -18,6 +18,7 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor, T
 from rclpy.logging import LoggingSeverity
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 
@@ -70,8 +71,12 @@ class RclpyVocabulary:
         """A timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""
         return node.create_timer(period, callback, clock=RclpyClock(clock_type=ClockType.STEADY_TIME))
 
+    def deserialize(self, cdr: Any, msg_type: Any) -> Any:
+        """A message of its CDR bytes."""
+        return deserialize_message(bytes(cdr), msg_type)
+
     def subscribe_raw(
-        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
     ) -> Callable[[], None]:
         """Past rclpy's copy of each message; see :mod:`vla_ros.graph.rclpy_frames`."""
         return subscribe_raw(node, msg_type, topic, callback, qos_profile)

@@ -23,6 +23,7 @@ from rclpy.waitable import NumberOfEntities, Waitable
 
 _OK = 0  # RCL_RET_OK
 _NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED
+_GID_BYTES = 16
 _SPARE = 4  # buffers kept for reuse; one is filled, one waits, one is worked on
 
 
@@ -41,6 +42,12 @@ class _Bytes(ctypes.Structure):
         ("capacity", ctypes.c_size_t),
         ("allocator", _Allocator),
     )
+
+
+class _Info(ctypes.Structure):
+    """``rmw_message_info_t``: two times, two counts, the publisher's id (24 bytes before Iron), a flag."""
+
+    _fields_ = (("numbers", ctypes.c_uint64 * 4), ("implementation", ctypes.c_void_p), ("gid", ctypes.c_uint8 * 48))
 
 
 class _Rcl:
@@ -75,14 +82,15 @@ class _Buffers:
         self._spare: list[_Bytes] = []
         self._closed = False
 
-    def take(self, subscription: int) -> memoryview | None:
-        """The message that waits at the ``rcl_subscription_t`` of this address, or None.
+    def take(self, subscription: int) -> tuple[memoryview, bytes] | None:
+        """The message that waits at the ``rcl_subscription_t`` of this address and its publisher's id, or None.
 
         Raises:
             RuntimeError: The rmw refused.
         """
         buffer = self._spare.pop() if self._spare else _Bytes(allocator=self._rcl.allocator)
-        code = self._rcl.take(subscription, ctypes.byref(buffer), None, None)
+        info = _Info()
+        code = self._rcl.take(subscription, ctypes.byref(buffer), ctypes.byref(info), None)
         if code != _OK:
             self._release(buffer)
             if code == _NOTHING_THERE:
@@ -91,7 +99,8 @@ class _Buffers:
             raise RuntimeError(f"rcl_take_serialized_message returned {code}; the frame is lost")
         taken = (ctypes.c_uint8 * buffer.length).from_address(buffer.buffer)
         weakref.finalize(taken, self._release, buffer).atexit = False
-        return memoryview(taken).cast("B").toreadonly()
+        gid = bytes(info.gid)[:_GID_BYTES]
+        return memoryview(taken).cast("B").toreadonly(), gid if any(gid) else b""
 
     def close(self) -> None:
         """Free what nobody looks at; the rest as its views go."""
@@ -123,7 +132,11 @@ class _Frames(Waitable):  # type: ignore[misc]
     """Waits for a subscription's messages and takes them."""
 
     def __init__(
-        self, group: CallbackGroup, subscription: Any, callback: Callable[[memoryview], None], buffers: _Buffers
+        self,
+        group: CallbackGroup,
+        subscription: Any,
+        callback: Callable[[memoryview, bytes], None],
+        buffers: _Buffers,
     ) -> None:
         super().__init__(group)
         self._subscription = subscription
@@ -146,25 +159,28 @@ class _Frames(Waitable):  # type: ignore[misc]
     def is_ready(self, wait_set: Any) -> bool:
         return self._index is not None and bool(wait_set.is_ready("subscription", self._index))
 
-    def take_data(self) -> memoryview | None:
+    def take_data(self) -> tuple[memoryview, bytes] | None:
         with self._subscription.handle:
             return self._buffers.take(self._subscription.handle.pointer)
 
-    async def execute(self, taken_data: memoryview | None) -> None:
+    async def execute(self, taken_data: tuple[memoryview, bytes] | None) -> None:
         if taken_data is not None:
-            self._callback(taken_data)
+            self._callback(*taken_data)
 
 
 def subscribe_raw(
-    node: Any, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+    node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
 ) -> Callable[[], None]:
-    """Call ``callback`` with a read-only view of each message's CDR bytes (``bytes`` where rcl cannot be called).
+    """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
+
+    Where rcl cannot be called, with ``bytes`` and b"".
 
     Args:
         node: An ``rclpy`` node.
         msg_type: Class of the message.
         topic: Name; remaps are applied.
-        callback: May keep the view as long as it likes.
+        callback: May keep the view as long as it likes. The id is a gid where the rmw gives one; that of Cyclone
+            DDS gives another number, which differs between publishers.
         qos_profile: An ``rclpy`` profile.
 
     Returns:
@@ -173,7 +189,7 @@ def subscribe_raw(
     try:
         buffers = _Buffers(_Rcl())
     except (OSError, AttributeError):
-        plain = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
+        plain = node.create_subscription(msg_type, topic, lambda cdr: callback(cdr, b""), qos_profile, raw=True)
         return partial(node.destroy_subscription, plain)
     subscription = node.create_subscription(
         msg_type, topic, callback, qos_profile, callback_group=_Silent(), raw=True

@@ -33,10 +33,19 @@ class Wiring:
         made = self.node.create_subscription(self.graph.message(type_name), topic, callback, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_subscription, made))
 
-    def subscribe_raw(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
-        """Call ``callback`` with each message's CDR bytes: for camera frames."""
+    def subscribe_raw(self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str) -> None:
+        """Call ``callback`` with each message's CDR bytes and its publisher's id: for camera frames."""
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
         self.undo(self.graph.subscribe_raw(self.node, cls, topic, callback, profile))
+
+    def subscribe_from(self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str) -> None:
+        """Call ``callback`` with each message and its publisher's id."""
+        cls = self.graph.message(type_name)
+
+        def on_cdr(cdr: Any, publisher: bytes) -> None:
+            callback(self.graph.deserialize(cdr, cls), publisher)
+
+        self.subscribe_raw(type_name, topic, on_cdr, qos)
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
         """Answer requests of ``pkg/srv/Type``."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from vla_ros.control.contest import gid_of, named, others
+from vla_ros.control.contest import gid_of, named, others, rivals
 from vla_ros.control.reasons import Reason
+from vla_ros.control.sources import Contest
 from vla_ros.graph.node import Node, Vocabulary
 from vla_ros.node.namesake import namesakes
 
@@ -23,10 +24,19 @@ class GraphWatch:
         node: Whose graph it is.
         commands: This node's publishers of commands.
         allowed: ``topics.command_shared_with``.
+        contests: Two sources of one thing at present: why it holds, on which topic, and who.
     """
 
-    def __init__(self, graph: Vocabulary, node: Node, commands: Sequence[Any], allowed: Sequence[str]) -> None:
+    def __init__(
+        self,
+        graph: Vocabulary,
+        node: Node,
+        commands: Sequence[Any],
+        allowed: Sequence[str],
+        contests: Callable[[], Iterable[tuple[Reason, str, Contest]]] = tuple,
+    ) -> None:
         self._node = node
+        self._contests = contests
         self._own = {publisher.topic_name: gid_of(graph.publisher_gid(publisher)) for publisher in commands}
         self._allowed = frozenset(allowed)
         self._unnamed: frozenset[bytes] = frozenset()
@@ -42,6 +52,9 @@ class GraphWatch:
         found = self._commanders(at_once)
         if namesakes(self._node):
             found[Reason.NAME_CONTESTED] = f"another node is called {self._node.get_fully_qualified_name()}, too"
+        for reason, topic, contest in self._contests():
+            publishers = self._node.get_publishers_info_by_topic(self._node.resolve_topic_name(topic))
+            found[reason] = rivals(contest, topic, publishers)
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:

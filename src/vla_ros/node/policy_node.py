@@ -19,10 +19,12 @@ from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import BEFORE_ARMING
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
+from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import WATCHED, Watchdog
 from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node import graph_watch
+from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context, News
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
@@ -235,10 +237,12 @@ class PolicyNode:
             self._logger,
         )
         self._outputs = Outputs(self._context, wiring)
-        self._watch = GraphWatch(self._graph, self._node, self._outputs.publishers, topics.command_shared_with)
         self._states = states = StateReceiver(self._context, stepper.controller)
-        receiver = FrameReceiver(self._context, self._mailboxes)
-        wiring.subscribe(joints, topics.joint_states, states.joints, "joint_states")
+        self._cameras = CameraSources(self._context)
+        commands, allowed = self._outputs.publishers, topics.command_shared_with
+        self._watch = GraphWatch(self._graph, self._node, commands, allowed, self._contests)
+        receiver = FrameReceiver(self._context, self._mailboxes, self._cameras)
+        wiring.subscribe_from(joints, topics.joint_states, states.joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")
             wiring.subscribe(joints, topic, partial(states.feed, key), "state")
@@ -255,6 +259,15 @@ class PolicyNode:
         wiring.timer(graph_watch.PERIOD, self._watch.look)
 
     # What arrives
+
+    def _contests(self) -> list[tuple[Reason, str, Contest]]:
+        """Two sources of one thing, with the topic."""
+        steady = self._clock.now().steady
+        camera, joint = self._cameras.contest(steady), self._states.contest(steady)
+        found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []
+        if joint is not None:
+            found.append((Reason.JOINT_STATE_CONTESTED, self.config.topics.joint_states, joint))
+        return found
 
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)

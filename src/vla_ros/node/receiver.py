@@ -18,8 +18,10 @@ from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
+from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context
 from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes, image_stamp, with_stamp
@@ -54,23 +56,28 @@ class FrameReceiver:
     Args:
         context: What the node's parts share.
         mailboxes: One per ``camera.topics``.
+        sources: Say which publisher is followed.
     """
 
-    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
+    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]], sources: CameraSources) -> None:
         self._context = context
+        self._sources = sources
         self._mailboxes = mailboxes
         self._arrived = [-math.inf] * len(mailboxes)
         self._unstamped: set[str] = set()
 
-    def receive(self, index: int, data: CdrBytes) -> None:
-        """A message of camera ``index`` came, as its CDR bytes."""
+    def receive(self, index: int, data: CdrBytes, publisher: bytes = b"") -> None:
+        """A message of camera ``index`` came from a publisher of this id, as its CDR bytes."""
         context, config, now = self._context, self._context.options.current, self._context.clock.now()
         topic = config.camera.topics[index]
         context.stats.received()
         try:
-            stamp = image_stamp(data)
+            stamp, followed = image_stamp(data), self._sources.follows(topic, data, publisher, now)
         except ImageError as error:
             self._drop(Frame(b"", 0, topic, now), Reason.IMAGE_INVALID, f"{topic}: {error}")
+            return
+        if not followed:
+            context.report(Frame(b"", stamp, topic, now).outcome(Reason.CAMERA_CONTESTED.value))
             return
         if not stamp and not config.control.lockstep:
             stamp, data = now.ros, with_stamp(data, now.ros)
@@ -115,13 +122,18 @@ class StateReceiver:
     def __init__(self, context: Context, controller: Controller) -> None:
         self._context = context
         self._controller = controller
-        self._joint_states = JointStates(controller.arm_names)
+        self._joint_states = JointStates(controller.arm_names, controller.joint_speeds)
 
-    def joints(self, message: Any) -> None:
-        """A ``sensor_msgs/JointState`` of the robot came."""
+    def contest(self, steady: int) -> Contest | None:
+        """Two that tell of one of the arm's joints in turn at this time of the steady clock."""
+        return self._joint_states.contest(steady)
+
+    def joints(self, message: Any, publisher: bytes = b"") -> None:
+        """A ``sensor_msgs/JointState`` of the robot came from a publisher of this id."""
         now = self._context.clock.now()
         timeout = self._context.options.current.timeouts.joint_state
-        whole = self._joint_states.add(joint_state_of(message, now.ros), stamp_of(message), now.steady, timeout)
+        joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
+        whole = self._joint_states.add(joints, stamp, now.steady, timeout, publisher)
         if whole is not None:
             self.accept(whole.joints, whole.stamp)
 

@@ -86,6 +86,8 @@ class DdsSubscription:
         self.msg_type = msg_type
         self.callback = callback
         self.raw = raw
+        self.tells_publisher = False  # the callback takes the publisher's gid as well
+        self._publishers: dict[int, bytes] = {}
         self._participant = participant
         self._lock = threading.Lock()
         reader = participant.reader(TOPIC_PREFIX + topic, msg_type.TYPE, profile)
@@ -94,18 +96,32 @@ class DdsSubscription:
         self._condition = ReadCondition(reader, ANY_UNREAD)
         participant.waitset.attach(self._condition)
 
-    def take(self) -> list[bytes]:
-        """CDR of the samples that wait, oldest first: at most as many as the profile's depth."""
+    def take(self) -> list[tuple[bytes, bytes]]:
+        """CDR and publisher's gid of the samples that wait, oldest first: at most the profile's depth."""
         with self._lock:
             if self._reader is None:
                 return []
             taken = self._reader.take(N=self.qos_profile.depth, condition=self._condition)
-        # Samples without data tell of publishers that went away.
-        return [item.cdr for item in taken if item.sample_info.valid_data]
+            # Samples without data tell of publishers that went away.
+            return [(item.cdr, self._publisher(item)) for item in taken if item.sample_info.valid_data]
 
-    def dispatch(self, cdr: bytes) -> None:
+    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
         """Give one sample to the callback."""
-        self.callback(cdr if self.raw else self._participant.types.deserialize(cdr, self.msg_type))
+        cdr, publisher = sample
+        message = cdr if self.raw else self._participant.types.deserialize(cdr, self.msg_type)
+        self.callback(*((message, publisher) if self.tells_publisher else (message,)))
+
+    def _publisher(self, item: Any) -> bytes:
+        """Gid of a sample's publisher; its handle where that has left already. The lock is held."""
+        handle = int(item.sample_info.publication_handle)
+        if self.tells_publisher and handle not in self._publishers:
+            assert self._reader is not None
+            try:
+                gid = self._reader.get_matched_publication_data(handle).key.bytes
+            except DDSException:
+                gid = handle.to_bytes(8, "little", signed=True)
+            self._publishers[handle] = gid
+        return self._publishers.get(handle, b"")
 
     def get_publisher_count(self) -> int:
         """Number of matched publishers."""

@@ -90,11 +90,16 @@ class DdsGraph:
         """A timer; all of this participant's are steady."""
         return node.create_timer(period, callback)
 
+    def deserialize(self, cdr: Any, msg_type: Any) -> Any:
+        """A message of its CDR bytes."""
+        return self.participant.types.deserialize(cdr, msg_type)
+
     def subscribe_raw(
-        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any], None], qos_profile: Any
+        self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
     ) -> Callable[[], None]:
-        """As the node's own raw subscription, which copies once."""
+        """As the node's own raw subscription, which copies once; with the publisher's gid."""
         made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
+        made.tells_publisher = True
         return partial(node.destroy_subscription, made)
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
@@ -169,9 +174,9 @@ class DdsGraph:
         for node in self._nodes:
             receivers: tuple[DdsSubscription | DdsService, ...] = (*node.subscriptions, *node.services)
             for receiver in receivers:
-                for cdr in receiver.take():
+                for sample in receiver.take():
                     name = receiver.topic_name if isinstance(receiver, DdsSubscription) else receiver.srv_name
-                    self._guarded(node.get_logger(), name, receiver.dispatch, cdr)
+                    self._guarded(node.get_logger(), name, receiver.dispatch, sample)
 
     def _run_timers(self) -> None:
         for node in self._nodes:

@@ -1,0 +1,145 @@
+"""Who of several that publish the same is followed, and whether two of them speak in turn. Pure logic.
+
+A driver that is started again speaks after the one before it; two that run at once speak in turn. Sources differ by
+their publisher's id, and by the kind of what they say, because a relay has one id for all that it passes on.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+_SECOND = 1_000_000_000
+_MEMORY = 2 * _SECOND  # ns; a source that was silent for longer begins anew, and a contest ends
+_ENOUGH = 5  # returns of a kind of one publisher that are no accident (bits that flip on the way)
+_SLACK = 0.05  # rad or m; and seconds of jitter
+
+
+@dataclass(frozen=True)
+class Source:
+    """Whoever said something.
+
+    Attributes:
+        publisher: Its id; b"" where the middleware does not tell.
+        kind: What differs where two speak through one publisher.
+    """
+
+    publisher: bytes
+    kind: Hashable = None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two sources that speak of the same in turn."""
+
+    subject: str
+    first: Source
+    second: Source
+
+
+@dataclass
+class _Subject:
+    """What is known of those that speak of one subject; times are of a steady clock, ns."""
+
+    followed: Source | None = None
+    heard: dict[Source, int] = field(default_factory=dict)
+    last: Source | None = None
+    returns: int = 0
+    returned: int = -_MEMORY
+    contest: Contest | None = None
+
+
+class Sources:
+    """Follows one source per subject until it is silent. Safe to use from several threads.
+
+    Args:
+        settle: Seconds of silence after which another kind of the same publisher is followed.
+    """
+
+    def __init__(self, settle: float = 0.0) -> None:
+        self._settle = settle
+        self._lock = threading.Lock()
+        self._subjects: dict[str, _Subject] = {}
+
+    def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
+        """Somebody spoke of ``subject``: whether it is the one to follow.
+
+        Args:
+            subject: A joint, a camera.
+            source: Who spoke.
+            steady: When, nanoseconds of a steady clock.
+            patience: Seconds of silence after which another publisher is followed.
+        """
+        with self._lock:
+            known = self._subjects.setdefault(subject, _Subject())
+            _notice(known, subject, source, steady)
+            before = known.followed
+            if before is not None and before != source:
+                silence = patience if before.publisher != source.publisher else min(patience, self._settle)
+                if steady - known.heard.get(before, -_MEMORY) < min(_MEMORY, silence * _SECOND):
+                    return False
+            known.followed = source
+            return True
+
+    def contest(self, steady: int) -> Contest | None:
+        """Two that speak of the same subject in turn at present."""
+        with self._lock:
+            for known in self._subjects.values():
+                if known.contest is not None and steady - known.returned <= _MEMORY:
+                    return known.contest
+        return None
+
+
+def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
+    """Count a source that speaks again after another one did."""
+    last, known.last = known.last, source
+    known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
+    if last is not None and last != source and source in known.heard:
+        if steady - known.returned > _MEMORY:
+            known.returns, known.contest = 0, None
+        known.returns += _ENOUGH if last.publisher != source.publisher else 1
+        known.returned = steady
+        if known.returns >= _ENOUGH:
+            known.contest = Contest(subject, last, source)
+    known.heard[source] = steady
+
+
+class Continuity:
+    """Tells two positions of one joint apart that no velocity limit allows, where publishers cannot be told apart.
+
+    Args:
+        speeds: Velocity limit of each joint, rad/s or m/s; joints without one count as continuous.
+    """
+
+    def __init__(self, speeds: Mapping[str, float]) -> None:
+        self._speeds = {name: speed for name, speed in speeds.items() if math.isfinite(speed)}
+        self._tracks: dict[str, list[tuple[float, int]]] = {}
+
+    def track(self, joint: str, position: float, at: int) -> int:
+        """Which of two courses of a joint this position continues: 0 or 1. Twice its limit is allowed, and jitter.
+
+        Args:
+            joint: Its name.
+            position: Where it was measured; what is no number belongs to the course that was heard last.
+            at: When, nanoseconds of a clock that goes on steadily.
+        """
+        speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])
+        if speed is None or not math.isfinite(position):
+            return max(range(len(tracks)), key=lambda each: tracks[each][1], default=0)
+        reach = [
+            index
+            for index, (was, then) in enumerate(tracks)
+            if abs(position - was) <= _SLACK + 2 * speed * (max(0, at - then) / _SECOND + _SLACK)
+        ]
+        if reach:
+            index = min(reach, key=lambda each: abs(position - tracks[each][0]))
+            tracks[index] = (position, at)
+        elif len(tracks) < 2:
+            index = len(tracks)
+            tracks.append((position, at))
+        else:  # the one that was left longer ago
+            index = min((0, 1), key=lambda each: tracks[each][1])
+            tracks[index] = (position, at)
+        return index
