@@ -40,16 +40,17 @@ def commands_equal(path, outcome, config, tolerance=0.0):
     return len(known)
 
 
-def replayed(play, path):
+def replayed(play, path, speed=0.0):
     config = load([DEMO], ["control.lockstep:=true"])
-    outcome = play(path, ExpertPolicy(config), Options(), config=config)
+    outcome = play(path, ExpertPolicy(config), Options(speed=speed), config=config)
     assert outcome.samples.problem == ""
     return outcome, config
 
 
-def test_a_recorded_live_run_is_answered_identically(play):
+@pytest.mark.parametrize("speed", [0.0, 0.1])
+def test_a_recorded_live_run_is_answered_identically(play, speed):
     path = ROOT / "test" / "data" / "bags" / "demo_jpeg"
-    outcome, config = replayed(play, path)
+    outcome, config = replayed(play, path, speed)
     found = outcome.samples
     compared = np.isfinite(found.recorded).all(axis=1)
     assert compared.sum() == 40

@@ -156,7 +156,9 @@ def test_as_it_would_have_run_skips_what_comes_while_the_policy_is_busy(
     expected = 40 * 0.1 / (0.16 * speed)
     assert 0.6 * expected < len(found.times) <= expected + 2
     assert found.received == 40
-    assert found.skipped + len(found.times) == 40
+    # What is inferred when the instruction changes is void, as in the live node.
+    assert found.skipped + len(found.times) + found.dropped.total() == 40
+    assert found.dropped.total() <= 1
     assert (np.diff(found.times) > 0).all()
     ages = found.age_ms
     assert (ages >= 160).all()

@@ -26,6 +26,11 @@ class Mailbox(Generic[T]):
         self._changed = threading.Condition()
         self._item: T | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """True where an item waits to be taken."""
+        return self._item is not None
+
     def put(self, item: T) -> T | None:
         """Leave ``item``; never waits for a taker.
 

@@ -1,16 +1,15 @@
-"""One bag through the very step that live frames take: open loop, or as it would have run on this machine.
+"""Plays one bag through the code of the live node: in open loop, or as it would have run on this machine.
 
 Open loop: every (k-th) frame is answered from what was recorded, whatever was answered before (teacher-forced), and
-a chunk's first action is compared. As it would have run: frames arrive at their recorded times, the policy takes as
-long as it takes here, the newest frame wins and what came meanwhile is skipped. That clock is computed, not waited
-for: a policy that needs 50 ms a frame is busy for 50 ms of the recording, so an hour's bag does not take an hour.
+a chunk's first action is compared. As it would have run: the live control loop on a simulated clock
+(:mod:`vla_ros.replay.live`). That clock is not waited for, so an hour's bag does not take an hour.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +17,14 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.outcome import StepResult
-from vla_ros.control.rate_limiter import RateLimiter
+from vla_ros.control.outcome import REPLACED, FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
 from vla_ros.node.stepper import Stepper, make_kinematics
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
+from vla_ros.replay.live import LiveRun
 from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.series import Feed
@@ -36,7 +35,6 @@ from vla_ros.vision.lazy_images import Pictures
 
 SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""
-
 
 _NEAR_STAMP = 100_000_000  # ns; as control.inputs.Inputs.joints_at
 
@@ -93,12 +91,10 @@ class Player:
         self._resume, self._partial, self._progress = resume, partial, progress
         arm = stepper.controller.arm_names
         self._recording = series.read(bag, selection, arm, config.timeouts.joint_state)
-        self._cameras = {topic: index for index, topic in enumerate(selection.cameras)}
-        self._frames_of: list[bytes | memoryview | None] = [None] * len(selection.cameras)
         self._rows: list[_Row] = []
         self._instructions: list[str] = []
         self._recorded_instruction = ""
-        self._received = self._skipped = self._frames = 0
+        self._skipped = 0
         self._dropped: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._details: dict[Reason, str] = {}
@@ -107,7 +103,7 @@ class Player:
         self._saved = self._began
         rate = config.control.rate_hz or stepper.spec.rate_hz or 30.0
         self._period = 1.0 / rate
-        self._limiter = RateLimiter.from_config(config.control)
+        self._answered: StepResult | None = None
 
     def play(self) -> Samples:
         """Answer the frames. On Ctrl-C what there is comes back with ``complete`` False."""
@@ -118,13 +114,11 @@ class Player:
         try:
             records = self._bag.records(self._selection.cameras, start)
             if self._options.speed:
-                self._as_run(records)
+                self._live(records)
             else:
                 self._open_loop(records)
         except KeyboardInterrupt:
-            complete = False
-            # The frame in hand was not answered; it comes again when the run goes on.
-            self._received = len(self._rows) + sum(self._dropped.values()) + self._skipped
+            complete = False  # the frame in hand was not answered; it comes again when the run goes on
         limited = Counter(self._stepper.controller.counters)
         limited.subtract(counted)
         result = self._samples(complete, +limited)
@@ -132,115 +126,112 @@ class Player:
             samples_of.save(result, self._partial)
         return result
 
+    def _live(self, records: Iterator[Record]) -> None:
+        """Answer as the live node would: the newest frame wins, at most ``control.rate_hz`` steps a second."""
+        live = LiveRun(
+            self._config, self._stepper, self._recording, records, self._options.speed, self, self._episode
+        )
+        live.run(self._is_enough)
+
+    def step(self, step: StepResult) -> None:
+        """The control loop made a step."""
+        if step.chunk is not None:
+            self._answered = step
+        elif step.refused is not None:
+            self._refused[step.refused.reason.value] += 1
+
+    def frame(self, outcome: FrameOutcome) -> None:
+        """The control loop is done with a frame."""
+        if outcome.camera != self._selection.cameras[0]:
+            return
+        step, self._answered = self._answered, None
+        if outcome.outcome == REPLACED:
+            self._skipped += 1
+        elif step is not None:
+            ended = outcome.ended or outcome.received
+            age = (ended - outcome.received) / 1e6 / self._options.speed
+            self._keep(outcome.received, step, outcome.reason, age)
+        elif outcome.reason is not None:
+            self._drop(outcome.reason, outcome.detail)
+
+    def _is_enough(self) -> bool:
+        return len(self._rows) + sum(self._dropped.values()) >= self._options.limit > 0
+
     def _open_loop(self, records: Iterator[Record]) -> None:
         """Answer every k-th frame."""
-        for record in self._first_camera(records):
-            if (self._received - 1) % self._options.every:
+        cameras = {topic: index for index, topic in enumerate(self._selection.cameras)}
+        newest: list[bytes | memoryview | None] = [None] * len(cameras)
+        for number, record in enumerate(self._first_camera(records, cameras, newest)):
+            if number % self._options.every:
                 self._skipped += 1
-                continue
-            self._answer(record, record.time, self._period, False)
-
-    def _as_run(self, records: Iterator[Record]) -> None:
-        """Answer as the live node would: one mailbox, the newest frame wins, at most ``control.rate_hz``."""
-        waiting: Record | None = None
-        free = 0  # nanoseconds of the recording at which the next step may begin
-        for record in self._first_camera(records):
-            if waiting is not None and free <= record.time and not self._gives_way(waiting, record, free):
-                free = self._busy(waiting, max(free, waiting.time))
-                waiting = None
-            if waiting is not None:
-                self._skipped += 1
-            waiting = record._replace(data=bytes(record.data)) if free > record.time else record
-            if free <= record.time:
-                free = self._busy(record, record.time)
-                waiting = None
-        if waiting is not None:
-            self._busy(waiting, max(free, waiting.time))
-
-    def _gives_way(self, waiting: Record, following: Record, free: int) -> bool:
-        """True where a frame that waits is passed over for the one that is about to come."""
-        return self._limiter.patience(free / 1e9, waiting.time / 1e9, following.time / 1e9) > 0
-
-    def _busy(self, record: Record, begin: int) -> int:
-        """Answer a frame at ``begin`` (nanoseconds of the recording); when the next step may begin."""
-        limiter, began = self._limiter, begin / 1e9
-        took = self._answer(record, begin, limiter.step_time(began), True)
-        sent = began + took * self._options.speed
-        limiter.answered(began, sent)
-        # The rest of a chunk is executed step by step before the policy is asked again.
-        while not self._stepper.wants_frame:
-            sent = limiter.planned_due
-            step = self._stepper.next_command(
-                self._newest(self._recording.joints, round(sent * 1e9), 0), limiter.period
-            )
-            if step.command is None:
-                self._refuse(step.refused)
-                self._stepper.schedule.reset()
-                break
-            self._stepper.executed()
-            limiter.executed(sent)
-        return round(1e9 * max(sent, limiter.frame_due))
-
-    def _first_camera(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Frames of the first camera, which sets the rhythm; the others' newest ones are kept."""
-        for record in records:
-            if self._frames == self._options.limit > 0:
+            else:
+                newest[0] = record.data
+                self._answer(record.time, newest)
+            if self._is_enough():
                 return
-            index = self._cameras[record.topic]
-            if index:
-                self._frames_of[index] = bytes(record.data)
-                continue
-            self._received += 1
-            yield record
 
-    def _answer(self, record: Record, now: int, dt: float, as_run: bool) -> float:
-        """One step, whose command is made for ``dt`` seconds; the seconds that it took."""
-        self._frames += 1
-        self._frames_of[0] = record.data
+    def _first_camera(
+        self, records: Iterator[Record], cameras: Mapping[str, int], newest: list[bytes | memoryview | None]
+    ) -> Iterator[Record]:
+        """Frames of the first camera; the newest ones of the others are left in ``newest``."""
+        for record in records:
+            index = cameras[record.topic]
+            if index:
+                newest[index] = bytes(record.data)
+            else:
+                yield record
+
+    def _answer(self, now: int, frames: Sequence[bytes | memoryview | None]) -> None:
+        """Make a step from what was known when the frame came."""
+        assert frames[0] is not None
         try:
-            stamp = image_stamp(record.data)
+            stamp = image_stamp(frames[0])
         except ImageError:
             stamp = 0
-        instruction = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
-        # Where --instruction takes its place, the recorded one still tells where an episode ends.
-        self._episode(record.time, instruction, self._recording.instruction(now))
+        if self._episode(now) is not None:
+            self._stepper.reset()
         recording = self._recording
         joints = self._newest(recording.joints, now, stamp)
         feeds = {key: state for key, feed in recording.state.items() if (state := self._newest(feed, now, stamp))}
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
-        began = time.perf_counter()
+        inputs = Snapshot(joints, feeds, self._instructions[-1])
         try:
-            step = self._stepper.step(self._frames_of, Snapshot(joints, feeds, instruction), dt, reference)
+            step = self._stepper.step(frames, inputs, self._period, reference)
         except ImageError as error:
-            self._dropped[f"{Reason.IMAGE_INVALID.value}: {error}"[:200]] += 1
-            return time.perf_counter() - began
+            self._drop(Reason.IMAGE_INVALID, str(error))
+            return
         except Refused as refused:
-            # One text for each reason: details hold numbers that differ from frame to frame.
-            text = self._details.setdefault(refused.reason, f"{refused.reason.value}: {refused.detail}"[:300])
-            self._dropped[text] += 1
-            return time.perf_counter() - began
-        took = time.perf_counter() - began
-        if step.command is None:
-            self._refuse(step.refused)
-            self._stepper.schedule.reset()
-        else:
+            self._drop(refused.reason, refused.detail)
+            return
+        if step.refused is None:
             self._stepper.executed()
-        age = (now - record.time) / 1e6 / self._options.speed + 1e3 * took if as_run else float("nan")
-        self._rows.append(_Row(record.time, stamp, len(self._instructions) - 1, step, 1e3 * took, age))
+        else:
+            self._stepper.schedule.reset()
+        self._keep(now, step, step.refused.reason if step.refused else None, float("nan"))
+
+    def _drop(self, reason: Reason, detail: str) -> None:
+        # One text for each reason: details hold numbers that differ from frame to frame.
+        self._dropped[self._details.setdefault(reason, f"{reason.value}: {detail}"[:300])] += 1
+
+    def _keep(self, time: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
+        """Keep the answer to the frame that came at ``time``."""
+        if refused is not None:
+            self._refused[refused.value] += 1
+        self._rows.append(_Row(time, len(self._instructions) - 1, step, age_ms))
         self._rest()
-        return took
 
-    def _refuse(self, refused: Refused | None) -> None:
-        self._refused[refused.reason.value if refused else Reason.ACTION_INVALID.value] += 1
-
-    def _episode(self, now: int, instruction: str, recorded: str) -> None:
-        """Begin a new episode where the instruction changed, frames paused, or time ran backwards."""
+    def _episode(self, now: int) -> str | None:
+        """The instruction where a frame begins an episode: it changed, frames paused, or time ran backwards."""
         last, self._last_time = self._last_time, now
-        gap = last is None or not 0 <= now - last <= self._options.gap_s * 1e9
-        if gap or recorded != self._recorded_instruction:
-            self._recorded_instruction = recorded
-            self._instructions.append(instruction)
-            self._stepper.reset()
+        recorded = self._recording.instruction(now)
+        paused = last is None or not 0 <= now - last <= self._options.gap_s * 1e9
+        if not paused and recorded == self._recorded_instruction:
+            return None
+        # Where --instruction takes its place, the recorded one still tells where an episode ends.
+        self._recorded_instruction = recorded
+        given = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
+        self._instructions.append(given)
+        return given
 
     def _newest(self, feed: Feed | None, now: int, stamp: int) -> JointState | None:
         """The newest message at ``now``; in lockstep the one that belongs to the frame's stamp."""
@@ -300,7 +291,7 @@ class Player:
             instructions=tuple(self._instructions),
             rule=paired.rule,
             problem=paired.problem,
-            received=self._received,
+            received=len(rows) + sum(self._dropped.values()) + self._skipped,
             skipped=self._skipped,
             dropped=Counter(self._dropped),
             refused=Counter(self._refused),
@@ -322,7 +313,7 @@ class Player:
 
 
 class _Row:
-    """What is kept of one answered frame; pictures are not."""
+    """What is kept of one answered frame; images are not."""
 
     __slots__ = (
         "action",
@@ -337,16 +328,14 @@ class _Row:
         "time",
     )
 
-    def __init__(
-        self, time: int, stamp: int, episode: int, step: StepResult, total_ms: float, age_ms: float
-    ) -> None:
-        assert step.action is not None
-        self.time, self.stamp, self.episode, self.age_ms = time, stamp, episode, age_ms
+    def __init__(self, time: int, episode: int, step: StepResult, age_ms: float) -> None:
+        self.time, self.stamp, self.episode, self.age_ms = time, step.stamp, episode, age_ms
         self.action = step.action
+        total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
         normalized = step.chunk.normalized if step.chunk is not None else None
         self.normalized = normalized[0] if normalized is not None else np.full(len(step.action), np.nan)
         self.command = step.command.positions if step.command is not None else None
         self.command_names = step.command.names if step.command is not None else ()
-        self.stages_ms = {**step.stages_ms, "total": total_ms}
+        self.stages_ms = {**step.stages_ms, "total": total}
         images = step.observation.images if step.observation is not None else None
         self.images = images.prepared if isinstance(images, Pictures) else 0

@@ -1,4 +1,4 @@
-"""What else it could be: a few frames again with other orientations, colour order, crop or statistics.
+"""Repeats a few frames with another orientation, colour order, crop or statistics, to explain bad results.
 
 Where answers and recording disagree, the usual causes are few, and each can simply be tried. A change is named only
 where it is far better on the same frames, so that chance does not name one:
@@ -22,13 +22,12 @@ from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
 from vla_ros.replay import metrics, series, skill
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.prepare import LoadedOnce, fit, newest_frames
+from vla_ros.replay.prepare import LoadedOnce, fit, make_stepper, newest_frames
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Selection, select
 from vla_ros.replay.verdict import GOOD_COSINE, GOOD_SKILL, Verdict
-from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray, Observation, UInt8Array
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray, UInt8Array
 
 FRAMES = 16
 """Frames on which each change is tried."""
@@ -92,7 +91,7 @@ def explain(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) ->
     """
     if not is_needed(result):
         return result
-    trials = sorted([*_statistics(result, policy), *_pictures(result, policy, overrides)], key=lambda t: t.rank)
+    trials = sorted([*_statistics(result, policy), *_images(result, policy, overrides)], key=lambda t: t.rank)
     if not trials:
         return result
     verdict = _told(result.verdict, trials)
@@ -145,8 +144,8 @@ def changes(config: Config, spec: ActionSpec) -> Iterator[Change]:
             )
     yield Change(
         "red and blue exchanged",
-        "the camera's driver labels its pictures wrongly (`encoding` rgb8 for bgr8 or the reverse), or the "
-        "recording was compressed from such pictures; mend the driver",
+        "the camera's driver labels its images wrongly (`encoding` rgb8 for bgr8 or the reverse), or the "
+        "recording was compressed from such images; fix the driver",
         {},
         _exchange,
     )
@@ -217,8 +216,8 @@ def _statistics(result: Result, policy: LoadedOnce) -> list[Trial]:
     return sorted(found, key=lambda trial: trial.rank)[:1]
 
 
-def _pictures(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) -> list[Trial]:
-    """Frames with other pictures, asked again."""
+def _images(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) -> list[Trial]:
+    """The policy's answers to the same frames under each change."""
     if not result.figures["frames"]["images_prepared"]:
         return []
     rows = _chosen(result)
@@ -239,7 +238,7 @@ def _pictures(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) 
     # Bags may differ in their cameras' names, but not in how many there are.
     for change in changes(asked[0].config, result.spec):
         try:
-            answers = [_answer(moment, change, policy, result.spec) for moment in asked]
+            answers = [_answer(moment, change, policy) for moment in asked]
         except VlaRosError:
             continue
         found.append(judge.trial(change.name, change.advice, np.array(answers)))
@@ -264,7 +263,6 @@ class _Asked:
 
     frames: Mapping[str, bytes]
     inputs: Snapshot
-    stamp: int
     selection: Selection
     config: Config
 
@@ -287,23 +285,21 @@ def _moments(
                 row = times[time]
                 feeds = {key: state for key, feed in recording.state.items() if (state := feed.newest(time))}
                 joints = recording.joints.newest(time) if recording.joints else None
-                words = samples.instructions[int(samples.episodes[row])]
-                inputs = Snapshot(joints, feeds, words)
-                yield row, _Asked(frames, inputs, int(samples.stamps[row]), selection, config)
+                inputs = Snapshot(joints, feeds, samples.instructions[int(samples.episodes[row])])
+                yield row, _Asked(frames, inputs, selection, config)
     except VlaRosError:
         return
 
 
-def _answer(asked: _Asked, change: Change, policy: LoadedOnce, spec: ActionSpec) -> FloatArray:
+def _answer(asked: _Asked, change: Change, policy: LoadedOnce) -> FloatArray:
     """The first action for a frame under a change, [D]."""
-    preprocess = Preprocessor(dataclasses.replace(asked.config.camera, **change.camera), spec.image_size)
-    after: Pixels = change.pixels or (lambda image: image)
-    images = {}
-    for key in spec.image_keys:
-        index = asked.config.camera.keys.index(key)
-        prepared = preprocess(asked.frames[asked.selection.cameras[index]], index).image
-        images[key] = after(prepared)
-    inputs, session = asked.inputs, policy.start_session()
-    chunk = policy.infer(session, Observation(images, inputs.instruction, asked.stamp, inputs.joints, inputs.state))
+    camera = dataclasses.replace(asked.config.camera, **change.camera)
+    stepper, _ = make_stepper(dataclasses.replace(asked.config, camera=camera), policy)
+    observation = stepper.observe([asked.frames.get(topic) for topic in asked.selection.cameras], asked.inputs)
+    if change.pixels is not None:
+        images = {key: change.pixels(image) for key, image in observation.images.items()}
+        observation = dataclasses.replace(observation, images=images, frames={})
+    session = policy.start_session()
+    chunk = policy.infer(session, observation)
     session.close()
     return np.asarray(chunk.actions[0], float)

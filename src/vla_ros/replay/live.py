@@ -1,0 +1,146 @@
+"""The live node's control loop, fed with a recording on a simulated clock: as it would have run on this machine."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from vla_ros.config import Config, LiveConfig
+from vla_ros.control.clock import SimulatedClock
+from vla_ros.control.command import Command
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.safety import Safety, State
+from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.node.context import Context, News, Sink
+from vla_ros.node.control_loop import ControlLoop, Did
+from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.stepper import Stepper
+from vla_ros.replay.records import Record
+from vla_ros.replay.series import Feed, Recording, Table
+from vla_ros.telemetry.stats import Stats
+from vla_ros.types import JointState
+
+_BEFORE = 1_000_000_000  # ns; joint states and feeds from before the first frame that are still of use
+_LOG = logging.getLogger(__name__)
+
+Event = tuple[int, Callable[[], None]]
+
+
+class LiveRun:
+    """Receivers, watchdog, safety and control loop of the node around a recording; the arm is armed.
+
+    Messages come at the times at which they were recorded; inference takes as long as on this machine, times
+    ``speed``. Stamps may be of any clock: nobody asks how old they are. A stop is reset at once.
+
+    Args:
+        config: The whole tree.
+        stepper: Loaded.
+        recording: Joint states and feeds.
+        records: Frames of all cameras in order of time.
+        speed: Multiple of the recorded speed.
+        sink: Told of each step, and what became of each frame.
+        episode: Told the time of each frame of the first camera; gives the instruction where an episode begins.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stepper: Stepper,
+        recording: Recording,
+        records: Iterator[Record],
+        speed: float,
+        sink: Sink,
+        episode: Callable[[int], str | None],
+    ) -> None:
+        timeouts = replace(config.timeouts, frame_age=0.0)
+        options = LiveConfig(replace(config, timeouts=timeouts))
+        watched = LiveConfig(replace(config, timeouts=replace(timeouts, joint_state_age=0.0, heartbeat=0.0)))
+        cameras = {topic: index for index, topic in enumerate(config.camera.topics)}
+        self._stepper, self._episode = stepper, episode
+        first = next(records, None)
+        begin = first.time if first is not None else 0
+        events = [
+            *(self._joints(states) for states in _messages(recording.joints, begin)),
+            *(
+                self._feed(key, states)
+                for key, feed in recording.state.items()
+                for states in _messages(feed, begin)
+            ),
+            self._frames(first, records, cameras),
+        ]
+        self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
+        self._inputs, self._safety = Inputs(clock), Safety(clock.ros)
+        self._watchdog = Watchdog(watched, config.camera.topics, joints_required=bool(stepper.controller.arm_names))
+        context = Context(
+            options, clock, self._inputs, self._safety, self._watchdog, Stats(), sink, News(_LOG), _LOG
+        )
+        self._mailboxes = [Mailbox[Frame](clock) for _ in cameras]
+        self._receiver = FrameReceiver(context, self._mailboxes)
+        self._states = StateReceiver(context, stepper.controller)
+        self._loop = ControlLoop(context, stepper, self._mailboxes, _send_nowhere, self._supervise)
+
+    def run(self, enough: Callable[[], bool]) -> None:
+        """Run until the recording has ended or ``enough()``."""
+        self._safety.arm()
+        while not enough():
+            did = self._loop.run_once()
+            if self._safety.state is State.STOPPED:
+                self._safety.reset()
+                self._safety.arm()
+            if did is Did.WAITED and self._clock.exhausted and self._is_idle():
+                break
+
+    def _is_idle(self) -> bool:
+        return self._stepper.wants_frame and not self._mailboxes[0].waiting
+
+    def _supervise(self) -> None:
+        now = self._clock.now()
+        self._watchdog.driver(1, now)
+        self._safety.follow(self._watchdog.active(now), WATCHED)
+
+    def _frames(
+        self, first: Record | None, records: Iterator[Record], cameras: Mapping[str, int]
+    ) -> Iterator[Event]:
+        record = first
+        while record is not None:
+            # Copied: the file's view may be gone when the frame is used.
+            yield record.time, partial(self._receive, cameras[record.topic], record.time, bytes(record.data))
+            record = next(records, None)
+
+    def _receive(self, camera: int, time: int, data: bytes) -> None:
+        if camera == 0:
+            instruction = self._episode(time)
+            if instruction is not None:
+                self._inputs.set_instruction(instruction)
+                self._inputs.new_epoch()
+                self._stepper.forget_commands()
+        self._receiver.receive(camera, data)
+
+    def _joints(self, states: Iterator[tuple[int, JointState]]) -> Iterator[Event]:
+        for time, state in states:
+            yield time, partial(self._accept, state)
+
+    def _accept(self, state: JointState) -> None:
+        self._states.accept(state, state.stamp)
+
+    def _feed(self, key: str, states: Iterator[tuple[int, JointState]]) -> Iterator[Event]:
+        for time, state in states:
+            yield time, lambda state=state: self._inputs.set_state(key, state)  # type: ignore[misc]
+
+
+def _messages(feed: Feed | None, begin: int) -> list[Iterator[tuple[int, JointState]]]:
+    """The messages of each table of a feed and the times at which they were recorded."""
+
+    def messages(table: Table) -> Iterator[tuple[int, JointState]]:
+        for row in range(max(table.newest(begin - _BEFORE), 0), len(table.times)):
+            yield int(table.times[row]), table.joint_state(row)
+
+    return [messages(table) for table in feed.tables] if feed is not None else []
+
+
+def _send_nowhere(command: Command) -> Callable[[], None]:
+    return lambda: None
