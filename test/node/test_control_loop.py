@@ -26,7 +26,6 @@ from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety
 from vla_ros.control.watchdog import WATCHED, Watchdog
-from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context, News
 from vla_ros.node.control_loop import ControlLoop, Did
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -86,7 +85,7 @@ class LiveLoop:
         self.stepper = Stepper(config, self.policy)
         self.stepper.load()
         self.mailboxes = [Mailbox[Frame](self.clock) for _ in config.camera.topics]
-        self.receiver = FrameReceiver(self.context, self.mailboxes, CameraSources(self.context))
+        self.receiver = FrameReceiver(self.context, self.mailboxes)
         self.states = StateReceiver(self.context, self.stepper.controller)
         self.supervised: Callable[[], Any] = lambda: None
         self.loop = ControlLoop(self.context, self.stepper, self.mailboxes, self.prepare, self.supervise)

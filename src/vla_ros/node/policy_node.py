@@ -24,7 +24,6 @@ from vla_ros.control.watchdog import WATCHED, Watchdog
 from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node import graph_watch
-from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context, News
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
@@ -238,10 +237,10 @@ class PolicyNode:
         )
         self._outputs = Outputs(self._context, wiring)
         self._states = states = StateReceiver(self._context, stepper.controller)
-        self._cameras = CameraSources(self._context)
+        receiver = FrameReceiver(self._context, self._mailboxes)
+        self._cameras = receiver.sources
         commands, allowed = self._outputs.publishers, topics.command_shared_with
         self._watch = GraphWatch(self._graph, self._node, commands, allowed, self._contests)
-        receiver = FrameReceiver(self._context, self._mailboxes, self._cameras)
         wiring.subscribe_from(joints, topics.joint_states, states.joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")

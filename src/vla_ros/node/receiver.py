@@ -56,12 +56,14 @@ class FrameReceiver:
     Args:
         context: What the node's parts share.
         mailboxes: One per ``camera.topics``.
-        sources: Say which publisher is followed.
+
+    Attributes:
+        sources: Which publisher of each topic is followed.
     """
 
-    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]], sources: CameraSources) -> None:
+    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
         self._context = context
-        self._sources = sources
+        self.sources = CameraSources(context)
         self._mailboxes = mailboxes
         self._arrived = [-math.inf] * len(mailboxes)
         self._unstamped: set[str] = set()
@@ -72,7 +74,7 @@ class FrameReceiver:
         topic = config.camera.topics[index]
         context.stats.received()
         try:
-            stamp, followed = image_stamp(data), self._sources.follows(topic, data, publisher, now)
+            stamp, followed = image_stamp(data), self.sources.follows(topic, data, publisher, now)
         except ImageError as error:
             self._drop(Frame(b"", 0, topic, now), Reason.IMAGE_INVALID, f"{topic}: {error}")
             return
