@@ -1,4 +1,4 @@
-"""Frames per second and memory of replay with a policy that answers at once: the figures in docs/replay.md.
+"""Frames per second and memory of replay with a policy that costs nothing: the figures in docs/replay.md.
 
 Writes a bag of VGA frames, plays it in a fresh process, and prints processor time per frame without the start.
 Usage: python benchmarks/replay.py [--frames N] [--storage mcap|sqlite3] [--arm]
@@ -18,7 +18,7 @@ HOME = (0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0)
 
 
 def write(folder: Path, frames: int, storage: str) -> Path:
-    """A bag of ``frames`` VGA pictures at 30 Hz with joint states."""
+    """A bag of ``frames`` VGA images at 30 Hz with joint states."""
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
@@ -26,7 +26,7 @@ def write(folder: Path, frames: int, storage: str) -> Path:
 
     store = get_typestore(Stores.ROS2_JAZZY)
     rng = np.random.default_rng(0)
-    pictures = [rng.integers(0, 255, (480, 640, 3), dtype=np.uint8) for _ in range(4)]
+    images = [rng.integers(0, 255, (480, 640, 3), dtype=np.uint8) for _ in range(4)]
     header, clock = store.types["std_msgs/msg/Header"], store.types["builtin_interfaces/msg/Time"]
     state = store.types["sensor_msgs/msg/JointState"]
     plugin = StoragePlugin.MCAP if storage == "mcap" else StoragePlugin.SQLITE3
@@ -43,12 +43,12 @@ def write(folder: Path, frames: int, storage: str) -> Path:
                 effort=np.zeros(0),
             )
             writer.write(joints, stamp, store.serialize_cdr(message, "sensor_msgs/msg/JointState"))
-            writer.write(camera, stamp, encode_image(pictures[index % 4], stamp, "camera"))
+            writer.write(camera, stamp, encode_image(images[index % 4], stamp, "camera"))
     return folder / "bag"
 
 
 def play(path: Path, arm: bool) -> tuple[int, float]:
-    """Answered frames and processor seconds."""
+    """Number of frames and processor seconds."""
     from vla_ros.config import load
     from vla_ros.policies.base import no_progress
     from vla_ros.replay.evaluate import make_jobs, play_all

@@ -46,9 +46,9 @@ img{max-width:100%;height:auto;border-radius:4px;display:block}
 min-width:0;accent-color:var(--s1)}
 button{font:inherit;font-size:.85rem;color:var(--ink);background:var(--bg);border:1px solid var(--line);
 border-radius:6px;padding:4px 10px;min-width:64px;cursor:pointer}
-.moment{display:grid;grid-template-columns:minmax(80px,112px) minmax(0,1fr);gap:10px}
-.moment table{margin:0;font-size:.82rem}
-.moment th,.moment td{padding:2px 4px}
+.moment{display:grid;grid-template-columns:88px minmax(0,1fr);gap:8px}
+.moment table{margin:0;font-size:.75rem}
+.moment th,.moment td{padding:2px 3px}
 .flag{display:inline-block;font-size:.78rem;font-weight:600;border-radius:10px;padding:0 8px}
 .flag.good{color:var(--good);background:var(--good-bg)}.flag.bad{color:var(--bad);background:var(--bad-bg)}
 .flag.warn{color:var(--warn);background:var(--warn-bg)}
