@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vla_ros.config.tree import CameraConfig
+from vla_ros.types import ActionSpec
 from vla_ros.vision.decode import (
     decode_compressed,
     decode_image,
@@ -25,8 +26,8 @@ from vla_ros.vision.decode import (
     image_stamp,
 )
 from vla_ros.vision.geometry import make_orientation
-from vla_ros.vision.pipelines import crop_center, jpeg_round_trip, resize_bicubic, resize_lanczos3
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.processors import crop_center, jpeg_round_trip, resize_bicubic, resize_lanczos3
 
 
 def scene(height: int, width: int) -> np.ndarray:
@@ -65,8 +66,10 @@ def main() -> None:
     Image.fromarray(image).save(buffer, "JPEG", quality=80)
     jpeg = encode_compressed(buffer.getvalue(), 0, "cam", "jpeg")
     resized = resize_lanczos3(image)
-    libero = Preprocessor(CameraConfig(pipeline="libero", orientation=("rotate_180",), crop_area=0.9))
-    openvla = Preprocessor(CameraConfig(pipeline="openvla"))
+    turned = Preprocessor(
+        CameraConfig(pipeline=("libero",), orientation=("rotate_180",), crop_area=(0.9,)), ActionSpec()
+    )
+    plain = Preprocessor(CameraConfig(pipeline=("openvla",)), ActionSpec())
 
     stages: dict[str, Callable[[], object]] = {
         "image_stamp": lambda: image_stamp(raw["rgb8"]),
@@ -79,8 +82,8 @@ def main() -> None:
         "resize lanczos3": lambda: resize_lanczos3(image),
         "crop 0.9": lambda: crop_center(resized, 0.9),
         "resize bicubic": lambda: resize_bicubic(image),
-        "all: openvla": lambda: openvla(raw["rgb8"]),
-        "all: libero, rotate_180, crop 0.9": lambda: libero(raw["rgb8"]),
+        "all: openvla": lambda: process(plain(raw["rgb8"])),
+        "all: libero, rotate_180, crop 0.9": lambda: process(turned(raw["rgb8"])),
     }
     print(f"{arguments.width} x {arguments.height}, {arguments.repeat} repeats, milliseconds")
     print(f"{'stage':36}{'least':>9}{'p50':>9}{'p99':>9}")

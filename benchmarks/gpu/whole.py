@@ -69,14 +69,16 @@ def stage_steady(session: Session) -> dict[str, Any]:
 
     from vla_ros.engine.drafts import DraftState
     from vla_ros.engine.executor import Request
-    from vla_ros.types import CameraFrame
+    from vla_ros.types import RawImage
+    from vla_ros.vision.processors import ResizeNaive
 
     kind = session.kinds[0]
     subject, engine = session.subject(kind), session.engine(kind)
     engine.warm_up([22, 80])
     prompts = [prompt for _, prompt in session.inputs(subject, 40, lengths=(14, 70))]
     noise = np.random.default_rng(0).integers(0, 256, (72, 128) if session.dry else (720, 1280), dtype=np.uint8)
-    frames = [CameraFrame(np.stack([np.roll(noise, 7 * i + j, 1) for j in range(3)], -1)) for i in range(8)]
+    images = [np.stack([np.roll(noise, 7 * i + j, 1) for j in range(3)], -1) for i in range(8)]
+    frames = [RawImage(image, processor=ResizeNaive()) for image in images]
     steps, settled = (120, 60) if session.dry else (10_000, 2500)  # by then every prompt length was seen
     times, plain, new, beside = (np.zeros(steps, dtype) for dtype in (np.float64, bool, bool, bool))
     state, start = DraftState(), _used(session)

@@ -5,6 +5,7 @@ Plain frozen dataclasses over numpy arrays; nothing here imports torch, ROS or a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -62,33 +63,103 @@ class JointState:
 
 
 @dataclass(frozen=True, eq=False)
-class CameraFrame:
-    """A picture as the camera gave it, and what turns it into the one that the checkpoint saw in training.
+class CropTaps:
+    """Along one axis of a crop: each sample lies between two of the source.
+
+    Attributes:
+        below: Intp [target], position of the one.
+        above: Intp [target], of the other.
+        share: Float32 [target], how much of the other.
+    """
+
+    below: NDArray[np.intp]
+    above: NDArray[np.intp]
+    share: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class FixedPointResize:
+    """Pillow's resize along one axis: each of M samples is a sum over K samples of the source, in integers.
+
+    Attributes:
+        axis: 0 for rows, 1 for columns.
+        positions: Int64 [K, M], where tap k of sample m lies in the source.
+        weights: Int32 [K, M], multiples of 2^-22; zero where a sample has fewer taps.
+    """
+
+    axis: int
+    positions: NDArray[np.int64]
+    weights: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class BilinearCrop:
+    """``tf.image.crop_and_resize`` along both axes, columns first, in single float32 operations on [0, 1]."""
+
+    rows: CropTaps
+    columns: CropTaps
+
+
+Resampling = tuple[FixedPointResize | BilinearCrop, ...]
+"""Steps one after the other, each rounded to uint8 as its host version rounds."""
+
+
+class ImageProcessor(ABC):
+    """Brings an image to what a checkpoint saw in training.
+
+    Implementations are frozen dataclasses: two that are equal do the same.
+
+    Attributes:
+        size: (height, width) of the result in pixels.
+    """
+
+    size: tuple[int, int]
+
+    @abstractmethod
+    def __call__(self, image: UInt8Array) -> UInt8Array:
+        """Uint8 [H, W, 3] RGB, upright, to uint8 [*size, 3] RGB.
+
+        Raises:
+            ImageError: ``image`` is not uint8 [H, W, 3] with pixels.
+        """
+
+    def resampling(self, source: tuple[int, int]) -> Resampling | None:
+        """The same as resampling steps that any device does to the bit; None where the host alone can do it.
+
+        Args:
+            source: (height, width) of the upright image.
+        """
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class RawImage:
+    """A decoded camera image, and what turns it into the one that the checkpoint saw in training.
 
     Attributes:
         pixels: Uint8 [H, W, 3] RGB, decoded and no more; often a view of the message, so read-only.
         orientation: As ``camera.orientation``.
-        pipeline: As ``camera.pipeline``.
-        crop_area: As ``camera.crop_area``.
+        processor: Follows the orientation; None leaves the image at its size.
+        stamp: Nanoseconds of the ROS clock at exposure.
     """
 
     pixels: UInt8Array
     orientation: str = "none"
-    pipeline: str = "openvla"
-    crop_area: float = 1.0
+    processor: ImageProcessor | None = None
+    stamp: int = 0
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy is asked about: the pictures as the checkpoint saw them in training, and the words.
+    """What a policy is asked about: the images as the checkpoint saw them in training, and the instruction.
 
     Attributes:
-        images: Key (``ActionSpec.image_keys``) to uint8 [H, W, 3] RGB, after orientation, crop and resize.
+        images: Key (``ActionSpec.image_keys``) to uint8 [H, W, 3] RGB, after orientation and image processor.
         instruction: The command in natural language.
-        stamp: Nanoseconds of the ROS clock at which the (first) picture was taken.
+        stamp: Nanoseconds of the ROS clock at which the (first) image was taken.
         joints: Newest joint state at that moment, or None where the policy needs none.
         state: Further named measurements by feed (``ActionSpec.state_keys``), with their own stamps.
-        frames: The same pictures before all that, for a policy that does it where its network runs; may be empty.
+        raw_images: The same before all that, for a policy that does it where its network runs; may be empty.
     """
 
     images: Mapping[str, UInt8Array]
@@ -96,7 +167,7 @@ class Observation:
     stamp: int
     joints: JointState | None = None
     state: Mapping[str, JointState] = field(default_factory=lambda: _EMPTY)
-    frames: Mapping[str, CameraFrame] = field(default_factory=lambda: _EMPTY)
+    raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True)
@@ -130,8 +201,8 @@ class ActionSpec:
         horizon: K, actions in one chunk (1 for OpenVLA, 8 for OpenVLA-OFT on LIBERO).
         control_mode: What the numbers mean.
         gripper_index: Position of the gripper in an action, or None.
-        image_keys: Names of the pictures that it needs, in order.
-        image_size: (height, width) of those pictures in pixels.
+        image_keys: Names of the images that it needs, in order.
+        processors: Name to what the image goes through; one without an entry keeps the camera's size.
         state_keys: Extra feeds that it needs in ``Observation.state``.
         needs_joints: True where it reads ``Observation.joints``.
         rate_hz: Control rate of its training data in hertz, or None where unknown.
@@ -142,7 +213,7 @@ class ActionSpec:
     control_mode: ControlMode = ControlMode.END_EFFECTOR_DELTA
     gripper_index: int | None = 6
     image_keys: tuple[str, ...] = ("image",)
-    image_size: tuple[int, int] = (224, 224)
+    processors: Mapping[str, ImageProcessor] = field(default_factory=lambda: _EMPTY)
     state_keys: tuple[str, ...] = ()
     needs_joints: bool = False
     rate_hz: float | None = None

@@ -43,7 +43,11 @@ def test_the_printed_tree_is_a_parameter_file_that_gives_the_tree_back(tmp_path:
         ({"control.rate_hz": float("nan")}, "control.rate_hz: found nan"),
         ({"control.armed": 1}, "control.armed: found 1 (int), expected true or false"),
         ({"policy.threads": 2.0}, "policy.threads: found 2.0 (float), expected an integer"),
-        ({"camera.crop_area": 1.5}, "camera.crop_area: found 1.5 (float), expected a number from 0.05 to 1"),
+        (
+            {"camera.crop_area": 1.5},
+            "camera.crop_area: found [1.5] (list), expected a number from 0 to 1; one for all",
+        ),
+        ({"camera.width": [1, 2]}, "camera.width: found 2 values, expected one for all cameras or one for each"),
         ({"camera.orientation": ["rotate_18"]}, "did you mean 'rotate_180'?"),
         ({"camera.topics": "/camera"}, "camera.topics: found '/camera' (str), expected a list, each item text"),
         ({"limits.workspace_low": [0.0, 1.0]}, "of length 0 or 3"),

@@ -13,13 +13,14 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Request
 from vla_ros.engine.kernel_check import check_products
-from vla_ros.engine.resizer import resized_on_host
 from vla_ros.engine.runner import CudaRunner
 from vla_ros.engine.weights import fuse
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.policies.openvla.self_test import check_resizing
-from vla_ros.types import CameraFrame
+from vla_ros.types import RawImage
+from vla_ros.vision.preprocess import process
+from vla_ros.vision.processors import ResizeNaive
 
 pytestmark = [
     pytest.mark.gpu,
@@ -169,7 +170,7 @@ def test_frames_are_resized_to_the_bits_of_the_host(subject, size):
     engine = make_engine(subject.model, 7)
     for orientation in ("none", "rotate_90", "rotate_180"):
         pixels = np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8)
-        check_resizing(engine, CameraFrame(pixels, orientation))
+        check_resizing(engine, RawImage(pixels, orientation, ResizeNaive()))
 
 
 def test_frames_that_change_their_size_keep_the_bits_of_the_host(subject):
@@ -180,8 +181,8 @@ def test_frames_that_change_their_size_keep_the_bits_of_the_host(subject):
         if number % 3 == 0:
             sizes = [(int(height), int(width)) for height, width in rng.integers(230, 900, (2, 2))]
         for size in (*sizes, (480, 640)):
-            frame = CameraFrame(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
-            assert np.array_equal(engine.resized(frame), resized_on_host(frame, (224, 224))), size
+            frame = RawImage(rng.integers(0, 256, (*size, 3), dtype=np.uint8), processor=ResizeNaive())
+            assert np.array_equal(engine.resized(frame), process(frame)), size
         if number >= 20:
             assert engine.wait(60)
             reserved.append(torch.cuda.memory_reserved())
@@ -193,7 +194,7 @@ def test_preparing_a_frame_takes_one_launch_once_its_graph_is_there(subject):
     rng, engine = np.random.default_rng(7), make_engine(subject.model, 7)
     _, prompt = case(rng, 20)
     engine.warm_up([20])
-    frame = CameraFrame(rng.integers(0, 256, (720, 1280, 3), dtype=np.uint8))
+    frame = RawImage(rng.integers(0, 256, (720, 1280, 3), dtype=np.uint8), processor=ResizeNaive())
     first = ask(engine, [frame], [prompt])[0]
     assert engine.wait(60)
     later = [ask(engine, [frame], [prompt])[0] for _ in range(20)]

@@ -12,7 +12,7 @@ from vla_ros.engine.executor import Request
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, DeviceLostError, OutOfMemoryError
-from vla_ros.types import CameraFrame
+from vla_ros.types import RawImage
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_stages_are_timed(tiny):
 def test_wrong_use_is_refused(tiny):
     with pytest.raises(ConfigError, match=r"policy.drafts: found 'yes'"):
         tiny.engine(drafts="yes")
-    mixed = [tiny.images()[0], CameraFrame(tiny.images()[0])]
+    mixed = [tiny.images()[0], RawImage(tiny.images()[0])]
     with pytest.raises(ConfigError, match="1 of 2 images are the camera's"):
         tiny.ask(tiny.engine(), mixed, [tiny.prompt(10)] * 2)
     with pytest.raises(ConfigError, match=r"policy.instruction: 3000 tokens .* shorten it"):

@@ -16,20 +16,24 @@ from vla_ros.config import build
 from vla_ros.config.tree import ORIENTATIONS
 from vla_ros.control.inputs import Snapshot
 from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.resizer import ImageResizer, resized_on_host
+from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.openvla import OpenVLAPolicy
 from vla_ros.policies.openvla.self_test import check_resizing
-from vla_ros.types import CameraFrame, JointState
-from vla_ros.vision.lazy_images import Pictures
+from vla_ros.types import JointState, RawImage
+from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import encode_image
+from vla_ros.vision.preprocess import process
+from vla_ros.vision.processors import LiberoResize, ResizeNaive
 
 CPU = torch.device("cpu")
 JOINTS = JointState(
     tuple(f"joint_{number}" for number in range(1, 8)), np.array([0.0, 0.4, 0.0, 1.8, 0.0, 0.9, 0.0]), 10
 )
+
+SMALL = ResizeNaive((28, 28))
 
 
 def noise(height, width, seed=0):
@@ -86,8 +90,8 @@ def test_frames_become_the_pictures_of_the_host(orientation, area):
     resizer = ImageResizer((28, 30), CPU, Runner())
     pixels = noise(61, 93)
     pixels.flags.writeable = False  # as a view of a message is
-    frame = CameraFrame(pixels, orientation, crop_area=area)
-    assert np.array_equal(resized(resizer, frame, size=(28, 30))[0], resized_on_host(frame, (28, 30)))
+    frame = RawImage(pixels, orientation, ResizeNaive((28, 30), area))
+    assert np.array_equal(resized(resizer, frame, size=(28, 30))[0], process(frame))
 
 
 def test_the_self_test_looks_at_the_graph_too(tiny):
@@ -97,36 +101,36 @@ def test_the_self_test_looks_at_the_graph_too(tiny):
 
     engine = tiny.engine(runner=Wrong())
     with pytest.raises(EngineMismatchError, match="64x48 otherwise than the host"):
-        check_resizing(engine, CameraFrame(noise(48, 64)))
+        check_resizing(engine, RawImage(noise(48, 64), processor=SMALL))
     right = Capturing()
     engine = tiny.engine(runner=right)
-    check_resizing(engine, CameraFrame(noise(48, 64)))
+    check_resizing(engine, RawImage(noise(48, 64), processor=SMALL))
     assert right.graphs_made[0]().replays in (1, 2)  # 2: captured before the frame was resized for the first time
     engine.close()
 
 
 def test_a_large_frame_is_resized_in_parts():
-    frame = CameraFrame(noise(1200, 2000))
+    frame = RawImage(noise(1200, 2000), processor=ResizeNaive())
     found = resized(ImageResizer((224, 224), CPU, Runner()), frame, size=(224, 224))
-    assert np.array_equal(found[0], resized_on_host(frame, (224, 224)))
+    assert np.array_equal(found[0], process(frame))
 
 
 def test_a_camera_may_change_its_resolution_and_two_of_a_batch_do_not_share_a_buffer():
     resizer = ImageResizer((28, 28), CPU, Runner())
     batches = ((60, 80), (60, 80)), ((90, 100), (60, 80)), ((60, 80), (28, 28))
     for seed, sizes in enumerate(batches):
-        frames = [CameraFrame(noise(*size, 10 * seed + row)) for row, size in enumerate(sizes)]
+        frames = [RawImage(noise(*size, 10 * seed + row), processor=SMALL) for row, size in enumerate(sizes)]
         for found, frame in zip(resized(resizer, *frames), frames, strict=True):
-            assert np.array_equal(found, resized_on_host(frame, (28, 28)))
+            assert np.array_equal(found, process(frame))
 
 
 def test_what_was_not_used_for_long_is_freed():
     runner = Accounting()
     resizer = ImageResizer((28, 28), CPU, runner)
     for height in (*range(40, 48), 40, 50, 51):
-        resized(resizer, CameraFrame(noise(height, 60)))
+        resized(resizer, RawImage(noise(height, 60), processor=SMALL))
     assert runner.forgotten == [(41, 60), (42, 60)]
-    frames = [CameraFrame(noise(30 + row, 60)) for row in range(12)]
+    frames = [RawImage(noise(30 + row, 60), processor=SMALL) for row in range(12)]
     assert len(resized(resizer, *frames)) == 12
     resizer.clear()
     assert len(runner.forgotten) == 10 + 12
@@ -140,8 +144,8 @@ def test_frames_are_resized_at_once_and_by_a_graph_as_soon_as_there_is_one():
             assert not resizer.wait(0)
             runner.allowed.set()
             assert resizer.wait(30)
-        frame = CameraFrame(noise(60, 80, step), "rotate_90")
-        assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
+        frame = RawImage(noise(60, 80, step), "rotate_90", SMALL)
+        assert np.array_equal(resized(resizer, frame)[0], process(frame))
     (graph,) = runner.graphs_made
     assert graph().replays == 3  # of the frames after it was made
     resizer.clear()
@@ -154,9 +158,9 @@ def test_graphs_of_sizes_that_went_away_are_freed(background):
     runner = Capturing()
     resizer = ImageResizer((28, 28), CPU, runner, background)
     for height in range(40, 60):
-        frame = CameraFrame(noise(height, 60, height))
+        frame = RawImage(noise(height, 60, height), processor=SMALL)
         for _ in range(2):
-            assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
+            assert np.array_equal(resized(resizer, frame)[0], process(frame))
             assert resizer.wait(30)
     gc.collect()
     alive = [made() for made in runner.graphs_made if made() is not None]
@@ -169,9 +173,9 @@ def test_frames_of_one_batch_have_graphs_of_their_own():
     runner = Capturing()
     resizer = ImageResizer((28, 28), CPU, runner)
     for seed in range(3):
-        frames = [CameraFrame(noise(60, 80, 10 * seed + row)) for row in range(3)]
+        frames = [RawImage(noise(60, 80, 10 * seed + row), processor=SMALL) for row in range(3)]
         for found, frame in zip(resized(resizer, *frames), frames, strict=True):
-            assert np.array_equal(found, resized_on_host(frame, (28, 28)))
+            assert np.array_equal(found, process(frame))
         assert resizer.wait(30)
     assert len(runner.graphs_made) == 3
     assert {made().replays for made in runner.graphs_made} <= {2, 3}
@@ -182,8 +186,8 @@ def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
     monkeypatch.setattr(runner, "capture", lambda stage: stage() or 1 / 0)
     resizer = ImageResizer((28, 28), CPU, runner)
     for seed in range(3):
-        frame = CameraFrame(noise(60, 80, seed))
-        assert np.array_equal(resized(resizer, frame)[0], resized_on_host(frame, (28, 28)))
+        frame = RawImage(noise(60, 80, seed), processor=SMALL)
+        assert np.array_equal(resized(resizer, frame)[0], process(frame))
         assert resizer.wait(30)
     assert [record.message for record in caplog.records] == [
         "frames of 80x60 are resized without a graph: division by zero"
@@ -195,19 +199,19 @@ def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
 )
 def test_what_is_no_picture_is_refused(pixels):
     with pytest.raises(ImageError, match="expected uint8"):
-        ImageResizer((28, 28), CPU, Runner()).upload([CameraFrame(pixels)])
+        ImageResizer((28, 28), CPU, Runner()).upload([RawImage(pixels, processor=SMALL)])
 
 
 def test_a_pipeline_that_begins_on_the_host_is_refused():
-    with pytest.raises(ConfigError, match="libero"):
-        ImageResizer((28, 28), CPU, Runner()).upload([CameraFrame(noise(40, 40), pipeline="libero")])
+    with pytest.raises(ConfigError, match=r"LiberoResize.* runs on the host"):
+        ImageResizer((28, 28), CPU, Runner()).upload([RawImage(noise(40, 40), processor=LiberoResize((28, 28)))])
 
 
 def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, monkeypatch):
-    engine, frame = tiny.engine(), CameraFrame(noise(48, 64))
+    engine, frame = tiny.engine(), RawImage(noise(48, 64), processor=SMALL)
     check_resizing(engine, frame)
-    check_resizing(engine, replace(frame, pipeline="libero"))  # which it is not asked for
-    monkeypatch.setattr(engine, "resized", lambda frame: resized_on_host(frame, (28, 28)) ^ 1)
+    check_resizing(engine, replace(frame, processor=LiberoResize((28, 28))))  # which it is not asked for
+    monkeypatch.setattr(engine, "resized", lambda frame: process(frame) ^ 1)
     with pytest.raises(EngineMismatchError, match="64x48 otherwise than the host"):
         check_resizing(engine, frame)
 
@@ -250,7 +254,7 @@ def trips(steppers, message):
 
 
 def looked_at(trip):
-    assert isinstance(trip.observation.images, Pictures)
+    assert isinstance(trip.observation.images, LazyImages)
     return trip.observation.images.prepared
 
 

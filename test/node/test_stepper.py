@@ -16,8 +16,9 @@ from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
 from vla_ros.vision.decode import encode_image
-from vla_ros.vision.lazy_images import Pictures
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.lazy_images import LazyImages
+from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.processors import ResizeNaive
 
 NAMES = tuple(f"joint_{number}" for number in range(1, 8))
 JOINTS = JointState(NAMES, np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]), 10)
@@ -28,7 +29,7 @@ class Forward(Policy):
     """Moves 1 cm along x at each of three steps, and remembers what it saw."""
 
     def __init__(self, **spec: object) -> None:
-        self.spec = dataclasses.replace(ActionSpec(horizon=3), **spec)
+        self.spec = dataclasses.replace(ActionSpec(horizon=3, processors={"image": ResizeNaive()}), **spec)
         self.seen: list[Observation] = []
         self.resets = 0
         self.answer = np.tile([0.01, 0, 0, 0, 0, 0, 1.0], (3, 1))
@@ -283,9 +284,9 @@ def test_an_image_is_resized_on_first_access_and_its_time_counts_as_preprocessin
         step = loaded(policy).step([message()], INPUTS, 0.2)
         assert step.observation is not None
         images = step.observation.images
-        assert isinstance(images, Pictures)
+        assert isinstance(images, LazyImages)
         assert images.prepared == prepared
         assert (images.spent_ms > 0) == bool(prepared)
         assert step.stages_ms["preprocess"] >= images.spent_ms
         assert step.stages_ms["inference"] >= 0
-        assert (images["image"] == Preprocessor(config().camera)(message()).image).all()
+        assert (images["image"] == process(Preprocessor(config().camera, policy.spec)(message()))).all()

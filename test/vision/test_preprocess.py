@@ -1,4 +1,4 @@
-"""From message to the policy's picture: the stages in their order, per camera, and without heavy imports."""
+"""From message to the policy's image: the stages in their order, per camera, and without heavy imports."""
 
 from __future__ import annotations
 
@@ -13,75 +13,83 @@ from PIL import Image
 
 from vla_ros.config.tree import CameraConfig
 from vla_ros.errors import ConfigError, ImageError
+from vla_ros.types import ActionSpec
 from vla_ros.vision.decode import encode_compressed, encode_image
-from vla_ros.vision.pipelines import make_pipeline
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.processors import LiberoResize, ResizeNaive
+
+SPEC = ActionSpec(processors={"image": ResizeNaive()})
+LIBERO = CameraConfig(orientation=("rotate_180",), pipeline=("libero",), crop_area=(0.9,))
 
 
 def test_raw_message(picture):
-    prepared = Preprocessor(CameraConfig(), (224, 224))(encode_image(picture, 77, "cam"), 0)
-    assert np.array_equal(prepared.image, make_pipeline("openvla")(picture))
-    assert prepared.stamp == 77
-    assert prepared.original_size == (48, 64)
-    assert prepared.frame is not None
-    assert prepared.frame.frame_id == "cam"
+    raw = Preprocessor(CameraConfig(), SPEC)(encode_image(picture, 77, "cam"), 0)
+    assert np.array_equal(process(raw), ResizeNaive()(picture))
+    assert (raw.stamp, raw.processor) == (77, ResizeNaive())
+    assert np.array_equal(raw.pixels, picture)
 
 
 def test_libero_order_is_turn_then_jpeg(picture):
-    camera = CameraConfig(orientation=("rotate_180",), pipeline="libero", crop_area=0.9)
-    prepared = Preprocessor(camera)(encode_image(picture, 0, "cam"))
-    assert np.array_equal(prepared.image, make_pipeline("libero", crop_area=0.9)(picture[::-1, ::-1]))
+    raw = Preprocessor(LIBERO, SPEC)(encode_image(picture, 0, "cam"))
+    assert np.array_equal(process(raw), LiberoResize(crop_area=0.9)(picture[::-1, ::-1]))
 
 
 def test_libero_camera_matches_tensorflow(golden_picture, tensorflow):
-    camera = CameraConfig(orientation=("rotate_180",), pipeline="libero", crop_area=0.9)
     cdr = encode_image(np.ascontiguousarray(golden_picture("vision/libero_0_image")[..., ::-1]), 0, "cam", "bgr8")
-    found = np.ascontiguousarray(Preprocessor(camera)(cdr).image)
+    found = np.ascontiguousarray(process(Preprocessor(LIBERO, SPEC)(cdr)))
     assert hashlib.sha256(found).hexdigest() == tensorflow[0]["cropped"]
 
 
 def test_compressed_transport(picture):
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "PNG")
-    preprocessor = Preprocessor(CameraConfig(transport="compressed"))
-    prepared = preprocessor(encode_compressed(buffer.getvalue(), 9, "cam", "rgb8; png compressed bgr8"))
-    assert np.array_equal(prepared.image, preprocessor.prepare(picture))
-    assert prepared.stamp == 9
+    preprocessor = Preprocessor(CameraConfig(transport="compressed"), SPEC)
+    raw = preprocessor(encode_compressed(buffer.getvalue(), 9, "cam", "rgb8; png compressed bgr8"))
+    assert np.array_equal(raw.pixels, picture)
+    assert raw.stamp == 9
 
 
-def test_each_camera_has_its_orientation(picture):
-    camera = CameraConfig(
-        topics=("/a", "/b"), keys=("image", "wrist"), orientation=("none", "rotate_90"), pipeline="openvla"
+def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names(picture):
+    spec = ActionSpec(
+        image_keys=("image", "wrist"),
+        processors={"image": ResizeNaive(), "wrist": LiberoResize((64, 48), 0.9)},
     )
-    preprocessor = Preprocessor(camera)
+    names = {"topics": ("/a", "/b", "/c"), "keys": ("image", "wrist", "unused")}
+    camera = CameraConfig(**names, orientation=("none", "rotate_90", "none"))
+    preprocessor = Preprocessor(camera, spec)
     cdr = encode_image(picture, 0, "cam")
-    assert np.array_equal(preprocessor(cdr, 0).image, preprocessor.prepare(picture, 0))
-    turned = preprocessor(cdr, 1)
-    assert turned.original_size == (48, 64)
-    assert np.array_equal(turned.image, make_pipeline("openvla")(np.rot90(picture, -1)))
+    front, wrist, unused = (process(preprocessor(cdr, index)) for index in range(3))
+    assert np.array_equal(front, ResizeNaive()(picture))
+    assert np.array_equal(wrist, LiberoResize((64, 48), 0.9)(np.rot90(picture, -1)))
+    assert np.array_equal(unused, picture), "no processor, nothing done"
+    # A user may say otherwise for one camera.
+    other = CameraConfig(**names, pipeline=("policy", "openvla", "policy"), crop_area=(0.5, 0.0, 0.0))
+    chosen = [Preprocessor(other, spec).raw(picture, index).processor for index in range(3)]
+    assert chosen == [ResizeNaive(crop_area=0.5), ResizeNaive((64, 48)), None]
+    with pytest.raises(
+        ConfigError, match=r"camera.crop_area: found 0.5 for 'unused', which the policy does not crop"
+    ):
+        Preprocessor(CameraConfig(**names, crop_area=(0.5,)), spec)
 
 
 def test_one_orientation_serves_all_cameras(picture):
-    preprocessor = Preprocessor(CameraConfig(topics=("/a", "/b"), orientation=("flip_vertical",)))
-    assert np.array_equal(preprocessor.prepare(picture, 0), preprocessor.prepare(picture, 1))
-
-
-def test_number_of_orientations_must_fit():
-    with pytest.raises(ConfigError, match="found 2 entries for 3 camera topics"):
-        Preprocessor(CameraConfig(topics=("/a", "/b", "/c"), orientation=("none", "none")))
+    camera = CameraConfig(topics=("/a", "/b"), keys=("image", "wrist"), orientation=("flip_vertical",))
+    preprocessor = Preprocessor(camera, ActionSpec())
+    for index in range(2):
+        assert np.array_equal(process(preprocessor.raw(picture, index)), picture[::-1])
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
-    [({"orientation": ("upside",)}, "upside"), ({"transport": "theora"}, "theora"), ({"pipeline": "x"}, "'x'")],
+    [({"orientation": ("upside",)}, "upside"), ({"transport": "theora"}, "theora"), ({"pipeline": ("x",)}, "'x'")],
 )
 def test_unknown_names_are_refused_before_the_first_frame(change, text):
     with pytest.raises(ConfigError, match=text):
-        Preprocessor(CameraConfig(**change))
+        Preprocessor(CameraConfig(**change), SPEC)
 
 
 def test_bad_frames_raise_and_the_next_one_works(picture):
-    preprocessor = Preprocessor(CameraConfig())
+    preprocessor = Preprocessor(CameraConfig(), SPEC)
     good = encode_image(picture, 5, "cam")
     for bad in (b"", good[:50], good[:-1], encode_image(picture, 5, "cam", "16UC1")):
         with pytest.raises(ImageError):
@@ -92,10 +100,10 @@ def test_bad_frames_raise_and_the_next_one_works(picture):
 def test_result_does_not_alias_the_message(picture):
     buffer = bytearray(encode_image(np.zeros((224, 224, 3), np.uint8), 0, "cam"))
     for name in ("openvla", "libero"):
-        prepared = Preprocessor(CameraConfig(pipeline=name))(buffer)
-        assert not np.shares_memory(prepared.image, np.frombuffer(buffer, np.uint8))
-        assert prepared.image.flags.writeable
-        assert prepared.image.flags.c_contiguous
+        image = process(Preprocessor(CameraConfig(pipeline=(name,)), SPEC)(buffer))
+        assert not np.shares_memory(image, np.frombuffer(buffer, np.uint8))
+        assert image.flags.writeable
+        assert image.flags.c_contiguous
 
 
 def test_loads_neither_torch_nor_ros():

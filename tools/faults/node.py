@@ -17,6 +17,7 @@ from vla_ros.config import Config, load
 from vla_ros.node import run
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation
+from vla_ros.vision.processors import ResizeNaive
 
 _WILD = 0.15  # share of steps that no arm should make
 
@@ -32,7 +33,9 @@ class WildPolicy(Policy):
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds = seconds
-        self.spec = ActionSpec(horizon=horizon, image_keys=tuple(config.camera.keys), image_size=(64, 64))
+        keys = tuple(config.camera.keys)
+        processors = dict.fromkeys(keys, ResizeNaive((64, 64)))
+        self.spec = ActionSpec(horizon=horizon, image_keys=keys, processors=processors)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """As the instruction says."""

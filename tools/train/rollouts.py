@@ -26,7 +26,7 @@ from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, ActionSpec, IntArray, Observation, UInt8Array
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.preprocess import Preprocessor, process
 
 Ask = Callable[[UInt8Array, str], IntArray]
 """From a prepared picture and an instruction to action tokens."""
@@ -86,7 +86,7 @@ class Simulation:
         self._arguments = arguments
         self._meaning = meaning
         config: Config = demo.plan(arguments).config
-        self._prepare = Preprocessor(config.camera, meaning.spec.image_size).prepare
+        self._preprocessor = Preprocessor(config.camera, meaning.spec)
         self._controller = make_controller(meaning.spec, config)
         self._world = TableTop(demo.world_options(arguments, config))
 
@@ -111,7 +111,7 @@ class Simulation:
                 words = scene.instruction
             shown = observation.images["image"]
             picture = np.zeros_like(shown) if options.blank else shown
-            tokens = ask(self._prepare(np.ascontiguousarray(picture[::-1, ::-1])), words)
+            tokens = ask(process(self._preprocessor.raw(np.ascontiguousarray(picture[::-1, ::-1]))), words)
             said.append(tokens)
             action = self._meaning.statistics.unnormalize(self._meaning.bins.decode(tokens))
             return ActionChunk(actions=action[None], stamp=observation.stamp, tokens=tokens)

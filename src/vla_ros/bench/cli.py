@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vla_ros.bench.measure import Asked
     from vla_ros.bench.models import Subject
     from vla_ros.engine.executor import Answer, Engine
+    from vla_ros.types import UInt8Array
 
 MOST_DRAFTED = 200
 """Steps of each pass with drafts: plain decoding needs many for its p99, these need not make the run longer."""
@@ -191,11 +192,17 @@ def _baselines(
     from vla_ros.bench.inputs import OnDemand
     from vla_ros.bench.measure import compare
     from vla_ros.engine.llama import as_loaded
-    from vla_ros.types import CameraFrame
+    from vla_ros.types import RawImage
     from vla_ros.vision.decode import decode_image
+    from vla_ros.vision.processors import ResizeNaive
 
     # The engine's own image: what is compared is the network, not the resizing.
-    images = OnDemand(steps, lambda index: engine.resized(CameraFrame(decode_image(asked.messages[index]).image)))
+    processor = ResizeNaive(engine.options.image_size)
+
+    def image(index: int) -> UInt8Array:
+        return engine.resized(RawImage(decode_image(asked.messages[index]).image, processor=processor))
+
+    images = OnDemand(steps, image)
     model, count = subject.model, subject.statistics.dimension
     eager = baselines.eager_generate(model, asked.prompt, count)
     times, tokens = baselines.time_baseline(eager, images, warmup)

@@ -15,8 +15,9 @@ from vla_ros.bench.inputs import OnDemand
 from vla_ros.bench.models import Subject
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Answer, Engine, Request
-from vla_ros.types import CameraFrame, IntArray
+from vla_ros.types import IntArray, RawImage
 from vla_ros.vision.decode import decode_image, image_stamp
+from vla_ros.vision.processors import ResizeNaive
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
 """Stages that are neither the message's way nor the network."""
@@ -81,7 +82,7 @@ class InferenceStep:
         """One ``sensor_msgs/Image`` to one action; the answer, and milliseconds by stage with ``total``."""
         began = time.perf_counter()
         image_stamp(message)
-        frame = CameraFrame(decode_image(message).image)
+        frame = RawImage(decode_image(message).image, processor=ResizeNaive(self._engine.options.image_size))
         received = time.perf_counter()
         answer = self._engine.answer([Request(frame, prompt, draft)])[0]
         answered = time.perf_counter()

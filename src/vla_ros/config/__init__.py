@@ -12,6 +12,7 @@ from vla_ros.config.loading import (
     to_yaml,
 )
 from vla_ros.config.options import Option
+from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.tree import (
     CameraConfig,
     Config,
@@ -19,7 +20,6 @@ from vla_ros.config.tree import (
     GripperConfig,
     LimitsConfig,
     NodeConfig,
-    PolicyConfig,
     RobotConfig,
     TimeoutsConfig,
     TopicsConfig,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
+from vla_ros.config.options import option_of
 from vla_ros.config.tree import Config
 
 
@@ -19,11 +21,10 @@ def _of_cameras(config: Config) -> Iterator[str]:
     if len(camera.keys) != len(camera.topics):
         found = f"{len(camera.keys)} names for {len(camera.topics)} camera.topics"
         yield f"camera.keys: found {found}, expected one each"
-    if len(camera.orientation) not in (1, len(camera.topics)):
-        yield (
-            f"camera.orientation: found {len(camera.orientation)}, expected one for all cameras or one for each "
-            "([none] leaves pictures as they are)"
-        )
+    for leaf in fields(camera):
+        count = len(getattr(camera, leaf.name)) if option_of(leaf.metadata).per_camera else 1
+        if count not in (1, len(camera.topics)):
+            yield f"camera.{leaf.name}: found {count} values, expected one for all cameras or one for each"
     for name, values in (("camera.topics", camera.topics), ("camera.keys", camera.keys)):
         if len(set(values)) < len(values):
             yield f"{name}: found {list(values)}, expected each once"

@@ -19,8 +19,9 @@ import yaml
 
 from vla_ros.config.contradictions import contradictions
 from vla_ros.config.options import Option, option_of
+from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class, owner
-from vla_ros.config.tree import Config, PolicyConfig
+from vla_ros.config.tree import Config
 from vla_ros.errors import ConfigError
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
@@ -58,6 +59,8 @@ class Entry:
             kind += f" from {_number(self.option.low)} to {_number(self.option.high)}"
         if self.option.unit:
             kind += f" ({self.option.unit})"
+        if self.option.per_camera:
+            return f"{kind}; one for all cameras, or a list with one for each"
         if not self.is_list:
             return kind
         sizes = f" of length {' or '.join(map(str, self.option.length))}" if self.option.length else ""
@@ -184,6 +187,8 @@ def convert(entry: Entry, value: Any) -> Any:
         ConfigError: Naming the parameter, the value and the expectation.
     """
     if entry.is_list:
+        if entry.option.per_camera and (isinstance(value, str) or not isinstance(value, Sequence)):
+            value = [value]
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise _wrong(entry, value)
         if entry.option.length and len(value) not in entry.option.length:

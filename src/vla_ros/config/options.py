@@ -21,6 +21,7 @@ class Option:
         choices: Allowed texts; empty for any.
         length: Allowed lengths of a list; empty for any.
         live: True where the value may change while the node runs.
+        per_camera: True for a list with one value for all cameras (which may stand alone) or one for each.
     """
 
     description: str
@@ -30,6 +31,7 @@ class Option:
     choices: tuple[str, ...] = ()
     length: tuple[int, ...] = ()
     live: bool = False
+    per_camera: bool = False
 
 
 def option(
@@ -42,9 +44,10 @@ def option(
     choices: Sequence[str] = (),
     length: Sequence[int] = (),
     live: bool = False,
+    per_camera: bool = False,
 ) -> Any:
     """A dataclass field that carries an :class:`Option`; list defaults are given as tuples."""
-    meta = Option(description, unit, low, high, tuple(choices), tuple(length), live)
+    meta = Option(description, unit, low, high, tuple(choices), tuple(length), live, per_camera)
     return field(default=default, metadata={_KEY: meta})
 
 

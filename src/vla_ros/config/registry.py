@@ -2,7 +2,7 @@
 
 An entry point of the group names what makes the policy: a class or any callable of the
 :class:`~vla_ros.config.Config`. Its attribute ``Options``, a dataclass that extends
-:class:`~vla_ros.config.tree.PolicyConfig`, declares the policy's options; without one it has the common ones alone.
+:class:`~vla_ros.config.policy.PolicyConfig`, declares the policy's options; without one it has the common ones.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vla_ros.config.policy import PolicyConfig
 from vla_ros.errors import ConfigError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from vla_ros.config.tree import PolicyConfig
 
 GROUP = "vla_ros.policies"
 
@@ -47,8 +45,6 @@ def options_class(name: str) -> type[PolicyConfig]:
         ConfigError: No such policy is installed, or its ``Options`` are not a :class:`PolicyConfig`.
         MissingDependencyError: The module that declares them does not import.
     """
-    from vla_ros.config.tree import PolicyConfig
-
     point = _find(name)
     with _explained(point):
         found = getattr(point.load(), "Options", PolicyConfig)

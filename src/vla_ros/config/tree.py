@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vla_ros.config.options import option
+from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
@@ -17,49 +18,72 @@ OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", "twist_stam
 GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
 
 
-@dataclass(frozen=True)
-class PolicyConfig:
-    """Which policy runs, and what every policy is told. A policy's own options extend this class."""
-
-    name: str = option("openvla", "Policy by its entry-point name (group vla_ros.policies)")
-    instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)
-    max_instruction_length: int = option(
-        500, "Longer instructions are refused", unit="characters", low=1, high=2000
-    )
-
-
 def _default_policy() -> PolicyConfig:
     return options_class(PolicyConfig.name)()
 
 
 @dataclass(frozen=True)
+class Camera:
+    """One camera of :class:`CameraConfig`; the fields are its options."""
+
+    topic: str
+    key: str
+    orientation: str
+    pipeline: str
+    crop_area: float
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
 class CameraConfig:
-    """What the cameras publish and how their pictures become what the checkpoint saw in training."""
+    """What the cameras publish, and what differs from the image processors that the policy names."""
 
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
-    keys: tuple[str, ...] = option(("image",), "Name of each camera's picture for the policy, in the same order")
+    keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the same order")
     transport: str = option(
         "raw", "sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
     )
     orientation: tuple[str, ...] = option(
-        ("none",),
-        "Turn that makes the picture upright (clockwise); one for all cameras or one each",
-        choices=ORIENTATIONS,
+        ("none",), "Turn that makes the image upright (clockwise)", choices=ORIENTATIONS, per_camera=True
     )
-    pipeline: str = option(
-        "openvla",
-        "Resize as in training: openvla (PIL bicubic) or libero (TF JPEG, Lanczos-3)",
-        choices=("openvla", "libero"),
+    pipeline: tuple[str, ...] = option(
+        ("policy",),
+        "Resize as in training: as the policy says, or openvla (PIL bicubic), or libero (TF JPEG, Lanczos-3)",
+        choices=("policy", "openvla", "libero"),
+        per_camera=True,
     )
-    crop_area: float = option(
-        1.0, "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9", low=0.05, high=1.0
+    crop_area: tuple[float, ...] = option(
+        (0.0,),
+        "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9; 0: as the policy says",
+        low=0.0,
+        high=1.0,
+        per_camera=True,
     )
-    width: int = option(
-        640, "Expected width, for buffer sizes and middleware profiles", unit="px", low=1, high=16384
+    width: tuple[int, ...] = option(
+        (640,),
+        "Expected width, for buffer sizes and middleware profiles",
+        unit="px",
+        low=1,
+        high=16384,
+        per_camera=True,
     )
-    height: int = option(
-        480, "Expected height, for buffer sizes and middleware profiles", unit="px", low=1, high=16384
+    height: tuple[int, ...] = option(
+        (480,),
+        "Expected height, for buffer sizes and middleware profiles",
+        unit="px",
+        low=1,
+        high=16384,
+        per_camera=True,
     )
+
+    @property
+    def each(self) -> tuple[Camera, ...]:
+        """The cameras one by one; checked before that every list is long enough."""
+        count = len(self.topics)
+        lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
+        whole = (values * count if len(values) == 1 else values for values in lists)
+        return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
 
 
 @dataclass(frozen=True)

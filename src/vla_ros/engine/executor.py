@@ -24,7 +24,7 @@ from vla_ros.engine.step_graphs import Encode, StepGraphs
 from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import ConfigError, DeviceLostError
-from vla_ros.types import CameraFrame, IntArray, UInt8Array
+from vla_ros.types import IntArray, RawImage, UInt8Array
 
 DRAFTS = ("none", "verify", "prefill")
 
@@ -69,7 +69,7 @@ class Request:
         draft: Of the session, from its last answer; the default drafts nothing.
     """
 
-    image: UInt8Array | CameraFrame
+    image: UInt8Array | RawImage
     prompt: IntArray
     draft: DraftState = _NOTHING
 
@@ -175,7 +175,7 @@ class Engine:
         return answers
 
     @torch.inference_mode()
-    def resized(self, frame: CameraFrame) -> UInt8Array:
+    def resized(self, frame: RawImage) -> UInt8Array:
         """What the network sees of a camera image, uint8 of ``options.image_size`` on the host.
 
         Raises:
@@ -245,7 +245,7 @@ class Engine:
         drafted = any(offer is not None for offer in offers)
 
         marks, names = [runner.mark()], ["upload"]
-        frames = [request.image for request in requests if isinstance(request.image, CameraFrame)]
+        frames = [request.image for request in requests if isinstance(request.image, RawImage)]
         if not frames:
             images = [request.image for request in requests if isinstance(request.image, np.ndarray)]
             runner.upload(graphs.images, images[0][None] if batch == 1 else np.stack(images))

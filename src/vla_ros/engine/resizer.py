@@ -15,21 +15,19 @@ from torch import Tensor
 from vla_ros.engine.resample import Pipeline, make_pipeline
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.errors import ConfigError
-from vla_ros.types import CameraFrame, UInt8Array
-from vla_ros.vision import pipelines
-from vla_ros.vision.geometry import make_orientation
+from vla_ros.types import ImageProcessor, RawImage
+from vla_ros.vision.processors import require_image
 
 logger = logging.getLogger(__name__)
 
 _KEPT = 8  # kinds of frames: cameras of one batch, and what a camera was set to before
-_Kind = tuple[int, tuple[int, ...], str, str, float]
+_Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
-def resized_on_host(frame: CameraFrame, size: tuple[int, int]) -> UInt8Array:
-    """What :mod:`vla_ros.vision` makes of a frame: uint8 [height, width, 3]; what the device must come up to."""
-    return pipelines.make_pipeline(frame.pipeline, size, frame.crop_area)(
-        make_orientation(frame.orientation)(frame.pixels)
-    )
+def on_device(raw: RawImage) -> bool:
+    """True where the device makes the same of an image as the host."""
+    height, width = raw.pixels.shape[:2]
+    return raw.processor is not None and raw.processor.resampling((height, width)) is not None
 
 
 @dataclass(eq=False)
@@ -72,7 +70,7 @@ class ImageResizer:
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
 
-    def upload(self, frames: Sequence[CameraFrame]) -> list[Place]:
+    def upload(self, frames: Sequence[RawImage]) -> list[Place]:
         """Start to copy; the frames' memory may be changed at once.
 
         Raises:
@@ -81,7 +79,7 @@ class ImageResizer:
         """
         places = []
         for index, frame in enumerate(frames):
-            pipelines.require_picture(frame.pixels)
+            require_image(frame.pixels)
             place = self._place(index, frame)
             self._runner.upload(place.pixels, frame.pixels)
             places.append(place)
@@ -109,16 +107,14 @@ class ImageResizer:
             self._worker = self._capturing = None
         self._keep(0)
 
-    def _place(self, index: int, frame: CameraFrame) -> Place:
-        shape = frame.pixels.shape
+    def _place(self, index: int, frame: RawImage) -> Place:
+        shape, processor = frame.pixels.shape, frame.processor
         # The index: two frames of one batch must not share a buffer.
-        kind = (index, shape, frame.orientation, frame.pipeline, frame.crop_area)
+        kind = (index, shape, frame.orientation, processor)
         if kind not in self._places:
-            if frame.pipeline == "libero":
-                raise ConfigError("camera.pipeline: libero's JPEG is the host's; hand its pictures over resized")
-            pipeline = make_pipeline(
-                frame.pipeline, (shape[0], shape[1]), self._size, self._device, frame.crop_area, frame.orientation
-            )
+            if processor is None or processor.size != self._size:
+                raise ConfigError(f"camera.pipeline: {processor} does not make images of {self._size}")
+            pipeline = make_pipeline(processor, (shape[0], shape[1]), self._device, frame.orientation)
             pixels = torch.empty((1, *shape), dtype=torch.uint8, device=self._device)
             self._places[kind] = place = Place(pixels, pipeline)
             self._capture_soon(place)

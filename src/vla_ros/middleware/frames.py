@@ -37,8 +37,9 @@ class Frames:
 
     @classmethod
     def of(cls, config: Config) -> Frames:
-        """The frames that a configuration promises (``camera.width``, ``.height``, ``.topics``)."""
-        return cls(config.camera.width, config.camera.height, len(config.camera.topics))
+        """The frames that a configuration promises (``camera.width``, ``.height``, ``.topics``); of the largest."""
+        camera = config.camera
+        return cls(max(camera.width), max(camera.height), len(camera.topics))
 
     @property
     def image_bytes(self) -> int:

@@ -345,8 +345,8 @@ class PolicyNode:
         spec, config = self._stepper.spec, self.config
         gripper = f" and {config.topics.gripper} ({config.gripper.output})" if config.topics.gripper else ""
         return (
-            f"policy '{config.policy.name}' is ready: {len(spec.image_keys)} image(s) of "
-            f"{spec.image_size[1]}x{spec.image_size[0]}, {spec.dimension} numbers, {spec.horizon} step(s); "
+            f"policy '{config.policy.name}' is ready: image(s) {', '.join(spec.image_keys)}, "
+            f"{spec.dimension} numbers, {spec.horizon} step(s); "
             f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}){gripper} "
             f"by {self._graph.backend}"
         )

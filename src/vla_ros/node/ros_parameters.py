@@ -42,7 +42,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
         description=option.description,
         additional_constraints=constraints,
         # YAML and people write 5 where 5.0 is meant. With a static type rclpy refuses that in words of its own.
-        dynamic_typing=entry.item_type is float,
+        dynamic_typing=entry.item_type is float or option.per_camera,
     )
     if not entry.is_list and (option.low is not None or option.high is not None):
         if entry.item_type is float:

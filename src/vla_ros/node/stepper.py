@@ -26,10 +26,10 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
-from vla_ros.vision.lazy_images import Pictures
+from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation, RawImage
+from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.preprocess import Preprocessor, process
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Stepper:
                 f"camera.keys: the policy needs images {list(spec.image_keys)}, and the cameras give "
                 f"{list(self._config.camera.keys)}; set camera.topics and camera.keys"
             )
-        self._preprocessor = Preprocessor(self._config.camera, spec.image_size)
+        self._preprocessor = Preprocessor(self._config.camera, spec)
         self._cameras = tuple(self._config.camera.keys.index(key) for key in spec.image_keys)
         self.controller = Controller(self._config, spec, self._kinematics)
         binary = self._config.gripper.mode == "binary"
@@ -167,23 +167,19 @@ class Stepper:
         absent = [key for key in spec.state_keys if key not in inputs.state]
         if absent:
             raise Refused(Reason.INPUT_MISSING, f"no message yet on the feeds {absent} (robot.state_topics)")
-        makers, unprepared, stamp = {}, {}, None
+        raw: dict[str, RawImage] = {}
         for key, index in zip(spec.image_keys, self._cameras, strict=True):
             data = frames[index]
             if data is None:
                 raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topics[index]}")
             try:
-                frame = self._preprocessor.decode(data)
+                raw[key] = self._preprocessor(data, index)
             except ImageError as error:
                 raise ImageError(f"{topics[index]}: {error}") from None
-            makers[key] = partial(self._preprocessor.prepare, frame.image, index)
-            unprepared[key] = self._preprocessor.unprepared(frame.image, index)
-            stamp = frame.stamp if stamp is None else stamp
-        assert stamp is not None, "every policy needs one image at least"
+        stamp = raw[spec.image_keys[0]].stamp  # every policy takes one image at least
         self._check_feeds(inputs, stamp)
-        return Observation(
-            Pictures(makers), inputs.instruction, stamp, inputs.joints, inputs.state, frames=unprepared
-        )
+        images = LazyImages({key: partial(process, image) for key, image in raw.items()})
+        return Observation(images, inputs.instruction, stamp, inputs.joints, inputs.state, raw)
 
     def _check_feeds(self, inputs: Snapshot, stamp: int) -> None:
         """Refuse stale feeds: the watchdog knows cameras and the joint state alone."""
@@ -213,7 +209,7 @@ class Stepper:
         asked = time.perf_counter()
         self.schedule.observed(observation.stamp)
         chunk = self._ask(observation)
-        prepared = observation.images.spent_ms if isinstance(observation.images, Pictures) else 0.0
+        prepared = observation.images.spent_ms if isinstance(observation.images, LazyImages) else 0.0
         stages = {"preprocess": 1e3 * (asked - began) + prepared, "inference": _since(asked) - prepared}
         stages |= {f"policy/{name}": ms for name, ms in chunk.stages_ms.items()}
         self.schedule.load(chunk)

@@ -31,7 +31,7 @@ from vla_ros.replay.series import Feed
 from vla_ros.replay.topics import Selection
 from vla_ros.types import JointState
 from vla_ros.vision.decode import image_stamp
-from vla_ros.vision.lazy_images import Pictures
+from vla_ros.vision.lazy_images import LazyImages
 
 SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""
@@ -338,4 +338,4 @@ class _Row:
         self.command_names = step.command.names if step.command is not None else ()
         self.stages_ms = {**step.stages_ms, "total": total}
         images = step.observation.images if step.observation is not None else None
-        self.images = images.prepared if isinstance(images, Pictures) else 0
+        self.images = images.prepared if isinstance(images, LazyImages) else 0

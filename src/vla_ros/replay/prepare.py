@@ -13,7 +13,7 @@ from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.topics import Selection
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation, UInt8Array
-from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.preprocess import Preprocessor, process
 
 
 class LoadedOnce(Policy):
@@ -96,13 +96,13 @@ def images_at(
     Returns:
         Time to image key to uint8 [H, W, 3]; times without a usable image are left out.
     """
-    preprocess = Preprocessor(config.camera, spec.image_size)
+    preprocess = Preprocessor(config.camera, spec)
     cameras = {key: config.camera.keys.index(key) for key in spec.image_keys}
     found: dict[int, dict[str, UInt8Array]] = {}
     for time, newest in newest_frames(bag, selection, times):
         with contextlib.suppress(ImageError, KeyError):
             found[time] = {
-                key: preprocess(newest[selection.cameras[index]], index).image for key, index in cameras.items()
+                key: process(preprocess(newest[selection.cameras[index]], index)) for key, index in cameras.items()
             }
     return found
 

@@ -129,7 +129,7 @@ def changes(config: Config, spec: ActionSpec) -> Iterator[Change]:
     """Other orientations of each camera, exchanged colours, another crop."""
     camera = config.camera
     count = len(camera.topics)
-    now = camera.orientation * count if len(camera.orientation) == 1 else camera.orientation
+    now = tuple(one.orientation for one in camera.each)
     used = [camera.keys.index(key) for key in spec.image_keys]
     for index in used:
         for turn in ORIENTATIONS:
@@ -149,8 +149,10 @@ def changes(config: Config, spec: ActionSpec) -> Iterator[Change]:
         {},
         _exchange,
     )
-    crop = 0.9 if camera.crop_area == 1.0 else 1.0
-    yield Change(f"camera.crop_area {crop}", f"try -p camera.crop_area:={crop}", {"crop_area": crop})
+    named = [getattr(spec.processors.get(one.key), "crop_area", 1.0) for one in camera.each]
+    cropped = any((one.crop_area or area) != 1.0 for one, area in zip(camera.each, named, strict=True))
+    crop = 1.0 if cropped else 0.9
+    yield Change(f"camera.crop_area {crop}", f"try -p camera.crop_area:={crop}", {"crop_area": (crop,)})
 
 
 def _exchange(image: UInt8Array) -> UInt8Array:
@@ -298,7 +300,7 @@ def _answer(asked: _Asked, change: Change, policy: LoadedOnce) -> FloatArray:
     observation = stepper.observe([asked.frames.get(topic) for topic in asked.selection.cameras], asked.inputs)
     if change.pixels is not None:
         images = {key: change.pixels(image) for key, image in observation.images.items()}
-        observation = dataclasses.replace(observation, images=images, frames={})
+        observation = dataclasses.replace(observation, images=images, raw_images={})
     session = policy.start_session()
     chunk = policy.infer(session, observation)
     session.close()

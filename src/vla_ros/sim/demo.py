@@ -298,8 +298,8 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
     from vla_ros.sim.world import WorldOptions
 
     return WorldOptions(
-        width=config.camera.width,
-        height=config.camera.height,
+        width=config.camera.width[0],
+        height=config.camera.height[0],
         tasks=_TASKS[arguments.task],
         camera_gain=arguments.dim,
         bump=arguments.bump,

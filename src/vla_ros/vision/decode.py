@@ -1,4 +1,4 @@
-"""Camera messages to RGB: from CDR bytes to `Frame`, without ROS and without a per-pixel Python loop.
+"""Camera messages to RGB: from CDR bytes to `DecodedImage`, without ROS and without a per-pixel Python loop.
 
 Encoding names and layouts are those of ``sensor_msgs/image_encodings.hpp``; the ``format`` strings of compressed
 images are those that ``compressed_image_transport`` writes. Whatever arrives, the only exception is `ImageError`.
@@ -36,7 +36,7 @@ __all__ = [
     "ENCODINGS",
     "MAX_PIXELS",
     "MAX_SIDE",
-    "Frame",
+    "DecodedImage",
     "decode_compressed",
     "decode_image",
     "encode_compressed",
@@ -53,8 +53,8 @@ MAX_PIXELS = 64 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
-    """One decoded camera picture.
+class DecodedImage:
+    """One decoded camera image.
 
     Attributes:
         image: Uint8 [height, width, 3] RGB. For ``rgb8`` it is a view of the message's bytes (read-only where they
@@ -101,7 +101,7 @@ ENCODINGS = tuple(_ENCODINGS)
 _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 
 
-def decode_image(cdr: CdrBytes) -> Frame:
+def decode_image(cdr: CdrBytes) -> DecodedImage:
     """Picture in a serialised ``sensor_msgs/Image``.
 
     ``step`` padding is honoured. ``is_bigendian`` decides where a channel has two bytes and is accepted with any
@@ -120,10 +120,10 @@ def decode_image(cdr: CdrBytes) -> Frame:
         image = wide_to_rgb(_rows(header, data, wide.pixel_bytes), wide, big_endian=header.is_bigendian)
     else:
         raise _other(header)
-    return Frame(image, header.stamp, header.frame_id, header.encoding)
+    return DecodedImage(image, header.stamp, header.frame_id, header.encoding)
 
 
-def decode_compressed(cdr: CdrBytes) -> Frame:
+def decode_compressed(cdr: CdrBytes) -> DecodedImage:
     """Picture in a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG of 8 bits, grey or colour.
 
     The leading bytes of the data decide what it is, since drivers write ``format`` as they please; ``format`` is
@@ -153,7 +153,7 @@ def decode_compressed(cdr: CdrBytes) -> Frame:
         )
     if _is_swapped(header):
         image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    return Frame(image, header.stamp, header.frame_id, header.format)
+    return DecodedImage(image, header.stamp, header.frame_id, header.format)
 
 
 def _check_size(message: str, height: int, width: int) -> None:

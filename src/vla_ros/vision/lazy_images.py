@@ -1,4 +1,4 @@
-"""The pictures of an observation, each turned and resized when the policy first looks at it.
+"""The images of an observation, each turned and resized when the policy first looks at it.
 
 A policy that answers without looking (``hold``, an open-loop baseline, one camera of two) then costs no resize.
 """
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from vla_ros.types import UInt8Array
 
 
-class Pictures(Mapping[str, UInt8Array]):
-    """Picture key to uint8 [H, W, 3], each prepared when it is first asked for.
+class LazyImages(Mapping[str, UInt8Array]):
+    """Image key to uint8 [H, W, 3], each prepared when it is first asked for.
 
     Args:
-        makers: Picture key to what prepares it; called at most once by each thread that asks.
+        makers: Image key to what prepares it; called at most once by each thread that asks.
 
     Attributes:
         spent_ms: Milliseconds that preparing took so far.
@@ -28,7 +28,7 @@ class Pictures(Mapping[str, UInt8Array]):
 
     @property
     def prepared(self) -> int:
-        """How many pictures were prepared."""
+        """How many images were prepared."""
         return len(self._made)
 
     def __getitem__(self, key: str) -> UInt8Array:

@@ -1,106 +1,84 @@
-"""One camera message to one picture for the policy: decode, turn upright, resize as in training."""
+"""One camera message to one image for the policy: decode, turn upright, process as in training."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from vla_ros.config.tree import CameraConfig
+from vla_ros.config.tree import Camera, CameraConfig
 from vla_ros.errors import ConfigError
-from vla_ros.types import CameraFrame, UInt8Array
-from vla_ros.vision.decode import Frame, decode_compressed, decode_image
+from vla_ros.types import ActionSpec, ImageProcessor, RawImage, UInt8Array
+from vla_ros.vision.decode import DecodedImage, decode_compressed, decode_image
 from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.messages import CdrBytes
-from vla_ros.vision.pipelines import make_pipeline
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A picture as the checkpoint saw it in training.
-
-    Attributes:
-        image: Uint8 [height, width, 3] RGB of the policy's image size.
-        stamp: Nanoseconds of the ROS clock at exposure.
-        original_size: (height, width) of the camera's picture, before orientation.
-        frame: The decoded picture itself; None where `Preprocessor.prepare` was given one.
-    """
-
-    image: UInt8Array
-    stamp: int
-    original_size: tuple[int, int]
-    frame: Frame | None = None
+from vla_ros.vision.processors import PROCESSORS
 
 
 class Preprocessor:
-    """What ``camera`` of the configuration says is done to every frame; one for the live node and replay.
+    """What policy and configuration say is done to the images of each camera; one for the live node and replay.
 
     It keeps no state between frames and may be called from several threads.
+
+    Args:
+        camera: Section of the configuration.
+        spec: Which processor the policy names for which image.
+
+    Raises:
+        ConfigError: An option of ``camera`` is unknown or does not go with the policy's processor.
     """
 
-    def __init__(self, camera: CameraConfig, image_size: tuple[int, int] = (224, 224)) -> None:
-        """Prepare for all cameras of ``camera``.
-
-        Args:
-            camera: Section of the configuration.
-            image_size: (height, width) that the policy expects (``ActionSpec.image_size``).
-
-        Raises:
-            ConfigError: Transport, pipeline or an orientation is unknown, the crop area is out of range, or there
-                are neither one orientation nor as many as cameras.
-        """
-        count = len(camera.topics)
-        orientations = camera.orientation * count if len(camera.orientation) == 1 else camera.orientation
-        if len(orientations) != count:
-            raise ConfigError(
-                f"camera.orientation: found {len(orientations)} entries for {count} camera topics, expected one for"
-                " all or one each"
-            )
+    def __init__(self, camera: CameraConfig, spec: ActionSpec) -> None:
         decoders = {"raw": decode_image, "compressed": decode_compressed}
         if camera.transport not in decoders:
             raise ConfigError(f"camera.transport: found {camera.transport!r}, expected raw or compressed")
         self._decode = decoders[camera.transport]
-        self._camera = camera
-        self._orientations = orientations
-        self._turns = [make_orientation(name) for name in orientations]
-        self._pipeline = make_pipeline(camera.pipeline, image_size, camera.crop_area)
+        for one in camera.each:
+            make_orientation(one.orientation)
+        self._cameras = [(one.orientation, _chosen(one, spec.processors.get(one.key))) for one in camera.each]
 
-    def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> Prepared:
-        """Prepare one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says.
+    def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
+        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says.
 
         Args:
             cdr: The message as it came from the wire, with its encapsulation header.
             camera_index: Position of the camera in ``camera.topics``.
 
         Raises:
-            ImageError: The message holds no picture that can be used; the text says why.
+            ImageError: The message holds no image that can be used; the text says why.
         """
-        frame = self.decode(cdr)
-        image = self.prepare(frame.image, camera_index)
-        height, width, _ = frame.image.shape
-        return Prepared(image, frame.stamp, (height, width), frame)
+        decoded: DecodedImage = self._decode(cdr)
+        return self.raw(decoded.image, camera_index, decoded.stamp)
 
-    def decode(self, cdr: CdrBytes) -> Frame:
-        """The picture in a serialised message, as the camera gave it; :meth:`prepare` does the rest.
+    def raw(self, image: UInt8Array, camera_index: int = 0, stamp: int = 0) -> RawImage:
+        """A decoded image, uint8 [H, W, 3] RGB, with what is to be done to it."""
+        return RawImage(image, *self._cameras[camera_index], stamp)
 
-        Raises:
-            ImageError: As calling the preprocessor.
-        """
-        return self._decode(cdr)
 
-    def unprepared(self, image: UInt8Array, camera_index: int = 0) -> CameraFrame:
-        """A decoded picture with what :meth:`prepare` would do to it, for whoever does that elsewhere."""
-        return CameraFrame(image, self._orientations[camera_index], self._camera.pipeline, self._camera.crop_area)
+def process(raw: RawImage) -> UInt8Array:
+    """Orientation, then the image processor, on the host.
 
-    def prepare(self, image: UInt8Array, camera_index: int = 0) -> UInt8Array:
-        """Prepare a decoded picture: orientation, then the pipeline.
+    Returns:
+        Uint8 [height, width, 3] RGB of the processor's size.
 
-        Args:
-            image: Uint8 [H, W, 3] RGB as the camera gave it.
-            camera_index: Position of the camera in ``camera.topics``.
+    Raises:
+        ImageError: ``raw.pixels`` is not uint8 [H, W, 3] with pixels.
+    """
+    upright = make_orientation(raw.orientation)(raw.pixels)
+    return upright if raw.processor is None else raw.processor(upright)
 
-        Returns:
-            Uint8 [height, width, 3] RGB of the policy's image size.
 
-        Raises:
-            ImageError: ``image`` is not uint8 [H, W, 3] with pixels.
-        """
-        return self._pipeline(self._turns[camera_index](image))
+def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
+    """The policy's processor, unless the user says otherwise for this camera."""
+    if camera.pipeline != "policy":
+        if camera.pipeline not in PROCESSORS:
+            known = ", ".join(("policy", *PROCESSORS))
+            raise ConfigError(f"camera.pipeline: found {camera.pipeline!r}, expected one of {known}")
+        size = {} if named is None else {"size": named.size}
+        return PROCESSORS[camera.pipeline](**size, crop_area=camera.crop_area or 1.0)
+    if not camera.crop_area:
+        return named
+    if not hasattr(named, "crop_area"):
+        raise ConfigError(
+            f"camera.crop_area: found {camera.crop_area:g} for '{camera.key}', which the policy does not crop "
+            f"({named or 'it takes the image as it is'}); set camera.pipeline, or leave the area at 0"
+        )
+    return replace(named, crop_area=camera.crop_area)  # type: ignore[type-var]

@@ -8,13 +8,12 @@ in place with the matrix's Kronecker product with the 3 x 3 identity, which leav
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.types import UInt8Array
+from vla_ros.types import BilinearCrop, CropTaps, FixedPointResize, Resampling, UInt8Array
 from vla_ros.vision.geometry import center_crop_box
 
 Matrix = NDArray[np.float32]
@@ -64,21 +63,6 @@ def _sine(angle: Matrix) -> Matrix:
     return np.sin(angle.astype(np.float64)).astype(np.float32)
 
 
-@dataclass(frozen=True, eq=False)
-class CropTaps:
-    """Along one axis of a crop: each sample lies between two of the source.
-
-    Attributes:
-        below: Intp [target], position of the one.
-        above: Intp [target], of the other.
-        share: Float32 [target], how much of the other.
-    """
-
-    below: NDArray[np.intp]
-    above: NDArray[np.intp]
-    share: NDArray[np.float32]
-
-
 @lru_cache(maxsize=32)
 def crop_taps(source: int, target: int, area: float) -> CropTaps:
     """Where ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialias) looks for a centre crop."""
@@ -90,6 +74,54 @@ def crop_taps(source: int, target: int, area: float) -> CropTaps:
         position = np.array([np.float32(0.5) * (low + high) * last], np.float32)
     below = np.minimum(np.floor(position).astype(np.intp), source - 1)
     return CropTaps(below, np.minimum(below + 1, source - 1), position - below.astype(np.float32))
+
+
+PRECISION_BITS = 22
+"""Of Pillow's fixed-point weights."""
+
+
+@lru_cache(maxsize=16)
+def pillow_bicubic(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
+    """Pillow's bicubic resize with antialias between two sizes (height, width): columns first, then rows."""
+    return tuple(
+        FixedPointResize(axis, *bicubic_taps(source[axis], target[axis]))
+        for axis in (1, 0)
+        if source[axis] != target[axis]
+    )
+
+
+@lru_cache(maxsize=16)
+def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float) -> Resampling:
+    """A centre crop between two sizes (height, width)."""
+    rows, columns = (crop_taps(source[axis], target[axis], area) for axis in (0, 1))
+    return (BilinearCrop(rows, columns),)
+
+
+def bicubic_taps(source: int, target: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Where Pillow's bicubic resize with antialias looks along one axis, and its weights, rounded as it does.
+
+    Returns:
+        Int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
+    """
+    scale = source / target
+    stretch = max(scale, 1.0)
+    support = 2.0 * stretch
+    centers = (np.arange(target) + 0.5) * scale
+    first = np.maximum(0, (centers - support + 0.5).astype(np.int64))
+    last = np.minimum(source, (centers + support + 0.5).astype(np.int64))
+    positions = first + np.arange(int((last - first).max()))[:, None]  # [K, target]
+    weights = _cubic(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
+    weights[positions >= last] = 0.0
+    weights /= weights.sum(axis=0)  # tap after tap, in its order
+    fixed = np.trunc(weights * (1 << PRECISION_BITS) + np.copysign(0.5, weights)).astype(np.int32)
+    return np.minimum(positions, source - 1), fixed
+
+
+def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    a, d = -0.5, distance  # Pillow's parameter of the cubic
+    near = ((a + 2.0) * d - (a + 3.0)) * d * d + 1
+    far = (((d - 5) * d + 8) * d - 4) * a
+    return np.where(d < 1.0, near, np.where(d < 2.0, far, 0.0))
 
 
 class Separable:

@@ -8,7 +8,8 @@ import torch
 
 from vla_ros.errors import OutOfMemoryError
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
-from vla_ros.types import CameraFrame, Observation
+from vla_ros.types import Observation, RawImage
+from vla_ros.vision.processors import ResizeNaive
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,17 +87,21 @@ def test_the_engine_runs_out_of_memory_and_can_be_asked_again(folder, make_polic
     policy = make_policy(folder, device="cuda", engine="graph")
     policy.load()
     expected = policy.infer(policy.start_session(), observe()).tokens
-    huge = CameraFrame(np.zeros((6000, 8000, 3), dtype=np.uint8))  # what it needs on the device, 144 MB and more
+    huge = RawImage(
+        np.zeros((6000, 8000, 3), dtype=np.uint8), processor=ResizeNaive()
+    )  # what it needs on the device, 144 MB and more
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved() + (16 << 20)
     torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(OutOfMemoryError, match="out of memory on cuda"):
-            policy.infer(policy.start_session(), Observation({}, "pick up the red cube", 7, frames={"image": huge}))
+            policy.infer(
+                policy.start_session(), Observation({}, "pick up the red cube", 7, raw_images={"image": huge})
+            )
         np.testing.assert_array_equal(policy.infer(policy.start_session(), observe()).tokens, expected)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert policy.infer(
-        policy.start_session(), Observation({}, "pick up the red cube", 7, frames={"image": huge})
+        policy.start_session(), Observation({}, "pick up the red cube", 7, raw_images={"image": huge})
     ).tokens.shape == (7,)
     policy.close()

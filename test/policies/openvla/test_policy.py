@@ -18,6 +18,7 @@ from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
 from vla_ros.policies.openvla.choices import check_attention, choose_device
 from vla_ros.policies.openvla.tiny import STATISTICS, main, tiny_architecture, write_tiny
 from vla_ros.types import Observation
+from vla_ros.vision.processors import ResizeNaive
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_ti
     assert loaded.spec.dimension == 7
     assert loaded.spec.horizon == 1
     assert loaded.spec.gripper_index == 6
-    assert loaded.spec.image_size == (224, 224)
+    assert loaded.spec.processors == {"image": ResizeNaive((224, 224))}
 
 
 def test_pictures_and_words_change_the_answer(loaded, observe):

@@ -13,6 +13,7 @@ from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.sim.expert import decide
 from vla_ros.sim.tasks import parse
 from vla_ros.types import ActionSpec, IntArray, UInt8Array
+from vla_ros.vision.processors import ResizeNaive
 
 REACH = np.array([0.03, 0.03, 0.03, 0.05, 0.05, 0.05, 1.0])
 STATISTICS = ActionStatistics("table", -REACH, REACH, np.array([True] * 6 + [False]))
@@ -39,7 +40,7 @@ class Seer:
 
 def play(words: tuple[str, ...], seed: int = 5) -> tuple[Rollout, Seer]:
     arguments = read_words(Path("nowhere"), words)
-    simulation = Simulation(arguments, Meaning(ActionSpec(), BINS, STATISTICS))
+    simulation = Simulation(arguments, Meaning(ActionSpec(processors={"image": ResizeNaive()}), BINS, STATISTICS))
     seer = Seer(simulation)
     try:
         return simulation.run(seed, seer), seer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_ros.config.options import option
-from vla_ros.config.tree import PolicyConfig
+from vla_ros.config.policy import PolicyConfig
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, Request
 from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.resample import is_exact
+from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
@@ -39,7 +39,9 @@ from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.vision_encoder import checked_encoder
-from vla_ros.types import ActionChunk, ActionSpec, CameraFrame, FloatArray, IntArray, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ActionSpec, FloatArray, IntArray, Observation, RawImage, UInt8Array
+from vla_ros.vision.preprocess import Preprocessor
+from vla_ros.vision.processors import ResizeNaive
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class _Asked:
 
     session: OpenVLASession
     tokens: IntArray
-    image: UInt8Array | CameraFrame
+    image: UInt8Array | RawImage
     stamp: int
 
 
@@ -179,7 +181,7 @@ class OpenVLAPolicy(Policy):
                 dimension=statistics.dimension,
                 gripper_index=6 if statistics.dimension == 7 else None,
                 image_keys=(self._image_key,),
-                image_size=(architecture.image_size, architecture.image_size),
+                processors={self._image_key: ResizeNaive((architecture.image_size, architecture.image_size))},
             )
             try:
                 self._warm_up(folder, fast, weights)
@@ -197,8 +199,8 @@ class OpenVLAPolicy(Policy):
 
         Args:
             session: Of the robot.
-            observation: ``images`` has the key of ``spec.image_keys``, uint8 of ``spec.image_size``, RGB. The
-                engine takes the image of ``frames`` instead where it resizes that to the same bits.
+            observation: ``images`` has the key of ``spec.image_keys``, uint8 RGB of its processor's size. The
+                engine takes ``raw_images`` instead where it resizes that to the same bits.
 
         Returns:
             One action. ``info``: ``logit_margins`` (best minus second-best logit of each token),
@@ -251,8 +253,8 @@ class OpenVLAPolicy(Policy):
 
     def _takes_frame(self, observation: Observation) -> bool:
         """True where the engine makes the same image of the camera's own one."""
-        frame = observation.frames.get(self._image_key)
-        return frame is not None and is_exact(frame.pipeline)
+        raw = observation.raw_images.get(self._image_key)
+        return raw is not None and on_device(raw)
 
     def _asked(
         self, loaded: Loaded, session: OpenVLASession, observation: Observation, frame: bool
@@ -261,7 +263,7 @@ class OpenVLAPolicy(Policy):
             if session.tokens is None or session.instruction != observation.instruction:
                 session.tokens = loaded.prompt.encode(observation.instruction)
                 session.instruction, session.draft = observation.instruction, DraftState()
-            image = observation.frames[self._image_key] if frame else self._image(observation)
+            image = observation.raw_images[self._image_key] if frame else self._image(observation)
         except VlaRosError as error:  # what is wrong with one request keeps no other from its answer
             return error
         return _Asked(session, session.tokens, image, observation.stamp)
@@ -316,7 +318,7 @@ class OpenVLAPolicy(Policy):
         image = observation.images.get(self._image_key)
         if image is None:
             raise ImageError(f"OpenVLA: no picture '{self._image_key}', there are {list(observation.images)}")
-        expected = (*self.spec.image_size, 3)
+        expected = (*self.spec.processors[self._image_key].size, 3)
         if image.dtype != np.uint8 or image.shape != expected:
             raise ImageError(
                 f"OpenVLA: picture '{self._image_key}' is {image.dtype} {list(image.shape)}, "
@@ -326,7 +328,7 @@ class OpenVLAPolicy(Policy):
 
     def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
         """The self-test, and one whole answer, so that the first frame is not the slow one."""
-        pictures = self_test.two_images(*self.spec.image_size)
+        pictures = self_test.two_images(*self.spec.processors[self._image_key].size)
         loaded = self.loaded
         ids = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
         if self._options.self_test and weights is None:
@@ -360,16 +362,9 @@ class OpenVLAPolicy(Policy):
                 loaded.model, count, drafts=self._options.drafts, weights=weights, ops=ops, encode=encode
             )
             engine.warm_up([len(prompt), LONG_PROMPT])
-            camera = self._camera
-            self_test.check_resizing(
-                engine,
-                CameraFrame(
-                    self_test.two_images(camera.height, camera.width)[0],
-                    camera.orientation[0],
-                    camera.pipeline,
-                    camera.crop_area,
-                ),
-            )
+            camera = self._camera.each[self._camera.keys.index(self._image_key)]
+            noise, _ = self_test.two_images(camera.height, camera.width)
+            self_test.check_resizing(engine, Preprocessor(self._camera, self.spec).raw(noise))
             if self._options.self_test and weights is None:
                 self_test.check_engine(loaded.model, engine, pictures, prompt, count)
             if self._options.self_test:

@@ -11,13 +11,13 @@ import torch
 
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.executor import Engine, Request
-from vla_ros.engine.resample import is_exact
-from vla_ros.engine.resizer import resized_on_host
+from vla_ros.engine.resizer import on_device
 from vla_ros.engine.tolerances import GUARD_SLACK, SEES, TOLERANCES
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.reference import answer, to_device
-from vla_ros.types import CameraFrame, IntArray, UInt8Array
+from vla_ros.types import IntArray, RawImage, UInt8Array
+from vla_ros.vision.preprocess import process
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
         engine.guard = GUARD_SLACK * largest
 
 
-def check_resizing(engine: Engine, frame: CameraFrame) -> None:
+def check_resizing(engine: Engine, frame: RawImage) -> None:
     """Compare what the engine makes of a camera's frame with what the host makes of it; both are warm then.
 
     Where there are graphs, twice: launch by launch, as the first frame of a size is resized, and by the graph.
@@ -141,9 +141,9 @@ def check_resizing(engine: Engine, frame: CameraFrame) -> None:
     Raises:
         EngineMismatchError: A value differs.
     """
-    if not is_exact(frame.pipeline):
+    if not on_device(frame):
         return
-    expected = resized_on_host(frame, engine.options.image_size)
+    expected = process(frame)
     for _ in range(2 if engine.runner.graphs else 1):
         found = engine.resized(frame)
         if not np.array_equal(found, expected):

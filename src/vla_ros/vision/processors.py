@@ -1,14 +1,13 @@
-"""The two ways in which published OpenVLA code brings a picture to the size of the network, reproduced exactly.
+"""Image processors: how published code brings an image to the size of the network, reproduced exactly.
 
-``openvla`` is the Hugging Face processor (``resize-naive``). ``libero`` is the LIBERO evaluation of OpenVLA and
-OpenVLA-OFT, which repeats what TensorFlow did to the training data (RLDS): JPEG, Lanczos-3, optional centre crop.
-Either takes and returns uint8 RGB; normalisation belongs to the policy.
+Each takes and returns uint8 RGB; normalisation belongs to the policy.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
@@ -16,11 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.types import UInt8Array
+from vla_ros.types import ImageProcessor, Resampling, UInt8Array
 from vla_ros.vision import resample
 from vla_ros.vision.geometry import center_crop_box
 
-Pipeline = Callable[[UInt8Array], UInt8Array]
 Levels = NDArray[np.float32]
 
 _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
@@ -30,18 +28,18 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
     """Pillow's bicubic resize with antialias: ``resize-naive`` of the OpenVLA processor.
 
     Columns first, then rows, with rounding to 8 bits between, is the order of the Pillow versions with which the
-    checkpoints were trained. It is spelled out because newer versions may choose another one for tall pictures.
+    checkpoints were trained. It is spelled out because newer versions may choose another one for tall images.
 
     Args:
         image: Uint8 [height, width, 3].
         size: (height, width) of the result.
     """
     height, width = size
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    for step in ((width, picture.height), (width, height)):
-        if picture.size != step:
-            picture = picture.resize(step, Image.Resampling.BICUBIC)
-    return np.array(picture, np.uint8)  # a copy: torch dislikes Pillow's read-only memory
+    resized = Image.fromarray(np.ascontiguousarray(image))
+    for step in ((width, resized.height), (width, height)):
+        if resized.size != step:
+            resized = resized.resize(step, Image.Resampling.BICUBIC)
+    return np.array(resized, np.uint8)  # a copy: torch dislikes Pillow's read-only memory
 
 
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
@@ -72,7 +70,7 @@ def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UI
 
 
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Centre crop that keeps ``area`` of the picture, resized bilinearly, as the OpenVLA evaluation does it.
+    """Centre crop that keeps ``area`` of the image, resized bilinearly, as the OpenVLA evaluation does it.
 
     TensorFlow's ``crop_and_resize`` on [0, 1], then its conversion to uint8, which is ``floor(255.5 x)``; in its
     order of float32 operations, which gives its bits.
@@ -89,7 +87,7 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
     across = np.repeat(columns.share, 3)
 
     def along_columns(at: NDArray[np.intp]) -> Levels:
-        """Rows ``at`` of the picture in [0, 1], resized along the columns: [height, width * 3]."""
+        """Rows ``at`` of the image in [0, 1], resized along the columns: [height, width * 3]."""
         some = flat[at]
         return _between(_in_one(some.take(left.ravel(), axis=1)), _in_one(some.take(right.ravel(), axis=1)), across)
 
@@ -114,49 +112,70 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
     return other
 
 
-def make_pipeline(name: str, size: tuple[int, int] = (224, 224), crop_area: float = 1.0) -> Pipeline:
-    """The pipeline of that name as a function from uint8 [H, W, 3] RGB, upright, to uint8 [height, width, 3].
-
-    ``openvla``: the centre crop first where ``crop_area`` is below 1, straight to ``size``, as the OpenVLA code
-    does before its processor (bilinear without antialias: meant for pictures near ``size``); then bicubic.
-    ``libero``: JPEG round trip, Lanczos-3, then the crop. For a checkpoint fine-tuned on an RLDS data set with
-    image augmentation this is the one, with ``crop_area`` 0.9.
-
-    Args:
-        name: ``openvla`` or ``libero``.
-        size: (height, width) in pixels that the policy expects.
-        crop_area: Share of the area that the centre crop keeps; 1 crops nothing.
+@dataclass(frozen=True)
+class _Resize(ImageProcessor):
+    """Size of the result, and the share of the area that the centre crop keeps (1 crops nothing).
 
     Raises:
-        ConfigError: No such pipeline, or an area or size out of range. The function returned raises ImageError
-            for anything but uint8 [H, W, 3] with pixels.
+        ConfigError: When made, with an area or size out of range.
     """
-    center_crop_box(crop_area)
-    if min(size) < 1:
-        raise ConfigError(f"image size: found {size}, expected (height, width) of at least 1")
 
-    def openvla(image: UInt8Array) -> UInt8Array:
-        require_picture(image)
-        return resize_bicubic(image, size) if crop_area == 1.0 else crop_center(image, crop_area, size)
+    size: tuple[int, int] = (224, 224)
+    crop_area: float = 1.0
 
-    def libero(image: UInt8Array) -> UInt8Array:
-        require_picture(image)
-        resized = resize_lanczos3(jpeg_round_trip(image), size)
-        return resized if crop_area == 1.0 else crop_center(resized, crop_area, size)
-
-    pipelines: dict[str, Pipeline] = {"openvla": openvla, "libero": libero}
-    if name not in pipelines:
-        raise ConfigError(f"camera.pipeline: found {name!r}, expected one of {', '.join(pipelines)}")
-    return pipelines[name]
+    def __post_init__(self) -> None:
+        center_crop_box(self.crop_area)
+        if min(self.size) < 1:
+            raise ConfigError(f"image size: found {self.size}, expected (height, width) of at least 1")
 
 
-def require_picture(image: UInt8Array) -> None:
-    """Refuse what is no picture.
+@dataclass(frozen=True)
+class ResizeNaive(_Resize):
+    """``resize-naive`` of the OpenVLA processor: bicubic, whatever the aspect ratio.
+
+    With a crop that comes first, straight to ``size``, as the OpenVLA code does before its processor (bilinear
+    without antialias: meant for images near ``size``).
+    """
+
+    def __call__(self, image: UInt8Array) -> UInt8Array:
+        """Resize; as the base class."""
+        require_image(image)
+        if self.crop_area == 1.0:
+            return resize_bicubic(image, self.size)
+        return crop_center(image, self.crop_area, self.size)
+
+    def resampling(self, source: tuple[int, int]) -> Resampling:
+        """Integers or single float32 operations: the same on every device."""
+        if self.crop_area == 1.0:
+            return resample.pillow_bicubic(source, self.size)
+        return resample.bilinear_crop(source, self.size, self.crop_area)
+
+
+@dataclass(frozen=True)
+class LiberoResize(_Resize):
+    """JPEG round trip, Lanczos-3, then the crop: what RLDS and the LIBERO evaluation did to images.
+
+    For a checkpoint fine-tuned on an RLDS data set with image augmentation, with ``crop_area`` 0.9.
+    """
+
+    def __call__(self, image: UInt8Array) -> UInt8Array:
+        """Resize; as the base class."""
+        require_image(image)
+        resized = resize_lanczos3(jpeg_round_trip(image), self.size)
+        return resized if self.crop_area == 1.0 else crop_center(resized, self.crop_area, self.size)
+
+
+PROCESSORS: Mapping[str, type[_Resize]] = {"openvla": ResizeNaive, "libero": LiberoResize}
+"""By the name that ``camera.pipeline`` gives them."""
+
+
+def require_image(image: UInt8Array) -> None:
+    """Refuse what is no image.
 
     Raises:
         ImageError: ``image`` is not uint8 [height, width, 3] with pixels.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
-            f"picture of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"
+            f"image of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"
         )
