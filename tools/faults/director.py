@@ -75,7 +75,15 @@ class Director:
         node = ("--horizon", str(row.horizon), "--think", str(row.think), *clock)
         robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
         robot += ("--simulated",) if row.simulated else ()
-        self._rig = Rig(domain, {**row.options, **sabotage}, node, robot, lease=row.lease, traced=row.traced)
+        self._rig = Rig(
+            domain,
+            {**row.options, **sabotage},
+            node,
+            robot,
+            lease=row.lease,
+            traced=row.traced,
+            launched=row.launched,
+        )
 
     def run(self, repeat: int) -> Outcome:
         """Inject ``repeat`` times.
@@ -172,6 +180,8 @@ class Director:
         for order in row.end:
             rig.robot.order(**order)
         if row.reaction is Reaction.ENDS:
+            if rig.node.alive:
+                self._complain(f"lives: the node runs on {row.lasts[0]:g} s after its launcher ended")
             self._restart_node()
             return
         if row.reaction is Reaction.STOPS:
@@ -221,8 +231,24 @@ class Director:
                 self._complain(
                     f"reason: at {injection.begin - self._began:.3f} s, none of {list(row.reasons)} named"
                 )
+            if row.launched and injection.end:
+                held = self._holds(injection)
+                if held != 1:
+                    self._complain(
+                        f"hold: at {injection.begin - self._began:.3f} s, {held} were sent, expected one"
+                    )
         if row.simulated:
             self._nothing_from_before_a_jump()
+
+    def _holds(self, injection: Injection) -> int:
+        """How many holds came while the fault lasted."""
+        moved = {record.stamp for record in self._rig.motions}
+        return sum(
+            record.kind == "command"
+            and injection.begin <= record.time <= injection.end
+            and record.stamp not in moved
+            for record in self._rig.records
+        )
 
     def _is_named(self, begin: float, until: float) -> bool:
         """Whether the node named one of the row's reasons: in force, or counted more often than before."""

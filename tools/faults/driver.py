@@ -40,6 +40,9 @@ TOPICS = ("/camera/image_raw", "/camera_2/image_raw", "/camera_3/image_raw", "/c
 JOINT_RATE = 50.0  # Hz
 _CLOCK_RATE = 100.0
 _HEARTBEAT_RATE = 20.0
+_INTRUDER_RATE = 15.0
+_ELSEWHERE = 0.13  # rad
+_COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
 _FINGER_SPEED = 0.2  # m/s
 _PICTURES = 16
@@ -89,6 +92,7 @@ class Robot:
         self._offset = 0  # ns, ROS clock ahead of the system's
         self._slow = 0.0
         self._beating = True
+        self._intruder: tuple[str, Any, Any] | None = None
         self._frame_period = 1 / rate
         noise = np.random.default_rng(seed).integers(60, 190, (_PICTURES, size[1], size[0], 3), dtype=np.uint8)
         self._pictures = itertools.cycle([encode_image(picture, 0, "camera") for picture in noise])
@@ -116,6 +120,7 @@ class Robot:
             _Beat(now, lambda: self._frame_period, self._send_frames),
             _Beat(now, lambda: 1 / JOINT_RATE, self._send_joints),
             _Beat(now, lambda: 1 / _HEARTBEAT_RATE, self._beat),
+            _Beat(now, lambda: 1 / _INTRUDER_RATE, self._send_intruder),
         ]
         if self._simulated:
             beats.append(_Beat(now, lambda: 1 / _CLOCK_RATE, self._send_clock))
@@ -174,10 +179,40 @@ class Robot:
             self._leave(order["what"])
         elif what == "join":
             self._join(order["what"])
+        elif what == "intrude":
+            self._intrude(order["what"])
+        elif what == "withdraw" and self._intruder is not None:
+            self._intruder[1].destroy_node()
+            self._intruder = None
         elif what == "end":
             self._ended = True
         else:
             raise VlaRosError(f"no such order: {order}")
+
+    def _intrude(self, what: str) -> None:
+        """Be another node as well: one that commands, is the policy's namesake, or tells what the robot tells."""
+        node = self._graph.create_node("vla_policy" if what == "name" else "intruder")
+        make, qos = self._graph.message, self._graph.qos
+        joints = make("sensor_msgs/msg/JointState")
+        publisher = None
+        if what in ("command", "gripper"):
+            publisher = node.create_publisher(joints, _COMMANDS[what], qos("command"))
+        elif what == "joints":
+            publisher = node.create_publisher(joints, "/joint_states", qos("state_publisher"))
+        elif what == "camera":
+            publisher = node.create_publisher(make("sensor_msgs/msg/Image"), TOPICS[0], qos("camera"))
+        self._intruder = what, node, publisher
+
+    def _send_intruder(self) -> None:
+        """What lies beside the truth, and is not recorded: nothing may be built on it."""
+        if self._intruder is None:
+            return
+        what, _, publisher = self._intruder
+        if what == "joints":
+            elsewhere = (self._positions + _ELSEWHERE).tolist()
+            publisher.publish(self._joint_state([*ARM, *FINGERS], elsewhere))
+        elif what == "camera":
+            publisher.publish(with_stamp(next(self._pictures), self._now() | 1))
 
     # The graph
 
@@ -191,7 +226,7 @@ class Robot:
         elif what == "joints":
             self._ends[what] = self._publisher("sensor_msgs/msg/JointState", "/joint_states", "state_publisher")
         elif what in ("command", "gripper"):
-            topic = "/gripper/command" if what == "gripper" else "/arm/joint_command"
+            topic = _COMMANDS[what]
             kind, take = ("sensor_msgs/msg/JointState", self._on_command)
             if self._listens == "twist":
                 kind, take = ("geometry_msgs/msg/TwistStamped", self._on_twist)

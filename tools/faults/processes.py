@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from tools.faults.records import Record
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.launcher import wait_for_end
 
 DOMAINS = range(150, 201)
 _CYCLONE = "<CycloneDDS><Domain><Discovery><Tag>{}</Tag>{}</Discovery></Domain></CycloneDDS>"
@@ -70,6 +71,9 @@ class Process:
 class NodeProcess(Process):
     """The node under test.
 
+    Attributes:
+        module: What is run.
+
     Args:
         domain: DDS domain.
         log: Where its log is appended.
@@ -78,15 +82,50 @@ class NodeProcess(Process):
         lease: As :func:`environment`.
     """
 
+    module = "tools.faults.node"
+
     def __init__(
         self, domain: int, log: Path, options: Mapping[str, str], words: Sequence[str] = (), lease: float = 0.0
     ) -> None:
         self.log = log
+        first = [str(log.with_name("pid"))] if self.module != NodeProcess.module else []
         given = [word for name, value in options.items() for word in ("-p", f"{name}:={value}")]
         with log.open("a", encoding="utf-8") as file:
-            super().__init__(
-                ["tools.faults.node", *given, *words], domain, lease, stdout=file, stderr=subprocess.STDOUT
-            )
+            command = [self.module, *first, *given, *words]
+            super().__init__(command, domain, lease, stdout=file, stderr=subprocess.STDOUT)
+
+
+class LaunchedNode(NodeProcess):
+    """The node under test, behind a launcher: SIGTERM and SIGKILL go to that one, other signals to the node."""
+
+    module = "tools.faults.launcher"
+
+    def __init__(
+        self, domain: int, log: Path, options: Mapping[str, str], words: Sequence[str] = (), lease: float = 0.0
+    ) -> None:
+        self._file = log.with_name("pid")
+        self._file.unlink(missing_ok=True)
+        super().__init__(domain, log, options, words, lease)
+
+    @property
+    def alive(self) -> bool:
+        """True while the node runs, whatever became of its launcher."""
+        return super().alive or not wait_for_end(self._node, 0.0)
+
+    def signal(self, name: str) -> None:
+        """Send a signal to the launcher or to the node."""
+        if name in ("SIGTERM", "SIGKILL"):
+            self.process.send_signal(getattr(signal, name))
+            self.process.wait(10)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._node, getattr(signal, name))
+
+    @property
+    def _node(self) -> int:
+        if not wait_until(lambda: self._file.exists() and bool(self._file.read_text()), 20.0):
+            raise VlaRosError("start: the launcher started no node")
+        return int(self._file.read_text())
 
 
 class RobotProcess(Process):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tools.faults.processes import NodeProcess, RobotProcess, wait_until
+from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, wait_until
 from tools.faults.records import Record
 from tools.faults.rows import OPTIONS
 from vla_ros.errors import VlaRosError
@@ -30,6 +30,7 @@ class Rig(AbstractContextManager["Rig"]):
         node_words: Further arguments of the node.
         robot_words: Arguments of the robot.
         traced: Let the node write ``node.trace`` into the folder.
+        launched: Start the node by a launcher.
         lease: Seconds after which DDS believes a silent process dead; 0: Cyclone's default of 10.
 
     Attributes:
@@ -50,8 +51,10 @@ class Rig(AbstractContextManager["Rig"]):
         *,
         lease: float = 0.0,
         traced: bool = False,
+        launched: bool = False,
     ) -> None:
         self._domain, self._lease, self._traced = domain, lease, traced
+        self._node_class = LaunchedNode if launched else NodeProcess
         self._options = {**OPTIONS, **(options or {})}
         self._node_words, self._robot_words = node_words, robot_words
         self._lock = threading.Lock()
@@ -85,13 +88,16 @@ class Rig(AbstractContextManager["Rig"]):
     def start_node(self) -> None:
         """Start a node (again)."""
         self.status = {}
-        self.node = NodeProcess(self._domain, self.log, self._options, self._node_words, self._lease)
+        self.node: NodeProcess = self._node_class(
+            self._domain, self.log, self._options, self._node_words, self._lease
+        )
 
     def ready(self) -> None:
         """Wait until the node has everything that it needs; it is disarmed."""
 
         def is_ready() -> bool:
-            ready = self.status.get("state") == "disarmed" and not self.status["holds"]
+            well = self.status.get("state") == "disarmed"
+            ready = well and not self.status["holds"] and not self.status["blocks"]
             return ready or not self.node.alive
 
         self.wait(is_ready, "readiness")

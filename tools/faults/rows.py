@@ -50,6 +50,7 @@ class Row:
         memory: Seconds for which the node measures nothing because of the fault.
         pieces: The fault takes joints out of joint states.
         fresh: Each injection needs a node that was started for it.
+        launched: The node is started by a launcher, and its signals SIGTERM and SIGKILL go to that one.
         traced: The node records what becomes of each frame (``node.trace``).
         lease: Seconds after which DDS believes a silent process dead (Cyclone's default is 10).
     """
@@ -72,6 +73,7 @@ class Row:
     memory: float = 0.0
     pieces: bool = False
     fresh: bool = False
+    launched: bool = False
     traced: bool = False
     lease: float = 0.0
 
@@ -105,6 +107,7 @@ OPTIONS: Mapping[str, str] = {
 
 _SUPERVISION = 0.1  # s; for a watchdog that looks every 20 ms on a machine with other work
 _SILENT = 0.3 + _SUPERVISION
+_NOTICED = 0.35  # s; half a second with the grace that every row has
 _NO_FRAMES, _NO_JOINTS = {"do": "frames"}, {"do": "joints"}
 _WAVE = {"do": "instruct", "text": "wave"}
 
@@ -170,6 +173,21 @@ _APART: Mapping[str, Any] = {
     "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
     "robot_words": ("--listens", "apart"),
 }
+
+
+def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
+    """Somebody else begins to do what only one may do."""
+    return Row(
+        f"{what} contested",
+        reaction,
+        (reason,),
+        ({"do": "intrude", "what": what},),
+        ({"do": "withdraw"},),
+        within=_NOTICED,
+        lasts=(0.8, 1.2),
+        **more,
+    )
+
 
 ROWS: tuple[Row, ...] = (
     _camera("silent", _HOLDS, "drop", 1.0, "camera_stale"),
@@ -325,6 +343,16 @@ ROWS: tuple[Row, ...] = (
         lag=0.5,
     ),
     Row("node suspended", _HOLDS, node=("SIGSTOP", "SIGCONT"), within=_SUPERVISION, lasts=(0.5, 1.2), memory=1.4),
+    _contested("command", _STOPS, "command_contested"),
+    _contested("gripper", _STOPS, "command_contested", **_APART),
+    _contested("joints", _HOLDS, "joint_state_contested"),
+    _contested("camera", _HOLDS, "camera_contested"),
+    _contested("name", _HOLDS, "name_contested"),
+    *(
+        # A node that stays behind would contest whatever is started next.
+        Row(f"launcher {name}, uncontested", _ENDS, node=(name,), within=1.0, lasts=(1.2, 1.4), launched=True)
+        for name in ("SIGTERM", "SIGKILL")
+    ),
     Row("node killed", _ENDS, node=("SIGKILL",), within=_SUPERVISION, lasts=(0.1, 0.2)),
     *(
         Row(
