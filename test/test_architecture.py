@@ -84,3 +84,10 @@ def test_no_two_modules_import_each_other() -> None:
     graph = {name: imported_modules(path, set(paths)) - {name} for name, path in paths.items()}
     assert sum(map(len, graph.values())) > 200
     TopologicalSorter(graph).prepare()  # raises CycleError and names the modules
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    """The table allows none, and a room imports only what its row names."""
+    rooms = [f"row of {min(modules)}" for modules, _ in table()]
+    graph = {rooms[index]: {rooms[ROOM_OF[name]] for name in allowed} for index, (_, allowed) in enumerate(table())}
+    TopologicalSorter(graph).prepare()

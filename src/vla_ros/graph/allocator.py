@@ -1,4 +1,4 @@
-"""The C allocator and pictures: both backends receive megabytes thirty times a second."""
+"""Settings of the C allocator for images: both backends receive megabytes thirty times a second."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _KEEP_BYTES = 268435456
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the process instead of giving it back to the kernel after each picture.
+    """Keep freed memory in the process instead of returning it to the kernel after each image.
 
-    A picture is allocated and freed several times on its way; with glibc's defaults each time costs page faults
+    An image is allocated and freed several times on its way; with glibc's defaults each time costs page faults
     for all of it (measured at 1080p: p99 26 ms, and 9.5 ms with these settings). No effect without glibc.
     """
     try:

@@ -33,22 +33,22 @@ class Time:
 
 
 class Clock:
-    """The ROS clock: system time until simulated time is used; then what ``/clock`` said last, at first 0."""
+    """The ROS clock: system time, or with simulated time the newest time of ``/clock`` (0 before the first)."""
 
     def __init__(self, types: MessageTypes, *, simulated: bool = False) -> None:
         self._types = types
         self._simulated: int | None = 0 if simulated else None
 
     def now(self) -> Time:
-        """Present time."""
+        """Current time."""
         nanoseconds = time.time_ns() if self._simulated is None else self._simulated
         return Time(nanoseconds, self._types)
 
     @property
     def ros_time_is_active(self) -> bool:
-        """True where time comes from ``/clock``; the name is that of ``rclpy.clock.ROSClock``."""
+        """True if time comes from ``/clock``; the name is that of ``rclpy.clock.ROSClock``."""
         return self._simulated is not None
 
     def on_clock(self, message: Any) -> None:
-        """Take over a ``rosgraph_msgs/msg/Clock``."""
+        """Set the time from a ``rosgraph_msgs/msg/Clock``."""
         self._simulated = message.clock.sec * _SECOND + message.clock.nanosec

@@ -1,4 +1,4 @@
-"""What the environment says about the DDS domain and how far discovery reaches, and Cyclone's settings for it.
+"""DDS domain and discovery range from the environment, and Cyclone's settings for them.
 
 The variables mean what they mean to rcl ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and
 later); only the default range differs: here it is this host, because a robot should not be driven from the
@@ -32,7 +32,7 @@ class DdsEnvironment:
     static_peers: tuple[str, ...] = ()
     distro: str = "jazzy"
     user_configuration: str = ""
-    """``CYCLONEDDS_URI``; it wins over everything that is set here."""
+    """``CYCLONEDDS_URI``; it overrides everything that is set here."""
 
     @property
     def gid_size(self) -> int:
@@ -40,7 +40,7 @@ class DdsEnvironment:
         return 24 if self.distro == "humble" else 16
 
     def describe(self) -> str:
-        """One line for the log: what is in force and why."""
+        """One line for the log: the settings and their source."""
         if self.range_source == "default":
             hint = "; set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to meet other hosts"
         else:
@@ -70,20 +70,20 @@ class DdsEnvironment:
                 f"<MaxAutoParticipantIndex>{_MAX_PARTICIPANT_INDEX}</MaxAutoParticipantIndex>"
             )
             if self.range == "LOCALHOST":
-                # Announce often: a ROS process that only listens to multicast hears of us by these packets alone.
+                # Announce often: a ROS process that only listens to multicast learns of us by these packets alone.
                 general += "<AllowMulticast>false</AllowMulticast>"
                 discovery += "<SPDPInterval>1s</SPDPInterval>"
                 peers.insert(0, "localhost")
                 if self.range_source == "ROS_LOCALHOST_ONLY":
                     general += '<Interfaces><NetworkInterface address="127.0.0.1"/></Interfaces>'
-                # Nothing leaves the host, and the loopback interface carries 64 KiB packets: a picture of
+                # Nothing leaves the host, and the loopback interface carries 64 KiB packets: an image of
                 # 640x480 is 15 packets instead of 690.
                 general += "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>63000B</FragmentSize>"
             if peers:
                 listed = "".join(f"<Peer address={quoteattr(peer)}/>" for peer in peers)
                 discovery += f"<Peers>{listed}</Peers>"
         internal = (
-            # As much as the kernel grants (net.core.rmem_max): a whole picture must fit.
+            # As much as the kernel grants (net.core.rmem_max): a whole image must fit.
             '<SocketReceiveBufferSize min="default" max="32MB"/>'
             # Never make a writer wait for slow readers: KEEP_LAST bounds what is kept.
             "<Watermarks><WhcHigh>512MB</WhcHigh><WhcHighInit>512MB</WhcHighInit>"
@@ -99,7 +99,7 @@ class DdsEnvironment:
 
 
 def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironment:
-    """What the variables of ROS and of Cyclone DDS say.
+    """Reads the variables of ROS and of Cyclone DDS.
 
     Read are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
     ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
@@ -132,7 +132,7 @@ def _range(variables: Mapping[str, str]) -> tuple[str, str]:
     only = variables.get("ROS_LOCALHOST_ONLY", "")
     if only not in ("", "0", "1"):
         raise ConfigError(f"ROS_LOCALHOST_ONLY is '{only}'; expected 0 or 1")
-    # As rcl does: where this older variable is set, it decides, and 0 means the subnet.
+    # As in rcl: if this older variable is set, it decides, and 0 means the subnet.
     if only:
         return ("LOCALHOST" if only == "1" else "SUBNET"), "ROS_LOCALHOST_ONLY"
     found = variables.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper()

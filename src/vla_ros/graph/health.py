@@ -1,4 +1,4 @@
-"""What keeps messages from arriving, said in words: types and QoS that do not fit, nobody there, small buffers.
+"""Detects what keeps messages from arriving: wrong types, incompatible QoS, no publisher, small buffers.
 
 Works on the Node interface alone, so it is the same under rclpy and under the embedded participant.
 """
@@ -15,29 +15,29 @@ from vla_ros.graph.qos import incompatibilities
 
 RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 
-# The kernel books more than the payload for each packet; a picture needs about this much of the buffer per byte.
+# The kernel books more than the payload for each packet; an image needs about this much of the buffer per byte.
 _KERNEL_OVERHEAD = 1.5
 _ADVISED = 33554432
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A subscription that is to get something, or a publisher that is to be heard, on a resolved topic."""
+    """A topic (resolved name) on which this node needs a publisher or subscriptions."""
 
     topic: str
     profile: Any
     """QoS profile of either backend."""
     required: bool = True
-    """False where it is right that nobody publishes (a stop button that is not installed)."""
+    """False if the topic may lack a publisher (a stop button that is not installed)."""
     type_name: str = ""
-    """Such as ``sensor_msgs/msg/Image``: others of another type are no use; empty asks for none."""
+    """Such as ``sensor_msgs/msg/Image``; endpoints of another type are reported. Empty accepts every type."""
     published: bool = False
-    """True where this node publishes: its listeners are looked at. Whether there is one is not asked here."""
+    """True if this node publishes: its subscriptions are checked, not whether there are any."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with a topic, and what to do about it."""
+    """A problem with a topic, and what to do about it."""
 
     topic: str
     kind: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 class TopicHealth:
-    """Looks at who is at the other end of the topics that a node needs. Call :meth:`check` about once a second."""
+    """Checks the other end of the topics that a node needs. Call :meth:`check` about once a second."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class TopicHealth:
 
     @property
     def present(self) -> tuple[Finding, ...]:
-        """What the last :meth:`check` found wrong."""
+        """Problems found by the last :meth:`check`."""
         return self._present
 
     def check(self) -> tuple[Finding, ...]:
-        """What is wrong now and was not at the last check: for the log. All of it is in :attr:`present`."""
+        """Returns the problems that are new since the last check, for the log; :attr:`present` has all."""
         before = set(self._present)
         self._present = tuple(finding for item in self._watched for finding in self._look(item))
         return tuple(finding for finding in self._present if finding not in before)
@@ -109,7 +109,7 @@ def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
                 item.topic,
                 "wrong_type",
                 f"nothing will arrive on {item.topic} from {name}: it publishes {publisher.topic_type}, this node "
-                f"takes {item.type_name} there. Name another topic, or say what comes (for pictures: "
+                f"takes {item.type_name} there. Name another topic, or say what comes (for images: "
                 "camera.transport raw or compressed)",
             )
         ]
@@ -155,7 +155,7 @@ def _is_other_type(item: Watched, endpoint: Any) -> bool:
 
 
 def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
-    """A warning when the kernel's receive buffer is too small for one frame; ``None`` when it is large enough.
+    """A warning if the kernel's receive buffer is too small for one frame, else ``None``.
 
     Args:
         topic: Camera topic, for the text.

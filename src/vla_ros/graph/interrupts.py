@@ -18,7 +18,7 @@ _DEFAULTS: dict[signal.Signals, Any] = {
 
 
 class Interrupts:
-    """Within a ``with`` on the main thread, notes SIGINT and SIGTERM where nobody else has taken them.
+    """Within a ``with`` on the main thread, notes SIGINT and SIGTERM unless the program has its own handlers.
 
     Handlers that the program has set itself stay. A second signal raises KeyboardInterrupt at once, for whoever
     is stuck in a callback. Leaving the ``with`` raises it where a signal came and nobody has asked yet.
@@ -29,7 +29,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def check(self) -> None:
-        """Ask between two callbacks.
+        """Call between two callbacks.
 
         Raises:
             KeyboardInterrupt: A signal came.

@@ -20,14 +20,14 @@ class _Format(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to the standard error of the moment, which test runners and progress bars exchange."""
+    """Writes to the current standard error, which test runners and progress bars replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
     def stream(self) -> object:
-        """Where lines go now."""
+        """The current standard error."""
         return sys.stderr
 
 
@@ -48,23 +48,23 @@ class NodeLogger:
         self._lock = threading.Lock()
 
     def debug(self, message: str, *, throttle_duration_sec: float = 0.0) -> None:
-        """Say it to developers; at most once in ``throttle_duration_sec``."""
+        """Log for developers; at most once in ``throttle_duration_sec``."""
         self._say(logging.DEBUG, message, throttle_duration_sec)
 
     def info(self, message: str, *, throttle_duration_sec: float = 0.0) -> None:
-        """Say it to everybody; at most once in ``throttle_duration_sec``."""
+        """Log for everybody; at most once in ``throttle_duration_sec``."""
         self._say(logging.INFO, message, throttle_duration_sec)
 
     def warning(self, message: str, *, throttle_duration_sec: float = 0.0) -> None:
-        """Something is not as it should be; at most once in ``throttle_duration_sec``."""
+        """Log a warning; at most once in ``throttle_duration_sec``."""
         self._say(logging.WARNING, message, throttle_duration_sec)
 
     def error(self, message: str, *, throttle_duration_sec: float = 0.0) -> None:
-        """Something failed; at most once in ``throttle_duration_sec``."""
+        """Log an error; at most once in ``throttle_duration_sec``."""
         self._say(logging.ERROR, message, throttle_duration_sec)
 
     def exception(self, message: str) -> None:
-        """Something failed: ``message``, and the traceback of the exception that is being handled."""
+        """Log ``message`` as an error, with the traceback of the current exception."""
         self._logger.error(message, exc_info=True)
 
     def _say(self, level: int, message: str, throttle: float) -> None:

@@ -217,7 +217,7 @@ class MessageTypes:
         """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``.
 
         Raises:
-            VlaRosError: It is none of the services that are known without ROS.
+            VlaRosError: It is not one of the services that are known without ROS.
         """
         if name not in _SERVICES:
             raise VlaRosError(

@@ -16,7 +16,7 @@ _NODE_KEYS = ("__node", "__name")
 
 
 def check_node_name(name: str) -> str:
-    """``name`` as it came.
+    """Checks a node name and returns it.
 
     Raises:
         ConfigError: It is not a valid node name.
@@ -30,10 +30,10 @@ def check_node_name(name: str) -> str:
 
 
 def check_absolute(name: str, kind: str = "topic") -> str:
-    """``name`` as it came, when it is a valid fully qualified name.
+    """Checks a fully qualified name and returns it.
 
     Raises:
-        ConfigError: It is not; the text says what is wrong with it.
+        ConfigError: It is not valid; the text says why.
     """
     wrong = ""
     if not name.startswith("/"):
@@ -86,7 +86,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RosArguments:
-    """What ``--ros-args`` said."""
+    """Remaps and parameters of ``--ros-args``."""
 
     rules: tuple[Rule, ...] = ()
     parameters: dict[str, str] = field(default_factory=dict)
@@ -109,10 +109,10 @@ class RosArguments:
         return namespace
 
     def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
-        """Fully qualified name of a topic or service of a node, remapped by the first rule that fits.
+        """Fully qualified name of a topic or service of a node, remapped by the first rule that matches.
 
         Raises:
-            ConfigError: The name, or what a rule makes of it, is not valid.
+            ConfigError: The name is not valid before or after the remap.
         """
         full = expand(name, node, namespace, kind)
         for rule in self.rules:
@@ -156,7 +156,7 @@ def _ros_sections(args: Sequence[str]) -> Iterator[str]:
 
 
 def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
-    """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and left alone.
+    """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and ignored.
 
     Raises:
         ConfigError: A remap or a parameter is not of the form ``name:=value``, or a value or file is missing.

@@ -15,26 +15,26 @@ Message = Any
 
 
 class Logger(Protocol):
-    """Where a node says what it does; an ``rclpy`` logger."""
+    """A node's logger; an ``rclpy`` logger."""
 
     def debug(self, message: str) -> Any:
-        """Say it to developers."""
+        """Log for developers."""
 
     def info(self, message: str) -> Any:
-        """Say it to everybody."""
+        """Log for everybody."""
 
     def warning(self, message: str) -> Any:
-        """Something is not as it should be, and what to do."""
+        """Log a warning: what is wrong and what to do."""
 
     def error(self, message: str) -> Any:
-        """Something failed, and what to do."""
+        """Log an error: what failed and what to do."""
 
 
 Severity = Literal["info", "warning", "error"]
 
 
 def say(logger: Logger, message: str, severity: Severity) -> None:
-    """Log with a severity that is known only now.
+    """Log with a severity that is known only at run time.
 
     rclpy remembers the severity of each line of code that logs, and raises ValueError where one line logs with
     another: so each severity has a line of its own here.
@@ -59,7 +59,7 @@ class Clock(Protocol):
     """The ROS clock: system time, or ``/clock`` with ``use_sim_time``."""
 
     def now(self) -> Any:
-        """Present :class:`Time`."""
+        """Current :class:`Time`."""
 
 
 class Publisher(Protocol):
@@ -73,14 +73,14 @@ class Publisher(Protocol):
 
 
 class Timer(Protocol):
-    """A callback that recurs."""
+    """A periodic callback."""
 
     def cancel(self) -> None:
         """Stop it."""
 
 
 class EndpointInfo(Protocol):
-    """What discovery tells of another endpoint (``rclpy.topic_endpoint_info.TopicEndpointInfo``)."""
+    """Another endpoint as discovery knows it (``rclpy.topic_endpoint_info.TopicEndpointInfo``)."""
 
     node_name: str
     node_namespace: str
@@ -90,7 +90,7 @@ class EndpointInfo(Protocol):
 
 
 class Node(Protocol):
-    """A participant of the ROS 2 graph, as far as this package needs one."""
+    """A node on the ROS 2 graph: the subset that this package uses."""
 
     def get_name(self) -> str:
         """Name without namespace."""
@@ -115,7 +115,7 @@ class Node(Protocol):
     ) -> Any:
         """Call ``callback`` with each message, or with its CDR bytes (4-byte header included) when ``raw``.
 
-        Middlewares bring CDR to a multiple of four bytes: up to three zero bytes may follow the message.
+        Middlewares pad CDR to a multiple of four bytes: up to three zero bytes may follow the message.
         """
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> Any:
@@ -145,7 +145,7 @@ class Node(Protocol):
     def get_service_names_and_types_by_node(
         self, node_name: str, node_namespace: str
     ) -> list[tuple[str, list[str]]]:
-        """Name and types of each service of a node. rclpy raises where there is no such node, or none any more."""
+        """Name and types of each service of a node. rclpy raises if there is no such node (any more)."""
 
     def resolve_topic_name(self, topic: str) -> str:
         """Fully qualified name of a topic, after remaps."""
@@ -186,14 +186,14 @@ class Vocabulary(Protocol):
         """Profile by name.
 
         ``camera``, ``command``, ``instruction``, ``state`` (subscriptions), ``state_publisher``, ``diagnostics``
-        or ``default``; :mod:`vla_ros.graph.qos` says what each is.
+        or ``default``; :mod:`vla_ros.graph.qos` describes each.
         """
 
     def publisher_gid(self, publisher: Publisher) -> bytes:
         """The ``endpoint_gid`` by which discovery knows a publisher of this process."""
 
     def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
-        """A timer of ``node`` that runs on while simulated time stands still: a watchdog must not stop with it."""
+        """A timer of ``node`` on the steady clock: a watchdog must not stop with simulated time."""
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
         """A message of its CDR bytes."""
@@ -201,14 +201,14 @@ class Vocabulary(Protocol):
     def subscribe_raw(
         self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
     ) -> Callable[[], None]:
-        """Call ``callback`` with each message's CDR bytes and its publisher's id; copied as rarely as can be.
+        """Call ``callback`` with each message's CDR bytes and its publisher's id; copied as rarely as possible.
 
         As ``create_subscription(raw=True)``, but the callback may get a read-only ``memoryview``. The id is the
-        publisher's ``endpoint_gid`` where the middleware says it, another one that tells publishers apart where it
-        says no more (Cyclone DDS under rclpy), and b"" where it says nothing.
+        publisher's ``endpoint_gid`` if the middleware tells it, another one that tells publishers apart if it does
+        not (Cyclone DDS under rclpy), and b"" if it tells nothing.
 
         Returns:
-            What ends the subscription.
+            A function that ends the subscription.
         """
 
 
@@ -228,7 +228,7 @@ class Graph(Vocabulary, Protocol):
         """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true.
 
         SIGINT and SIGTERM, where the program has no handlers of its own for them, raise KeyboardInterrupt out of
-        it between two callbacks, and the nodes are still there to send a last word. An exception of a callback
+        it between two callbacks, so the nodes can still publish. An exception of a callback
         is logged, and the next callback runs.
         """
 

@@ -1,4 +1,4 @@
-"""Join the ROS 2 graph with whatever is there: rclpy, or the embedded DDS participant."""
+"""Joins the ROS 2 graph through rclpy if it imports, else through the embedded DDS participant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QoS profiles by name, and when two of them do not fit together.
+"""QoS profiles by name, and when two of them are incompatible.
 
 The attributes carry ``rclpy.qos.QoSProfile``'s names, and the members of the enumerations carry rclpy's, so
 that the same code reads a profile of either backend.
@@ -19,7 +19,7 @@ class ReliabilityPolicy(Enum):
 
 
 class DurabilityPolicy(Enum):
-    """Whether a late subscriber gets what was sent before it came."""
+    """Whether a late subscriber gets earlier samples."""
 
     VOLATILE = "volatile"
     TRANSIENT_LOCAL = "transient_local"
@@ -46,15 +46,15 @@ _RELIABLE = ReliabilityPolicy.RELIABLE
 _BEST_EFFORT = ReliabilityPolicy.BEST_EFFORT
 
 PROFILES: dict[str, QoSProfile] = {
-    # Only the newest picture is worth anything, and sending a lost one again would delay it.
+    # Only the newest image counts, and sending a lost one again would delay it.
     "camera": QoSProfile(_BEST_EFFORT, depth=1),
     # A command must arrive, and a newer one replaces it.
     "command": QoSProfile(_RELIABLE, depth=1),
-    # A latched text: who comes late still gets it.
+    # A latched text: late subscribers still get it.
     "instruction": QoSProfile(_RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, depth=1),
     # For subscriptions: best effort matches every driver, reliable or not. For publishers take state_publisher.
     "state": QoSProfile(_BEST_EFFORT, depth=1),
-    # Several drivers may share /joint_states and speak at one moment: with a depth of 1 one would hide another.
+    # Several drivers may share /joint_states and publish at one moment: with a depth of 1 one would hide another.
     "joint_states": QoSProfile(_BEST_EFFORT, depth=10),
     # For publishers: reliable matches every subscription.
     "state_publisher": QoSProfile(_RELIABLE, depth=1),

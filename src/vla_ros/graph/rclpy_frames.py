@@ -3,10 +3,10 @@
 A raw subscription of rclpy copies each message out of the rmw's buffer into a new ``bytes``, with the interpreter
 locked; at 1080p that is 6 MB thirty times a second. Here ``rcl_take_serialized_message`` (rcl/subscription.h) is
 called through ctypes: the rmw writes into a buffer that this process keeps, the interpreter runs on meanwhile, and
-the callback gets a view of it. A buffer is used again once nobody looks at it any more.
+the callback gets a view of it. A buffer is reused once no view of it is left.
 
 rclpy's own entities do the waiting: the subscription lies in a callback group that never runs, and a ``Waitable``
-beside it, which every executor of rclpy knows, takes in its place. Where rcl cannot be called the plain raw
+beside it, which every executor of rclpy knows, takes in its place. If rcl cannot be called, the plain raw
 subscription is used.
 """
 
@@ -75,7 +75,7 @@ class _Rcl:
 
 
 class _Buffers:
-    """Buffers that the rmw writes into, each used again once its views are gone."""
+    """Buffers that the rmw writes into, each reused once its views are gone."""
 
     def __init__(self, rcl: _Rcl) -> None:
         self._rcl = rcl
@@ -103,7 +103,7 @@ class _Buffers:
         return memoryview(taken).cast("B").toreadonly(), gid if any(gid) else b""
 
     def close(self) -> None:
-        """Free what nobody looks at; the rest as its views go."""
+        """Free the buffers without views; the others follow their views."""
         self._closed = True
         while self._spare:
             self._rcl.free(ctypes.byref(self._spare.pop()))
@@ -173,18 +173,18 @@ def subscribe_raw(
 ) -> Callable[[], None]:
     """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
 
-    Where rcl cannot be called, with ``bytes`` and b"".
+    If rcl cannot be called, with ``bytes`` and b"".
 
     Args:
         node: An ``rclpy`` node.
         msg_type: Class of the message.
         topic: Name; remaps are applied.
-        callback: May keep the view as long as it likes. The id is a gid where the rmw gives one; that of Cyclone
-            DDS gives another number, which differs between publishers.
+        callback: May keep the view as long as it likes. The id is a gid if the rmw tells one; Cyclone DDS's
+            tells another number, which differs between publishers.
         qos_profile: An ``rclpy`` profile.
 
     Returns:
-        What ends the subscription.
+        A function that ends the subscription.
     """
     try:
         buffers = _Buffers(_Rcl())

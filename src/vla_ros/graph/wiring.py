@@ -1,4 +1,4 @@
-"""Endpoints of one node that are made one by one and undone together."""
+"""Endpoints of one node that are created one by one and destroyed together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vla_ros.graph.node import Node, Vocabulary
 
 
 class Wiring:
-    """Publishers, subscriptions, services and timers on a node; :meth:`close` takes them all away.
+    """Publishers, subscriptions, services and timers of a node; :meth:`close` destroys them all.
 
     Args:
-        graph: Makes message classes and QoS profiles by name.
-        node: The node to live on.
+        graph: Message classes and QoS profiles by name.
+        node: The node that gets them.
     """
 
     def __init__(self, graph: Vocabulary, node: Node) -> None:
@@ -58,10 +58,10 @@ class Wiring:
         self.undo(partial(self.node.destroy_timer, made))
 
     def undo(self, action: Callable[[], Any]) -> None:
-        """Do ``action`` at :meth:`close` as well; the last one first."""
+        """Run ``action`` at :meth:`close` as well, the last one first."""
         self._undo.append(action)
 
     def close(self) -> None:
-        """Leave everything. Safe to call twice."""
+        """Destroy everything. Safe to call twice."""
         while self._undo:
             self._undo.pop()()

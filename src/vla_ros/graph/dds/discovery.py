@@ -39,7 +39,7 @@ UNKNOWN_NAMESPACE = "_NODE_NAMESPACE_UNKNOWN_"
 
 @dataclass(frozen=True)
 class TopicEndpointInfo:
-    """What discovery tells of one publisher or subscription."""
+    """One publisher or subscription, as discovery knows it."""
 
     node_name: str
     node_namespace: str
@@ -60,7 +60,7 @@ class NodeEntities:
 
 
 class Discovery:
-    """Announces the nodes of a participant and keeps what others announce. Thread-safe."""
+    """Announces a participant's nodes and stores what others announce. Thread-safe."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -83,7 +83,7 @@ class Discovery:
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Say what a node of ours has now; ``None`` when it is gone. ``key`` tells nodes of one name apart."""
+        """Announce the endpoints of an own node, or ``None`` for its end. ``key`` tells nodes of one name apart."""
         with self._lock:
             if self._closed:
                 return
@@ -94,7 +94,7 @@ class Discovery:
             self._writer.write(sample(self._sample, self._serialized()))
 
     def update(self) -> None:
-        """Take in what others announced."""
+        """Process the announcements of others."""
         with self._lock:
             if self._closed:
                 return
@@ -108,7 +108,7 @@ class Discovery:
                         self._remote.pop(participant.key.bytes, None)
 
     def nodes(self) -> list[tuple[str, str]]:
-        """Name and namespace of every node that is known, our own included."""
+        """Name and namespace of every known node, own ones included."""
         self.update()
         with self._lock:
             return [(node.name, node.namespace) for node in self._all_nodes()]

@@ -97,7 +97,7 @@ class DdsSubscription:
         participant.waitset.attach(self._condition)
 
     def take(self) -> list[tuple[bytes, bytes]]:
-        """CDR and publisher's gid of the samples that wait, oldest first: at most the profile's depth."""
+        """CDR and publisher's gid of the waiting samples, oldest first: at most the profile's depth."""
         with self._lock:
             if self._reader is None:
                 return []
@@ -106,7 +106,7 @@ class DdsSubscription:
             return [(item.cdr, self._publisher(item)) for item in taken if item.sample_info.valid_data]
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
-        """Give one sample to the callback."""
+        """Pass one sample to the callback."""
         cdr, publisher = sample
         message = cdr if self.raw else self._participant.types.deserialize(cdr, self.msg_type)
         self.callback(*((message, publisher) if self.tells_publisher else (message,)))
@@ -139,7 +139,7 @@ class DdsSubscription:
 
 
 class DdsTimer:
-    """Calls back at a fixed rate on the thread that spins; calls that were missed are not made up for."""
+    """Calls back at a fixed rate on the thread that spins; missed calls are skipped."""
 
     def __init__(self, period: float, callback: Callable[[], Any]) -> None:
         if not period >= 0.0:
@@ -158,7 +158,7 @@ class DdsTimer:
         return self.canceled
 
     def reset(self) -> None:
-        """Start it again, from now."""
+        """Restart it from now."""
         self.due = time.monotonic() + self.period
         self.canceled = False
 

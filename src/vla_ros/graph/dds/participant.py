@@ -67,7 +67,7 @@ def delete(entity: Entity) -> None:
 
 
 class Participant:
-    """A DDS participant with its wait set. Thread-safe as DDS is; :meth:`close` is to be called once."""
+    """A DDS participant with its wait set. Thread-safe as DDS is; Call :meth:`close` once."""
 
     def __init__(self, environment: DdsEnvironment, types: MessageTypes) -> None:
         keep_freed_memory()
@@ -89,7 +89,7 @@ class Participant:
         self._lock = threading.Lock()
 
     def wake(self) -> None:
-        """End a :meth:`wait` that goes on, or the next one."""
+        """End the current :meth:`wait`, or the next one."""
         self._guard.set(True)
 
     def wait(self, seconds: float) -> None:
@@ -118,7 +118,7 @@ class Participant:
             raise VlaRosError(f"no subscription to {type_name} could be made on {topic}: {error}") from error
 
     def close(self) -> None:
-        """Leave the domain. Readers and writers must be deleted before."""
+        """Leave the domain. Delete readers and writers first."""
         self.waitset.detach(self._guard)
         delete(self.waitset)
         delete(self._guard)

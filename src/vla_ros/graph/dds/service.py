@@ -48,7 +48,7 @@ class DdsService:
         participant.waitset.attach(self._condition)
 
     def take(self) -> list[bytes]:
-        """CDR of the requests that wait, header included."""
+        """CDR of the waiting requests, header included."""
         with self._lock:
             if not self._open:
                 return []
@@ -59,7 +59,7 @@ class DdsService:
         """Answer one request.
 
         Raises:
-            VlaRosError: The request is not whole, or the answer cannot be sent.
+            VlaRosError: The request is incomplete, or the response cannot be sent.
         """
         types = self._participant.types
         begin = _CDR_HEADER + _REQUEST_HEADER
