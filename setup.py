@@ -1,5 +1,7 @@
 """Build description of the ament_python package ``vla_ros`` (colcon and pip)."""
 
+import os
+import sys
 from glob import glob
 from pathlib import Path
 
@@ -28,6 +30,11 @@ DEV = [
     "mypy>=1.14",
     "types-PyYAML",
 ]
+
+# colcon may belong to another Python than the libraries: the programs it installs get the active environment's.
+ENVIRONMENT = Path(os.environ.get("VIRTUAL_ENV", sys.prefix)) / "bin" / "python"
+INTERPRETER = str(ENVIRONMENT) if ENVIRONMENT.exists() else sys.executable
+
 ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS]
 
 setup(
@@ -47,10 +54,12 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", ["resource/vla_ros"]),
         ("share/vla_ros", ["package.xml"]),
+        ("share/vla_ros/hook", ["hook/path.dsv", "hook/path.sh"]),
         ("share/vla_ros/launch", sorted(glob("launch/*.launch.py"))),
         ("share/vla_ros/config", sorted(path for path in glob("config/*") if "." in path)),
     ],
     zip_safe=False,
+    options={"build_scripts": {"executable": INTERPRETER}},
     install_requires=["numpy>=1.26", "PyYAML>=6.0", "rich>=13.9", "Pillow>=10.3", *VISION, *KINEMATICS],
     extras_require={
         "dds": DDS,

@@ -1,17 +1,64 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and what happens where a Python runs it that lacks something.
+
+`colcon test` runs pytest with colcon's own Python, which need not be the one that has the libraries (Ubuntu's is
+not): the active virtual environment's goes on then, and without one the suite is skipped with the reason.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
+from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-# A busy machine is no failure of the property; CI looks at the same examples each time, developers at new ones.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("suite"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "suite")
+NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio", "hypothesis", "pytest_timeout")
+LACKING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+if pytest.version_tuple < (8, 3):
+    LACKING.append("pytest 8.3")
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that: what the tests start must hear it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
+    """Go on with the active environment's Python before another conftest.py imports what this one lacks."""
+    active = os.environ.get("VIRTUAL_ENV", "")
+    python = Path(active) / "bin" / "python"
+    if LACKING and active and Path(sys.prefix) != Path(active) and python.exists():
+        capture = manager.getplugin("capturemanager")
+        if capture is not None:
+            capture.stop_global_capturing()
+        os.execv(python, [str(python), "-m", "pytest", *sys.argv[1:]])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    if "pytest_timeout" in LACKING:
+        parser.addini("timeout", "of pytest-timeout, which is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if LACKING:
+        config.args[:] = [__file__]  # nothing else could be imported
+    else:
+        load_profile()
+    # A shell starts background jobs with SIGINT ignored, and children inherit that: what tests start must hear it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def load_profile() -> None:
+    """Let a busy machine be no failure of a property, and CI look at the same examples each time."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("ci", settings.get_profile("suite"), derandomize=True)
+    settings.load_profile("ci" if os.environ.get("CI") else "suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> pytest.CollectReport | None:
+    """Say why the suite is skipped."""
+    if not LACKING or not isinstance(collector, pytest.Module):
+        return None
+    reason = f"{sys.executable} has no {', '.join(LACKING)}; activate the environment that has them"
+    return pytest.CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])

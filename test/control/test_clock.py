@@ -19,7 +19,7 @@ def wait(clock: Clock, timeout: float, ready: object = None) -> bool:
 def test_events_happen_in_order_at_their_times() -> None:
     seen: list[tuple[str, int]] = []
     times = {"a": 0, "b": SECOND, "c": SECOND, "d": 3 * SECOND}
-    events = [(at, lambda name=name: seen.append((name, clock.ros()))) for name, at in times.items()]  # type: ignore[misc]
+    events = [(at, lambda name=name: seen.append((name, clock.ros()))) for name, at in times.items()]
     clock = SimulatedClock(events=events)
     assert not wait(clock, 0.0)
     assert seen == [("a", 0)]

@@ -27,16 +27,6 @@ def test_it_writes_and_names_the_file_to_source(tmp_path: Path, capsys: pytest.C
     assert {file.name for file in tmp_path.iterdir()} == {"iceoryx.sh", "iceoryx_0.10.xml", "roudi.toml"}
 
 
-def test_env_prints_what_a_shell_sources(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROS_HOME", str(tmp_path))
-    assert main(["middleware", "cyclonedds", "--distro", "jazzy", "--env"]) == 0
-    printed = capsys.readouterr().out
-    path = next(line for line in printed.splitlines() if "CYCLONEDDS_URI" in line and "export" in line)
-    assert Path(path.partition("file://")[2]).exists()
-
-
 def test_check_ends_with_1_and_one_line_where_it_is_not_in_force(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from vla_ros import __version__
 from vla_ros.errors import VlaRosError
+from vla_ros.interpreter import use_environment
 
 COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 when the command did its work, 1 when it could not, 2 for wrong usage, 130 after Ctrl-C.
     """
+    use_environment("vla_ros.cli")
     words = list(sys.argv[1:] if argv is None else argv)
     overview = _overview()
     if not words or words[0] not in COMMANDS:

@@ -82,7 +82,7 @@ POLICY = (
         "python",
         "",
         "Interpreter of the node: a virtual environment that has torch (made with --system-site-packages). Empty: "
-        "the active one ($VIRTUAL_ENV), or the one that vla_ros was built with",
+        "the active one ($VIRTUAL_ENV), or the one that was active when vla_ros was built",
     ),
 )
 

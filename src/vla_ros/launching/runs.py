@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,8 @@ RECORDING = b"Subscribed to topic"
 
 
 def _vla_ros(context: LaunchContext, *words: str, **more: Any) -> ExecuteProcess:
-    python = interpreter(context) or [sys.executable]
-    command = [*python, "-m", "vla_ros.cli", *words]
+    python = interpreter(context)
+    command = [*python, "-m", "vla_ros.cli", *words] if python else ["vla-ros", *words]
     return ends_with_launch(ExecuteProcess(cmd=command, output="screen", additional_env=launched(), **more))
 
 

@@ -94,7 +94,8 @@ def examine(
         package = f"ros-{distribution.name}-{wanted.replace('_', '-')}"
         return Report(name, (), (Problem(f"{wanted} is not installed", f"sudo apt-get install {package}"),), True)
     if rmw != wanted:
-        mend = f"middleware:={name} for a launch file, source <(vla-ros middleware {name} --env) in a shell"
+        shell = f"vla-ros middleware {name} --write FOLDER && . FOLDER/{name}.sh"
+        mend = f"middleware:={name} for a launch file, {shell} in a shell"
         return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", mend),))
     checks = {
         "fastdds": _fast_dds,

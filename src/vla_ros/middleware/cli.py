@@ -1,8 +1,7 @@
 """Middleware profiles that keep large camera frames: print, write or check them.
 
-    vla-ros middleware fastdds --write ~/robot/middleware     files, and one to source
-    source <(vla-ros middleware fastdds --env)                the camera driver's shell
-    vla-ros middleware iceoryx --check                        is it in force here?
+    vla-ros middleware fastdds --write ~/middleware && . ~/middleware/fastdds.sh    the camera driver's shell
+    vla-ros middleware iceoryx --check                                              is it in force here?
 
 Without a size, the frames are those of the configuration (--config, -p camera.width:=1920).
 """
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interface", default="", help="network interface for Cyclone DDS; lo stays on this host")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", type=Path, metavar="FOLDER", help="write the files there, and one to source")
-    action.add_argument("--env", action="store_true", help="write them below ~/.ros and print what to source")
     action.add_argument("--check", action="store_true", help="say whether it is in force in this shell")
     add_config_arguments(parser)
 
@@ -45,8 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if report.active else 1
     if arguments.write is not None:
         print(f"source {write(profile, arguments.write)}")
-    elif arguments.env:
-        print(write(profile, default_folder(profile)).read_text(encoding="utf-8"), end="")
     else:
         folder = default_folder(profile)
         for name, text in (*profile.files.items(), (f"{profile.name}.sh", profile.shell(folder))):

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from vla_ros.graph.launcher import end_with_launcher
+from vla_ros.interpreter import use_environment
 
 if TYPE_CHECKING:
     from vla_ros.node.lifecycle_node import VlaPolicyNode
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 after a signal, 1 where parameters are wrong or an autostarted node could not start.
     """
+    use_environment("vla_ros.node.lifecycle_main")
     signals = Signals()
     end_with_launcher()
     try:

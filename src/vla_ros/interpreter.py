@@ -1,0 +1,32 @@
+"""The Python that has what this package needs, where the one that runs it has not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
+
+
+def use_environment(module: str) -> None:
+    """Run ``module`` with the Python of the active virtual environment where this one lacks a library.
+
+    `colcon` may belong to another Python than the libraries (Ubuntu's does), and with ``--symlink-install`` the
+    programs that it installs are run by that one.
+
+    Raises:
+        SystemExit: Libraries are missing and no virtual environment is active; the text says which.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    active = os.environ.get("VIRTUAL_ENV", "")
+    python = Path(active) / "bin" / "python"
+    if active and Path(sys.prefix) != Path(active) and python.exists():
+        os.execv(python, [str(python), "-m", module, *sys.argv[1:]])
+    sys.exit(
+        f"vla_ros: {sys.executable} has no {', '.join(missing)}; activate the virtual environment that has them "
+        "(such as: . ~/vla/bin/activate)"
+    )

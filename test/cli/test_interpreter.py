@@ -1,0 +1,40 @@
+"""Programs that colcon installed for a bare Python find the environment, or say what to activate."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python that has nothing."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    return str(folder / "bin" / "python")
+
+
+def run(python: str, environment: str, module: str = "vla_ros.cli") -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "VIRTUAL_ENV": environment}
+    words = [python, "-m", module, "--version"]
+    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("module", ["vla_ros.cli", "vla_ros.node.lifecycle_main"])
+def test_without_an_environment_one_line_says_what_to_do(bare: str, module: str) -> None:
+    answer = run(bare, "", module)
+    assert answer.returncode == 1
+    assert answer.stderr.count("\n") == 1
+    assert "activate the virtual environment that has them" in answer.stderr
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="this Python is of no virtual environment")
+def test_the_active_environment_is_used(bare: str) -> None:
+    assert run(bare, sys.prefix).stdout.startswith("vla_ros ")
