@@ -13,6 +13,7 @@ import time
 import pytest
 
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.wiring import Wiring
 
 IMAGE = "sensor_msgs/msg/Image"
 JOINTS = "sensor_msgs/msg/JointState"
@@ -294,3 +295,38 @@ def test_remaps_of_topic_node_and_namespace(open_here, start_peer, spin_until):
     peer.ask("publisher", topic="/instruction", type_name=STRING, qos="instruction")
     peer.ask("publish", topic="/instruction", cdr=encoded(text_cdr("push")))
     spin_until(graph, lambda: got)
+
+
+def test_a_publishers_gid_is_the_one_that_discovery_knows(graph, peer, spin_until):
+    node = graph.create_node("vla_policy")
+    peer.ask("publisher", topic="/command", type_name=JOINTS, qos="state_publisher")
+    spin_until(graph, lambda: node.count_publishers("/command") == 1)
+    publisher, gid = Wiring(graph, node).publisher_and_gid(JOINTS, "command", "command")
+    assert publisher.topic_name == "/command"
+    found = {
+        endpoint.node_name: bytes(endpoint.endpoint_gid)
+        for endpoint in node.get_publishers_info_by_topic("/command")
+    }
+    assert found["vla_policy"] == gid != found["peer"]
+
+
+def test_publishers_of_one_topic_are_told_apart_by_their_messages(graph, peer, spin_until, golden):
+    node, other = graph.create_node("listener"), graph.create_node("leftover")
+    heard = []
+    wiring = Wiring(graph, node)
+    wiring.subscribe_from(
+        JOINTS, "/joint_states", lambda message, publisher: heard.append((message, publisher)), "state"
+    )
+    peer.ask("publisher", topic="/joint_states", type_name=JOINTS, qos="state_publisher")
+    peer.ask("stream", topic="/joint_states", cdr=encoded(golden[JOINTS]["cdr"]), period=0.05)
+    publisher = other.create_publisher(graph.message(JOINTS), "/joint_states", graph.qos("state_publisher"))
+
+    def both():
+        publisher.publish(graph.message(JOINTS)(name=["elsewhere"], position=[0.0]))
+        return len({gid for _, gid in heard}) > 1
+
+    spin_until(graph, both)
+    by_name = {message.name[0]: gid for message, gid in heard}
+    assert len(set(by_name.values())) == len(by_name) == 2
+    assert all(by_name[message.name[0]] == gid for message, gid in heard)
+    wiring.close()

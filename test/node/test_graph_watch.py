@@ -13,6 +13,7 @@ import pytest
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
+from vla_ros.graph.wiring import Wiring
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.namesake import PATIENCE, NameClaim, namesakes, wait_until_alone
 
@@ -39,7 +40,7 @@ def test_a_service_of_two_servers_is_named_and_of_one_is_not(graphs: tuple[Any, 
     ours, theirs = graphs
     node, other = ours.create_node("vla_policy"), theirs.create_node("supervisor")
     node.create_service(ours.service(SERVICE), "~/enable", lambda request, response: response)
-    watch = GraphWatch(ours, node, (), ())
+    watch = GraphWatch(node, {}, ())
     until(lambda: ("supervisor", "/") in node.get_node_names_and_namespaces())
     assert watch.servers("~/enable") == ""
     mine = ("/vla_policy/enable", ["std_srvs/srv/SetBool"])
@@ -53,7 +54,7 @@ def test_a_service_of_two_servers_is_named_and_of_one_is_not(graphs: tuple[Any, 
 
 def test_a_namesake_counts_as_a_server_and_is_found(graphs: tuple[Any, Any]) -> None:
     ours, theirs = graphs
-    node, watch = (made := ours.create_node("vla_policy", "/left")), GraphWatch(ours, made, (), ())
+    node, watch = (made := ours.create_node("vla_policy", "/left")), GraphWatch(made, {}, ())
     theirs.create_node("vla_policy", "/right")
     until(lambda: len(node.get_node_names_and_namespaces()) == 2)
     watch.look()
@@ -70,8 +71,9 @@ def test_a_publisher_without_a_node_counts_from_the_second_look_and_for_arming_a
 ) -> None:
     ours = graphs[0]
     node = ours.create_node("vla_policy")
-    publisher = node.create_publisher(ours.message(JOINTS), "/command", ours.qos("command"))
-    watch = GraphWatch(ours, node, (publisher,), ())
+    publisher, gid = Wiring(ours, node).publisher_and_gid(JOINTS, "/command", "command")
+    assert gid == publisher.guid
+    watch = GraphWatch(node, {"/command": gid}, ())
     watch.look(at_once=True)
     assert watch.found == {}
     bare = SimpleNamespace(
@@ -84,7 +86,7 @@ def test_a_publisher_without_a_node_counts_from_the_second_look_and_for_arming_a
     watch.look()
     expected = f"an unknown node (gid {'.'.join(['07'] * 16)}) publishes on /command, too"
     assert watch.found == {Reason.COMMAND_CONTESTED: expected}
-    another = GraphWatch(ours, node, (publisher,), ())
+    another = GraphWatch(node, {"/command": gid}, ())
     another.look(at_once=True)
     assert another.found == {Reason.COMMAND_CONTESTED: expected}
 

@@ -189,9 +189,6 @@ class Vocabulary(Protocol):
         or ``default``; :mod:`vla_ros.graph.qos` describes each.
         """
 
-    def publisher_gid(self, publisher: Publisher) -> bytes:
-        """The ``endpoint_gid`` by which discovery knows a publisher of this process."""
-
     def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
         """A timer of ``node`` on the steady clock: a watchdog must not stop with simulated time."""
 

@@ -27,7 +27,6 @@ from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.interrupts import Interrupts
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_frames import subscribe_raw
-from vla_ros.graph.rclpy_gids import publisher_gid
 
 _SEVERITIES = {
     "debug": LoggingSeverity.DEBUG,
@@ -62,10 +61,6 @@ class RclpyVocabulary:
             history=HistoryPolicy[found.history.name],
             depth=found.depth,
         )
-
-    def publisher_gid(self, publisher: Any) -> bytes:
-        """The id by which discovery knows it."""
-        return publisher_gid(publisher)
 
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
         """A timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""

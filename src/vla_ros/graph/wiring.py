@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, Vocabulary
+
+_DISCOVERED = 2.0  # s; in fact it is known at once
 
 
 class Wiring:
@@ -27,6 +31,27 @@ class Wiring:
         publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_publisher, publisher))
         return publisher
+
+    def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
+        """A publisher, and the ``endpoint_gid`` by which discovery knows it.
+
+        rclpy does not say it (and rmw_cyclonedds' own answer is another number), so it is the one that has come. A
+        node of the same name on another host that made one in the same instant would be mistaken for it.
+
+        Raises:
+            VlaRosError: Discovery does not tell of it.
+        """
+        node = self.node
+        name, own = node.resolve_topic_name(topic), (node.get_name(), node.get_namespace())
+        before = {bytes(endpoint.endpoint_gid) for endpoint in node.get_publishers_info_by_topic(name)}
+        publisher, deadline = self.publisher(type_name, topic, qos), time.monotonic() + _DISCOVERED
+        while time.monotonic() < deadline:
+            for endpoint in node.get_publishers_info_by_topic(name):
+                gid = bytes(endpoint.endpoint_gid)
+                if gid not in before and (endpoint.node_name, endpoint.node_namespace) == own:
+                    return publisher, gid
+            time.sleep(0.01)
+        raise VlaRosError(f"discovery does not tell of this node's own publisher of {name}; does the RMW work?")
 
     def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
         """Call ``callback`` with each message."""

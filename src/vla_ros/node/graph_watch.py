@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from vla_ros.control.contest import gid_of, named, others, rivals
 from vla_ros.control.reasons import Reason
 from vla_ros.control.sources import Contest
-from vla_ros.graph.node import Node, Vocabulary
+from vla_ros.graph.node import Node
 from vla_ros.node.namesake import namesakes
 
 PERIOD = 0.1
@@ -20,24 +19,22 @@ class GraphWatch:
     """Asks discovery who else is there. All calls from the thread that spins; :attr:`found` from any.
 
     Args:
-        graph: Knows a publisher's id.
         node: Whose graph it is.
-        commands: This node's publishers of commands.
+        commands: Topics of commands (resolved) to the id of this node's publisher.
         allowed: ``topics.command_shared_with``.
         contests: Two sources of one thing at present: why it holds, on which topic, and who.
     """
 
     def __init__(
         self,
-        graph: Vocabulary,
         node: Node,
-        commands: Sequence[Any],
+        commands: Mapping[str, bytes],
         allowed: Sequence[str],
         contests: Callable[[], Iterable[tuple[Reason, str, Contest]]] = tuple,
     ) -> None:
         self._node = node
         self._contests = contests
-        self._own = {publisher.topic_name: gid_of(graph.publisher_gid(publisher)) for publisher in commands}
+        self._own = {topic: gid_of(gid) for topic, gid in commands.items()}
         self._allowed = frozenset(allowed)
         self._unnamed: frozenset[bytes] = frozenset()
         self.found: Mapping[Reason, str] = MappingProxyType({})

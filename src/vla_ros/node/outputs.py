@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -29,23 +28,24 @@ class Outputs:
         context: What the node's parts share; ``control.output``, ``gripper.output``, ``topics`` and
             ``timeouts.twist`` are read.
         wiring: Where publishers are made and undone.
+
+    Attributes:
+        gids: Topic (resolved) to the id by which discovery knows the publisher.
     """
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context
         self._make = wiring.graph.message
         config, topics = context.options.current, context.options.current.topics
-        self._arm = wiring.publisher(message_type(config.control.output), topics.command, "command")
+        self._arm, gid = wiring.publisher_and_gid(message_type(config.control.output), topics.command, "command")
         self._publishers = {topics.command: self._arm}
+        self.gids = {self._arm.topic_name: gid}
         if topics.gripper:
-            gripper = wiring.publisher(message_type(config.gripper.output), topics.gripper, "command")
+            kind = message_type(config.gripper.output)
+            gripper, gid = wiring.publisher_and_gid(kind, topics.gripper, "command")
             self._publishers[topics.gripper] = gripper
+            self.gids[gripper.topic_name] = gid
         self._twist: tuple[Command, float] | None = None  # what stands, and until when (steady clock, s)
-
-    @property
-    def publishers(self) -> tuple[Any, ...]:
-        """Those of commands, one per topic."""
-        return tuple(self._publishers.values())
 
     @property
     def subscribers(self) -> tuple[str, int]:

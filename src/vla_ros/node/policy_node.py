@@ -239,8 +239,7 @@ class PolicyNode:
         self._states = states = StateReceiver(self._context, stepper.controller)
         receiver = FrameReceiver(self._context, self._mailboxes)
         self._cameras = receiver.sources
-        commands, allowed = self._outputs.publishers, topics.command_shared_with
-        self._watch = GraphWatch(self._graph, self._node, commands, allowed, self._contests)
+        self._watch = GraphWatch(self._node, self._outputs.gids, topics.command_shared_with, self._contests)
         wiring.subscribe_from(joints, topics.joint_states, states.joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")

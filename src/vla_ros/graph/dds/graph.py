@@ -82,10 +82,6 @@ class DdsGraph:
         """Profile by name."""
         return profile(name)
 
-    def publisher_gid(self, publisher: Any) -> bytes:
-        """The id by which discovery knows it."""
-        return bytes(publisher.guid)
-
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
         """A timer; all of this participant's are steady."""
         return node.create_timer(period, callback)
