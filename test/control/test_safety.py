@@ -137,7 +137,7 @@ def test_a_reset_without_a_stop_changes_nothing() -> None:
     assert safety.may_move
     safety.hold(Reason.CAMERA_STALE)
     assert not safety.reset()
-    assert safety.state is State.HOLDING, "a reset does not mend a camera"
+    assert safety.state is State.HOLDING, "a reset does not repair a camera"
 
 
 @pytest.mark.parametrize("reason", [Reason.CAMERA_STALE, Reason.IMAGE_INVALID])
@@ -186,7 +186,7 @@ def test_it_says_what_it_is_and_what_to_do() -> None:
     safety.clear(Reason.NO_INSTRUCTION)
     assert safety.explain() == "armed"
     safety.stop(Reason.OPERATOR_STOP, "button")
-    assert safety.explain() == "stopped by operator_stop (button); mend it, reset, then arm"
+    assert safety.explain() == "stopped by operator_stop (button); fix the cause, reset, then arm"
 
 
 def test_listeners_hear_every_change_in_order_and_may_call_back() -> None:

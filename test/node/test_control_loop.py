@@ -185,7 +185,7 @@ def test_the_loop_waits_for_a_frame_that_is_about_to_come() -> None:
 
 def test_a_chunk_is_executed_a_period_apart_without_further_inference() -> None:
     live = LiveLoop(TimedPolicy(horizon=4), every(0.05, 20))
-    live.policy.during = lambda: live.clock.advance(0.04)
+    live.policy.during = lambda: live.clock.sleep(0.04)
     live.run(0.45)
     times = [at for at, _ in live.sent[:5]]
     assert np.diff(times[:4]) == pytest.approx([0.1] * 3)
@@ -218,7 +218,7 @@ def test_a_hold_forgets_the_plan() -> None:
         (lambda live: live.context.safety.disarm(), "shown"),
         (lambda live: live.context.safety.stop(Reason.OPERATOR_STOP), "shown"),
         (lambda live: live.context.safety.hold(Reason.NO_INSTRUCTION), "shown"),
-        (lambda live: live.clock.advance(1.1), "inference_late"),
+        (lambda live: live.clock.sleep(1.1), "inference_late"),
         (lambda live: live.loop.stop(), "shown"),
     ],
 )
@@ -236,7 +236,7 @@ def test_what_happens_during_an_inference_keeps_its_answer_from_being_sent(
 
 def test_the_loop_recovers_from_a_late_inference() -> None:
     live = LiveLoop(events=every(0.1, 40))
-    live.policy.during = lambda: live.clock.advance(1.1 if len(live.policy.asked) == 1 else 0.0)
+    live.policy.during = lambda: live.clock.sleep(1.1 if len(live.policy.asked) == 1 else 0.0)
     live.run(1.3)
     assert live.results[0] == "replaced"
     assert "inference_late" in live.results
@@ -267,7 +267,7 @@ def test_a_fault_on_one_frame_holds_or_drops_and_the_next_good_frame_moves(fault
     assert live.context.safety.counters[reason] == 1
     live.policy.during, live.policy.last = lambda: None, 0.0
     live.context.inputs.set_instruction("go on")
-    live.clock.advance(0.2)
+    live.clock.sleep(0.2)
     live.camera()
     live.run(0.2)
     assert live.results == [reason, "command"]
@@ -278,10 +278,10 @@ def test_a_command_on_a_frame_that_became_too_old_is_not_sent() -> None:
     """As after a suspension of the process: the frame was fresh when it came."""
     live = LiveLoop(timeouts__inference=60.0, timeouts__joint_state=60.0, timeouts__camera=60.0)
     live.camera()
-    live.policy.during = lambda: live.clock.advance(62.0)
+    live.policy.during = lambda: live.clock.sleep(62.0)
     live.options.current = build({"timeouts.frame_age": 1.0}, live.options.current)
     live.policy.during = lambda: None
-    live.clock.advance(61.5)
+    live.clock.sleep(61.5)
     live.joints()
     live.loop.run_once()
     assert (live.results, live.sent) == (["frame_old"], [])
@@ -295,7 +295,7 @@ def test_the_watchdog_is_asked_again_after_a_suspension_before_sending() -> None
     motion = live.context.safety.motion
 
     def late() -> Any:
-        live.clock.advance(0.3 if len(asked) == 1 else 0.0)
+        live.clock.sleep(0.3 if len(asked) == 1 else 0.0)
         return motion()
 
     live.context.safety.motion = late  # type: ignore[method-assign]
@@ -333,19 +333,19 @@ def test_of_two_cameras_the_frames_of_a_step_share_its_outcome() -> None:
     live.camera(0)
     live.loop.run_once()
     assert live.results == ["input_missing"]
-    live.clock.advance(0.2)
+    live.clock.sleep(0.2)
     first = live.camera(1)
     live.camera(0, data=encode_image(np.zeros((8, 8, 2), np.uint8), live.clock.ros(), "camera", "16UC1"))
     live.loop.run_once()
     assert live.results[1:] == ["image_invalid"], "the wrist's frame is still good"
-    live.clock.advance(0.2)
+    live.clock.sleep(0.2)
     stamp = live.camera(0)
     live.loop.run_once()
     assert [(each.camera, each.stamp, each.outcome) for each in live.outcomes[2:]] == [
         ("/front", stamp, "command"),
         ("/wrist", first, "command"),
     ]
-    live.clock.advance(0.2)
+    live.clock.sleep(0.2)
     live.camera(1)
     live.camera(1, age=-0.001)
     assert live.results[-1] == "replaced"
@@ -362,9 +362,9 @@ def test_every_received_frame_has_exactly_one_outcome(
     live = LiveLoop(timeouts__inference=0.3)
     last = 0
     for kind, pause, runs, slow in script:
-        live.clock.advance(pause)
+        live.clock.sleep(pause)
         now = live.clock.ros()
-        live.policy.during = lambda slow=slow: live.clock.advance(0.31 if slow else 0.02)  # type: ignore[misc]
+        live.policy.during = lambda slow=slow: live.clock.sleep(0.31 if slow else 0.02)  # type: ignore[misc]
         image = np.zeros((8, 8, 3), np.uint8)
         stamps = {"old": now - 10**11, "ahead": now + 10**11, "repeated": last or now, "unstamped": 0}
         stamp = stamps.get(kind, now)

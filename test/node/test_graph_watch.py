@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
@@ -114,14 +115,15 @@ class Graph:
 def test_a_node_waits_for_its_namesake_to_leave_and_then_refuses() -> None:
     said: list[str] = []
     logger = SimpleNamespace(warning=said.append)
-    wait_until_alone(Graph([0]), logger, lambda fraction, text: None)
+    clock = SimulatedClock()
+    wait_until_alone(Graph([0]), logger, lambda fraction, text: None, clock)
     assert said == []
-    wait_until_alone(Graph([1, 1, 1, 0]), logger, lambda fraction, text: None)
+    wait_until_alone(Graph([1, 1, 1, 0]), logger, lambda fraction, text: None, clock)
     assert len(said) == 1
     assert "another node is called /vla_policy" in said[0]
-    times = iter((0.0, PATIENCE / 2, PATIENCE + 0.1))
     with pytest.raises(ConfigError, match="another node on the graph is called /vla_policy"):
-        wait_until_alone(Graph([1]), logger, lambda fraction, text: None, lambda: next(times))
+        wait_until_alone(Graph([1]), logger, lambda fraction, text: None, clock)
+    assert clock.steady() > PATIENCE
 
 
 def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed() -> None:

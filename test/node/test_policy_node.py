@@ -238,7 +238,7 @@ def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[...
     robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
     held = len(robot.commands)
     node.signal(signal.SIGUSR1)
-    robot.until(lambda: "mend it, reset, then arm" in node.log.read_text(), robot.send_frame)
+    robot.until(lambda: "fix the cause, reset, then arm" in node.log.read_text(), robot.send_frame)
     assert len(robot.commands) == held
     node.signal(signal.SIGHUP)
     robot.until(lambda: "no longer stopped" in node.log.read_text(), robot.send_frame)

@@ -62,6 +62,10 @@ class Clock:
         """
         return changed.wait_for(ready, timeout)
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
     @contextmanager
     def work(self) -> Iterator[None]:
         """Marks work that takes time: a simulated clock advances by what it took, the real one did so anyway."""
@@ -69,7 +73,7 @@ class Clock:
 
 
 class SimulatedClock(Clock):
-    """Time that passes only in :meth:`wait_for`, :meth:`work` and :meth:`advance`. Used from one thread.
+    """Time that passes only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
 
     Args:
         ros: Nanoseconds of the ROS clock to begin at; the steady clock begins at 0.
@@ -99,7 +103,7 @@ class SimulatedClock(Clock):
         """True when no event is left."""
         return self._next is None
 
-    def advance(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Let time pass; events on the way happen at their times."""
         # Rounded up: whoever waits for a rest of less than a nanosecond must get beyond it.
         self._advance(self._now + math.ceil(seconds * 1e9), lambda: False)
@@ -116,7 +120,7 @@ class SimulatedClock(Clock):
         try:
             yield
         finally:
-            self.advance((time.perf_counter() - began) * self._speed)
+            self.sleep((time.perf_counter() - began) * self._speed)
 
     def _advance(self, until: int, ready: Callable[[], bool]) -> None:
         while not ready():

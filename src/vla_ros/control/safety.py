@@ -172,7 +172,7 @@ class Safety:
         self._deliver()
 
     def hold(self, reason: Reason, detail: str = "") -> None:
-        """``reason`` is so: the arm holds until :meth:`clear`. Told again, only the detail changes.
+        """Hold for ``reason`` until :meth:`clear`. Called again, only the detail changes.
 
         Raises:
             ValueError: The reason's level is not hold.
@@ -183,7 +183,7 @@ class Safety:
         self._deliver()
 
     def clear(self, reason: Reason) -> None:
-        """``reason`` to hold is no more; where it was the last one, an armed arm moves again."""
+        """Clear a hold reason. Clearing the last one lets an armed arm move again."""
         with self._lock:
             self._clear(reason)
         self._deliver()
@@ -249,7 +249,7 @@ class Safety:
         """The state in one line, and what to do about it."""
         with self._lock:
             if self._stop is not None:
-                return f"stopped by {_say(self._stop, self._stop_detail)}; mend it, reset, then arm"
+                return f"stopped by {_say(self._stop, self._stop_detail)}; fix the cause, reset, then arm"
             reasons = "; ".join(_say(reason, detail) for reason, detail in {**self._blocked, **self._holds}.items())
             if self._state is State.DISARMED:
                 return f"disarmed{'; waiting for: ' + reasons if reasons else ''}"

@@ -1,11 +1,11 @@
-"""Which step of which chunk comes next, and how one chunk goes over into another.
+"""Decides which step of which chunk comes next, and blends successive chunks.
 
-Steps count as consumed when they were executed, not by wall clock: an arm that held for a second does not skip
-a second of the plan. A chunk's first action belongs to the moment of its observation; what was executed while
-the policy was thinking is skipped (:meth:`ChunkSchedule.observed`).
+A step is consumed when it was executed, not by wall clock: an arm that held for a second does not skip a second of
+the plan. A chunk's first action belongs to the time of its observation; steps executed during the inference are
+skipped (:meth:`ChunkSchedule.observed`).
 
-Blending: ``none`` takes the newest chunk as it is. ``linear`` goes over from the old chunk's remaining steps (or
-from the last executed action) to the new chunk's within ``blend_steps``. ``ensemble`` is ACT's temporal
+Blending: ``none`` takes the newest chunk as it is. ``linear`` interpolates from the old chunk's remaining steps (or
+from the last executed action) to the new chunk's over ``blend_steps``. ``ensemble`` is ACT's temporal
 ensembling: the mean of every chunk's prediction for this step, weighted exp(-m i) with i = 0 for the oldest
 (Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware", 2023).
 """
@@ -52,7 +52,7 @@ class _Placed:
 
 
 class ChunkSchedule:
-    """Hands out the steps of chunks one by one.
+    """Yields the steps of chunks one by one.
 
     Args:
         horizon: Actions of one chunk (``ActionSpec.horizon``).
@@ -83,7 +83,7 @@ class ChunkSchedule:
 
     @classmethod
     def from_config(cls, config: ControlConfig, spec: ActionSpec, binary_gripper: bool = True) -> ChunkSchedule:
-        """As the options say."""
+        """The schedule that the options and the policy describe."""
         return cls(
             spec.horizon,
             _steps(config),
@@ -125,15 +125,15 @@ class ChunkSchedule:
     def observed(self, stamp: int) -> None:
         """Remember that the observation with this stamp was taken now, before the steps that follow.
 
-        Needed only where steps are executed while the policy thinks: the chunk that answers it then begins
-        with its action for the present step.
+        Matters where steps are executed during the inference: the resulting chunk then begins with its action for
+        the present step.
         """
         self._observations[stamp] = self._executed
         while len(self._observations) > _REMEMBERED_OBSERVATIONS:
             del self._observations[next(iter(self._observations))]
 
     def load(self, chunk: ActionChunk) -> None:
-        """Go over to ``chunk``; older chunks only serve for blending.
+        """Switch to ``chunk``; older chunks only serve for blending.
 
         Raises:
             ValueError: Its actions are not [K, D] with 1 <= K.

@@ -55,16 +55,16 @@ class _Camera:
 
 
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
-    """A number that differs for different pictures, from bytes spread evenly over the message's data.
+    """A checksum that differs for different images, from bytes spread evenly over the message's data.
 
-    A camera's noise changes nearly every pixel, so some thousands tell whether a picture is a new one (30 us).
-    The stride is a multiple of neither 2 nor 3, so that all colour channels are looked at.
+    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new (30 us).
+    The stride is a multiple of neither 2 nor 3, so that all colour channels are sampled.
 
     Args:
         data: Pixels, or a whole serialised message.
-        samples: About how many bytes are looked at.
+        samples: About how many bytes are sampled.
         skip: Bytes at the beginning to leave out: 12 for a serialised message with a header, whose stamp differs
-            though the picture does not.
+            though the image does not.
     """
     flat = np.frombuffer(data, dtype=np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1)
     flat = flat[skip:]
@@ -122,7 +122,7 @@ class Watchdog:
             camera: Which one.
             stamp: Its header's stamp, nanoseconds of the ROS clock; 0 where the driver gives none.
             now: When it came.
-            digest: :func:`digest` of its pixels, where frozen pictures are watched for.
+            digest: :func:`digest` of its pixels, where frozen images are watched for.
 
         Returns:
             None where it may be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``,
@@ -280,7 +280,7 @@ class Watchdog:
     def _check_clock(self, now: Now) -> None:
         """Find a jump of the ROS clock; until everything was seen anew, nothing from before it counts."""
         last = self._last
-        if last is not None and now.steady < last.steady:  # another thread looked at its watch earlier
+        if last is not None and now.steady < last.steady:  # another thread read the clock earlier
             return
         self._last = now
         if last is not None and last.ros and now.ros:

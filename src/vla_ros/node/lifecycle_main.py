@@ -47,7 +47,7 @@ class Signals:
         return bool(self.name)
 
     def ignore(self) -> None:
-        """Let nothing break into the last words: `ros2 launch` and a terminal both signal."""
+        """Ignore further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -7,7 +7,6 @@ configures and activates itself; arming stays explicit either way.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,8 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.rclpy_backend import RclpyVocabulary
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.ros_parameters import changed, declare
-
-NODE_NAME = "vla_policy"
+from vla_ros.node.run import NODE_NAME, log_progress
+from vla_ros.policies.base import Progress
 
 SUCCESS = TransitionCallbackReturn.SUCCESS
 ERROR = TransitionCallbackReturn.ERROR
@@ -77,7 +76,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
             node.configure(self._progress())
         except VlaRosError as error:
             return self._failed("configure", error)
-        except Exception as error:  # a third party's policy; without its reason nobody can mend it
+        except Exception as error:  # a third party's policy may raise anything
             return self._failed("configure", error)
         self._policy_node = node
         return SUCCESS
@@ -107,7 +106,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Undo what was begun, so that the node can be configured again after the reason was mended."""
+        """Undo what was begun, so that the node can be configured again once the cause is fixed."""
         self.leave()
         self.get_logger().error(f"error state left for unconfigured; the reason was: {self.failure}")
         return SUCCESS
@@ -134,16 +133,13 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         if self.trigger_configure() != SUCCESS or self.trigger_activate() != SUCCESS:
             self.exit_status = 1
 
-    def _progress(self) -> Any:
-        said = -1.0
+    def _progress(self) -> Progress:
+        log = log_progress(self.get_logger())
 
         def progress(fraction: float, message: str) -> None:
-            nonlocal said
             if self.interrupted():
                 raise KeyboardInterrupt
-            if fraction >= 1.0 or time.monotonic() - said >= 2.0:
-                said = time.monotonic()
-                self.get_logger().info(f"loading {100 * fraction:.0f} %: {message}")
+            log(fraction, message)
 
         return progress
 

@@ -12,9 +12,9 @@ import hashlib
 import os
 import socket
 import struct
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from vla_ros.control.clock import Clock
 from vla_ros.errors import ConfigError
 from vla_ros.graph.node import Logger, Node
 from vla_ros.policies.base import Progress
@@ -76,27 +76,25 @@ def _holder(address: str) -> str:
     return f"process {_CREDENTIALS.unpack(said)[0]}"
 
 
-def wait_until_alone(
-    node: Node, logger: Logger, progress: Progress, clock: Callable[[], float] = time.monotonic
-) -> None:
+def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
     """Wait for at most :data:`PATIENCE` until no other node of this name is on the graph.
 
     Args:
         node: The one that waits.
         logger: Says so, once.
         progress: Asked again and again; may raise to end it.
-        clock: Seconds.
+        clock: How to wait.
 
     Raises:
         ConfigError: One stayed.
     """
-    deadline, name = clock() + PATIENCE, node.get_fully_qualified_name()
+    deadline, name = clock.steady() + PATIENCE, node.get_fully_qualified_name()
     if namesakes(node):
         logger.warning(
             f"another node is called {name}: both would answer ~/enable; waiting {PATIENCE:g} s for it to leave"
         )
     while namesakes(node):
-        if clock() > deadline:
+        if clock.steady() > deadline:
             raise ConfigError(f"another node on the graph is called {name}: {_CURE}")
         progress(0.99, f"waiting for the other {name} to leave")
-        time.sleep(_PERIOD)
+        clock.sleep(_PERIOD)

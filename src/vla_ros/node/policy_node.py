@@ -93,7 +93,7 @@ class PolicyNode:
         try:
             self._wiring.undo(NameClaim(self._node.get_fully_qualified_name()).close)
             stepper.load(progress)
-            wait_until_alone(self._node, self._logger, progress)
+            wait_until_alone(self._node, self._logger, progress, self._clock)
             self._stepper = stepper
             self._mailboxes = [Mailbox[Frame](self._clock) for _ in self.config.camera.topics]
             self._join(stepper)
@@ -107,7 +107,7 @@ class PolicyNode:
             self._logger.warning(unused)
 
     def activate(self) -> None:
-        """Begin to answer frames. The arm moves where ``control.armed`` says so, else after ``~/enable``."""
+        """Begin to infer on frames. The arm moves with ``control.armed``, else after ``~/enable``."""
         assert self._stepper is not None, "configure() comes first"
         self._loop = ControlLoop(
             self._context, self._stepper, self._mailboxes, self._outputs.prepare, self._supervise
@@ -121,10 +121,10 @@ class PolicyNode:
             self._logger.info("disarmed: actions are shown, nothing is commanded; call ~/enable to move")
 
     def deactivate(self) -> bool:
-        """Hold and answer no more frames; everything stays loaded.
+        """Hold and infer on no more frames; everything stays loaded.
 
         Returns:
-            False where the policy did not end within its time (it is left behind and its answer is not sent).
+            False where an inference did not end in time; it is left behind, and its command is not sent.
         """
         self.safety.disarm()
         loop, self._loop = self._loop, None
@@ -142,13 +142,13 @@ class PolicyNode:
         if stepper is not None:
             stepper.close()
 
-    # What a person says
+    # What a person decides
 
     def enable(self, armed: bool) -> tuple[bool, str]:
         """Arm or disarm.
 
         Returns:
-            Whether it is so now, and a sentence.
+            Whether that is the state now, and a sentence.
         """
         if not armed:
             self.safety.disarm()
@@ -166,7 +166,7 @@ class PolicyNode:
         return True, self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
-        """End a stop and forget what was planned; the node is disarmed then.
+        """End a stop and forget the plan; leaves the node disarmed.
 
         Returns:
             True, and a sentence.
@@ -202,7 +202,7 @@ class PolicyNode:
         return True, ""
 
     def reconfigure(self, config: Config) -> None:
-        """Take options that may change while running, all at once (see ``Option.live``)."""
+        """Put changed options in force, all at once; only those that may change while running (``Option.live``)."""
         changed = config.policy.instruction != self.config.policy.instruction
         self._options.current = config
         if changed:
@@ -303,7 +303,7 @@ class PolicyNode:
     # What goes out
 
     def _on_event(self, event: Event) -> None:
-        """When motion ends, tell the arm to hold where it was measured last; then say each change of state."""
+        """Send a hold when motion ends, and log each change of state."""
         if event.before is State.ARMED and event.after is not State.ARMED:
             self._hold()
         if event.after is not event.before:
@@ -331,7 +331,7 @@ class PolicyNode:
                 send()
 
     def _supervise(self) -> None:
-        """Ask the watchdog, and end a twist that stands too long; fifty times a second, and before each command."""
+        """Apply what the watchdog finds, and end expired twists: fifty times a second and before each command."""
         now = self._clock.now()
         topic, subscribers = self._outputs.subscribers
         self._watchdog.driver(subscribers, now, topic)
@@ -339,7 +339,7 @@ class PolicyNode:
         self._outputs.expire()
 
     def _summary(self) -> str:
-        """One line: what listens to what."""
+        """One line for the log: policy, inputs and outputs."""
         assert self._stepper is not None
         spec, config = self._stepper.spec, self.config
         gripper = f" and {config.topics.gripper} ({config.gripper.output})" if config.topics.gripper else ""

@@ -1,8 +1,8 @@
 """Run a policy as a node on the ROS 2 graph: camera frames in, joint commands out.
 
 With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it.
-Signals do what the services do where no ROS is at hand: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. Where it was
-started from a terminal SIGHUP ends it: the terminal has gone, and with it the person who watched.
+Signals replace the services where there is no ROS: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. Started from a
+terminal, SIGHUP ends it: the terminal was closed, and nobody watches any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -20,6 +19,7 @@ from types import FrameType
 from vla_ros.config import Config, load
 from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
+from vla_ros.control.clock import Clock
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, join, answer until told to end."""
+    """Run the node until it is told to end."""
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
@@ -76,10 +76,10 @@ def serve(
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal ended
         twice, ended = ended, True
-        if twice != loading:  # somebody is in a hurry, or there is nothing yet to end in order
+        if twice != loading:  # a second signal, or nothing yet to shut down in order
             raise KeyboardInterrupt
 
-    # Handlers only leave a mark: what they mean is done on the thread that spins.
+    # Handlers only note the request; it is carried out on the thread that spins.
     asked: list[str] = []
     requests: dict[int, str] = {signal.SIGUSR1: "arm", signal.SIGUSR2: "disarm", signal.SIGHUP: "reset"}
     if sys.stdin is not None and sys.stdin.isatty():
@@ -102,13 +102,13 @@ def serve(
             return ended
 
         try:
-            node.configure(_log_progress(logger), policy)
+            node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), policy)
             loading = False
-            asked.clear()  # who asked to arm before there was anything to arm must ask again
+            asked.clear()  # a request to arm from before there was anything to arm is void
             if not ended:
                 node.activate()
                 resets = ", -HUP resets" if signal.SIGHUP in requests else ""
-                logger.info(f"without ROS at hand: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
+                logger.info(f"without ROS: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
             graph.spin(until, 0.05)
         except KeyboardInterrupt:
             if not loading:
@@ -124,10 +124,10 @@ def serve(
 
 
 def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
-    """Do what signals that came together asked for; a sentence for each.
+    """Carry out the requests of signals that came together; returns a sentence for each.
 
-    They have no order: a process that had no time for a while hears of a later reset before an earlier request to
-    arm, and would arm though nobody armed after the reset. So whoever arms must do so alone.
+    Signals have no order: a process that was busy may see a later reset before an earlier request to arm, and would
+    arm although nobody armed after the reset. So a request to arm counts only when it comes alone.
 
     Args:
         requests: ``arm``, ``disarm`` and ``reset``.
@@ -156,23 +156,22 @@ def write_stats(node: PolicyNode, path: Path) -> None:
         raise VlaRosError(f"--stats {path}: cannot be written ({error.strerror})") from None
 
 
-def _log_progress(logger: Logger) -> Progress:
-    """Progress as log lines, once every two seconds; a bar where a person watches."""
-    if sys.stderr.isatty():
-        return loading_bar()
-    said = time.monotonic()
+def log_progress(logger: Logger) -> Progress:
+    """Log progress once every two seconds."""
+    clock = Clock()
+    last = clock.steady()
 
     def progress(fraction: float, message: str) -> None:
-        nonlocal said
-        if fraction >= 1.0 or time.monotonic() - said >= 2.0:
-            said = time.monotonic()
+        nonlocal last
+        if fraction >= 1.0 or clock.steady() - last >= 2.0:
+            last = clock.steady()
             logger.info(f"loading {100 * fraction:.0f} %: {message}")
 
     return progress
 
 
 def loading_bar() -> Progress:
-    """A bar on standard error that shows how far a checkpoint is loaded, and goes when it is."""
+    """Show progress as a bar on standard error until loading has finished."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 

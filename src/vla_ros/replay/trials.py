@@ -46,7 +46,7 @@ class Change:
         name: What was changed, for people.
         advice: What to do if it is far better.
         camera: Fields of the section ``camera`` that are changed.
-        pixels: What is done to every picture besides.
+        pixels: Applied to every image as well, or None.
     """
 
     name: str

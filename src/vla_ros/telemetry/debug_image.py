@@ -1,4 +1,4 @@
-"""The annotated picture: what the policy saw, and where it wants to go."""
+"""The debug image: what the policy saw, and where its action goes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from vla_ros.types import ActionSpec, ControlMode, FloatArray, UInt8Array
 
-_LEAST_SIDE = 448  # px; smaller pictures are enlarged so that text can be read
+_LEAST_SIDE = 448  # px; smaller images are enlarged to keep text readable
 _WHITE, _BLACK, _ORANGE, _BLUE = (255, 255, 255), (0, 0, 0), (255, 140, 30), (80, 170, 255)
-_FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarter of the picture
+_FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarter of the image
 
 
 def annotate(
     image: UInt8Array, instruction: str, action: FloatArray, spec: ActionSpec, scale: float, state: str
 ) -> UInt8Array:
-    """Draw instruction, action and state on a copy of the policy's picture.
+    """Draw instruction, action and state on a copy of the policy's image.
 
     End-effector deltas are drawn as an arrow on a compass, for without the camera's calibration nobody knows where
-    they point in the picture: forward (+x of ``control.delta_frame``) is up and left (+y) is left, as one looks
+    they point in the image: forward (+x of ``control.delta_frame``) is up and left (+y) is left, as one looks
     along with the robot; the bar beside it is +z. A translation of 2 cm reaches the compass's edge.
 
     Args:
@@ -73,7 +73,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def _say(canvas: UInt8Array, where: Sequence[int], text: str) -> None:
-    """White on a black rim, readable on every picture. OpenCV's fonts know ASCII only."""
+    """White on a black rim, readable on every image. OpenCV's fonts know ASCII only."""
     import cv2
 
     plain = text.encode("ascii", "replace").decode()

@@ -66,9 +66,7 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
     """
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
     if outside:
-        message = (
-            f"{outside} tokens were no action tokens and were clipped: look at checkpoint, prompt and pictures"
-        )
+        message = f"{outside} tokens were no action tokens and were clipped: check checkpoint, prompt and images"
         return Part("policy", WARN, message, values)
     return Part("policy", OK, "answers" if info else "says nothing of its answers", values)
 

@@ -112,7 +112,7 @@ class Telemetry:
     def changed(self) -> None:
         """Publishes ``~/status`` when the state or its reasons change."""
         snapshot, status = self._inputs.snapshot, self._safety.status
-        words = {
+        content = {
             "stamp": int(self._node.get_clock().now().nanoseconds),
             "state": status.state.value,
             "stopped_by": status.stopped_by.value if status.stopped_by else "",
@@ -124,7 +124,7 @@ class Telemetry:
             "counters": dict(self._safety.counters),
             "frames": self._stats.frames(),
         }
-        self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(words)))
+        self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
         if (status.state, *status.blocks) != self._said:
             self._said = (status.state, *status.blocks)
             self._diagnose([self._state_part()])
