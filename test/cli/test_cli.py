@@ -50,16 +50,16 @@ def test_doctor_names_what_it_found() -> None:
     assert answer.returncode == 0
     rows = {row["name"]: row for row in json.loads(answer.stdout)}
     assert {"Python", "ROS 2", "torch", "GPU", "EGL", "memory", "socket buffer"} <= set(rows)
-    assert all(row["mend"] for row in rows.values() if row["level"] == "wrong")
+    assert all(row["fix"] for row in rows.values() if row["level"] == "wrong")
 
 
 def test_doctor_prints_commands_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    mend = "pip install 'vla_ros[dds]' " + "x" * 120
+    fix = "pip install 'vla_ros[dds]' " + "x" * 120
     monkeypatch.setattr(
-        doctor, "examine", lambda: iter([doctor.Finding("embedded DDS", "none", doctor.WRONG, mend)])
+        doctor, "examine", lambda: iter([doctor.Finding("embedded DDS", "none", doctor.WRONG, fix)])
     )
     assert main(["doctor"]) == 0
-    assert mend in capsys.readouterr().out
+    assert fix in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--help"], ["doctor"], ["config"]])

@@ -1,4 +1,4 @@
-"""Say what is installed, what is wrong and the command that mends it: one table.
+"""Say what is installed, what is wrong and the command that fixes it: one table.
 
 Looks and reads only; loads neither torch nor a model and opens no socket.
 """
@@ -29,12 +29,12 @@ FULL_HD = 1920 * 1080 * 3
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: what was looked at, what was found, ``ok``/``note``/``wrong``, and what mends it."""
+    """One row: what was looked at, what was found, ``ok``/``note``/``wrong``, and what fixes it."""
 
     name: str
     found: str
     level: str = OK
-    mend: str = ""
+    fix: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     style = {OK: "green", NOTE: "yellow", WRONG: "red"}
     table = Table(box=None, header_style="dim")
-    for title in ("", "what", "found", "to mend it"):
+    for title in ("", "what", "found", "to fix it"):
         table.add_column(title, overflow="fold")
     for finding in findings:
         # As plain text: rich would take the [dds] of a pip command for a style, and show nothing of it.
-        cells = (finding.name, finding.found, finding.mend)
+        cells = (finding.name, finding.found, finding.fix)
         table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
     return 0
@@ -127,8 +127,8 @@ def _rclpy(distro: str) -> Finding:
         rmw = rclpy.get_rmw_implementation_identifier()
     except Exception as error:  # libraries that do not load, or an RMW that is not installed
         asked = os.environ.get("RMW_IMPLEMENTATION")
-        mend = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
-        return Finding("ROS 2", f"{distro}, rclpy does not load: {str(error).splitlines()[0]}", WRONG, mend)
+        fix = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
+        return Finding("ROS 2", f"{distro}, rclpy does not load: {str(error).splitlines()[0]}", WRONG, fix)
     return Finding("ROS 2", f"{distro}, rclpy imports, {rmw}")
 
 
@@ -144,9 +144,9 @@ LIBRARIES = (
 
 
 def _libraries() -> Iterator[Finding]:
-    for name, package, level, mend in LIBRARIES:
+    for name, package, level, fix in LIBRARIES:
         found = _version(package)
-        yield Finding(name, found) if found else Finding(name, "not installed", level, mend)
+        yield Finding(name, found) if found else Finding(name, "not installed", level, fix)
 
 
 def _gpu() -> Iterator[Finding]:
@@ -168,8 +168,8 @@ def _engine() -> Finding:
     """What ``policy.engine: auto`` needs beside the GPU; without it OpenVLA answers several times slower."""
     triton = _version("triton")
     if triton is None:
-        mend = "pip install triton, or a torch for CUDA, which brings it"
-        return Finding("engine", "Triton is not installed: OpenVLA runs without its engine", NOTE, mend)
+        fix = "pip install triton, or a torch for CUDA, which brings it"
+        return Finding("engine", "Triton is not installed: OpenVLA runs without its engine", NOTE, fix)
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
         return Finding("engine", f"Triton {triton} finds no C compiler", NOTE, "sudo apt-get install gcc")
     return Finding("engine", f"Triton {triton} and a C compiler")
@@ -207,8 +207,8 @@ def _egl() -> Finding:
     try:
         ctypes.CDLL("libEGL.so.1")
     except OSError:
-        mend = "sudo apt-get install libegl1 libgl1-mesa-dri"
-        return Finding("EGL", "libEGL.so.1 does not load: the simulation cannot render", WRONG, mend)
+        fix = "sudo apt-get install libegl1 libgl1-mesa-dri"
+        return Finding("EGL", "libEGL.so.1 does not load: the simulation cannot render", WRONG, fix)
     return Finding("EGL", "libEGL.so.1 loads")
 
 

@@ -18,7 +18,7 @@ COMMANDS = {
     "compare": ("vla_ros.replay.compare", "compare two replay results"),
     "bench": ("vla_ros.bench.cli", "measure how fast this machine answers, stage by stage"),
     "top": ("vla_ros.cli.top", "watch a running policy node in the terminal"),
-    "doctor": ("vla_ros.cli.doctor", "say what is installed, what is wrong and the command that mends it"),
+    "doctor": ("vla_ros.cli.doctor", "say what is installed, what is wrong and the command that fixes it"),
     "middleware": ("vla_ros.middleware.cli", "profiles that keep large camera frames: print, write, check"),
     "config": ("vla_ros.config.show", "print every option with unit, range and description"),
 }

@@ -33,10 +33,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that keeps a profile from working, and the command or setting that mends it."""
+    """Something that keeps a profile from working, and the command or setting that fixes it."""
 
     found: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Report:
         name: The profile that was asked for.
         facts: What is in force, in words.
         problems: What is wrong; empty when the profile is active.
-        fatal: True where nothing can run until the problems are mended (the RMW is not installed).
+        fatal: True where nothing can run until the problems are fixed (the RMW is not installed).
     """
 
     name: str
@@ -65,7 +65,7 @@ class Report:
         """What was found, without the name."""
         if self.active:
             return "active: " + ", ".join(self.facts)
-        listed = "; ".join(f"{problem.found} (to mend it: {problem.mend})" for problem in self.problems)
+        listed = "; ".join(f"{problem.found} (to fix it: {problem.fix})" for problem in self.problems)
         return "NOT as it should be: " + listed
 
     def __str__(self) -> str:
@@ -95,8 +95,8 @@ def examine(
         return Report(name, (), (Problem(f"{wanted} is not installed", f"sudo apt-get install {package}"),), True)
     if rmw != wanted:
         shell = f"vla-ros middleware {name} --write FOLDER && . FOLDER/{name}.sh"
-        mend = f"middleware:={name} for a launch file, {shell} in a shell"
-        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", mend),))
+        fix = f"middleware:={name} for a launch file, {shell} in a shell"
+        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", fix),))
     checks = {
         "fastdds": _fast_dds,
         "cyclonedds": _cyclone,
