@@ -303,11 +303,12 @@ def test_a_publishers_gid_is_the_one_that_discovery_knows(graph, peer, spin_unti
     spin_until(graph, lambda: node.count_publishers("/command") == 1)
     publisher, gid = Wiring(graph, node).publisher_and_gid(JOINTS, "command", "command")
     assert publisher.topic_name == "/command"
-    found = {
-        endpoint.node_name: bytes(endpoint.endpoint_gid)
-        for endpoint in node.get_publishers_info_by_topic("/command")
-    }
-    assert found["vla_policy"] == gid != found["peer"]
+
+    def found():
+        return {each.node_name: bytes(each.endpoint_gid) for each in node.get_publishers_info_by_topic("/command")}
+
+    spin_until(graph, lambda: "peer" in found())
+    assert found()["vla_policy"] == gid != found()["peer"]
 
 
 def test_publishers_of_one_topic_are_told_apart_by_their_messages(graph, peer, spin_until, golden):

@@ -242,7 +242,7 @@ def test_a_second_camera_holds_and_both_are_named(robot: Any, start: Callable[..
 
 def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot: Any, start: Callable[..., Any]) -> None:
     words = Words(robot)
-    node = start(*GO)
+    node = start(*GO, "-p", "camera.width:=640", "-p", "camera.height:=480")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     turn = itertools.count()
 

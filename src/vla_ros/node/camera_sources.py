@@ -43,7 +43,7 @@ class CameraSources:
         known = self._known.setdefault(topic, set())
         if kind in known or len(known) > 1:
             return
-        size = f"{camera.width}x{camera.height}"
+        size = next(f"{each.width}x{each.height}" for each in camera.each if each.topic == topic)
         if known:
             self._context.logger.warning(f"{topic}: its frames were {next(iter(known))} and are {kind} from now on")
         elif camera.transport == "raw" and not kind.startswith(f"{size} "):
