@@ -11,26 +11,6 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.mark.causes("task_changed")
-def test_what_was_begun_while_disarmed_never_moves_the_arm(robot: Any, start: Callable[..., Any]) -> None:
-    """An answer takes 0.4 s; the arm is armed 0.2 s after the last one, in the middle of the next."""
-    node = start("-p", "policy.instruction:=slow")
-    for _ in range(3):
-        answered = len(robot.actions)
-        robot.until(lambda: len(robot.actions) > answered, robot.send_frame)  # noqa: B023
-        began = robot.now()
-        robot.until(lambda: robot.now() - began > 200_000_000, robot.send_frame)  # noqa: B023
-        motions = len(robot.commands)
-        armed = robot.now()
-        node.signal(signal.SIGUSR1)
-        robot.until(lambda: len(robot.commands) > motions + 1, robot.send_frame)  # noqa: B023
-        stamps = [robot.command_stamp(index) for index in range(motions, len(robot.commands))]
-        assert all(stamp > armed - 100_000_000 for stamp in stamps), "a frame from before arming moved the arm"
-        node.signal(signal.SIGUSR2)
-        robot.until(lambda: node.log.read_text().count("armed -> disarmed") > _, robot.send_frame)  # noqa: B023
-        motions = len(robot.commands)
-
-
 def test_a_request_to_arm_from_before_a_reset_does_not_arm_after_it(robot: Any, start: Callable[..., Any]) -> None:
     """Signals have no order: a process that is busy hears of a later SIGHUP before an earlier SIGUSR1."""
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")

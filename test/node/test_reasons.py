@@ -7,6 +7,7 @@ process are what the other tests are about.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,32 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
 def test_an_error_of_the_gpu_stops_the_arm(robot: Any, inside: Inside) -> None:
     inside(policy=Constant(RuntimeError("CUDA error: an illegal memory access was encountered")))
     robot.until(lambda: "device_error" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+
+
+class Patient(Constant):
+    """A policy that answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = threading.Semaphore(0), threading.Semaphore(0)
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        self.asked.release()
+        assert self.let.acquire(timeout=10)
+        return super().infer(session, observation)
+
+
+@pytest.mark.causes("task_changed")
+def test_what_was_begun_before_arming_never_moves_the_arm(robot: Any, inside: Inside) -> None:
+    policy = Patient()
+    node = inside("control.armed:=false", policy=policy)
+    robot.until(lambda: policy.asked.acquire(blocking=False), robot.send_frame)
+    assert node.enable(True)[0]
+    armed = robot.now()
+    policy.let.release(100)
+    robot.until(lambda: any(robot.command_stamp() in robot.sent for _ in robot.commands), robot.send_frame)
+    motions = {robot.command_stamp(index) for index in range(len(robot.commands))} & robot.sent
+    assert min(motions) > armed
 
 
 @pytest.mark.causes("input_missing")
