@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -336,3 +337,24 @@ def test_every_truncation_of_the_file_is_refused_or_harmless(make):
         refused += image is None
         assert image is None or (image == whole).all(), length
     assert refused > 0.9 * len(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", [*range(10), None])
+def test_an_exif_orientation_turns_the_image_as_opencv_does(picture, kind, orientation):
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, kind, exif=exif, comment=b"before it")
+    found = decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam")).image
+    expected = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected).max() <= 3  # another decoder of JPEG
+    assert found.flags.c_contiguous
+
+
+def test_damaged_exif_data_say_nothing(picture):
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    assert decode_compressed(encode_compressed(buffer.getvalue(), 0, "cam")).image.shape == picture.shape

@@ -6,6 +6,7 @@ No value differs: not after TensorFlow's JPEG, Lanczos-3 and crop, nor after Pil
 from __future__ import annotations
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -67,6 +68,17 @@ def test_lanczos3_adds_up_as_tensorflow_does_wherever_that_shows(source, target)
                 sums += matrix[:, at, None, None] * line
             expected = np.moveaxis(sums, 0, axis)
         assert np.array_equal(resize_lanczos3(image, target), np.clip(np.rint(expected), 0, 255))
+
+
+def test_lanczos3_is_tensorflows_to_the_bit_at_odd_sizes_too(data_folder):
+    with np.load(data_folder / "vision" / "lanczos3.npz", allow_pickle=False) as recorded:
+        for source in recorded.files:
+            assert np.array_equal(lanczos3_matrix(int(source), 224), recorded[source]), source
+    rng = np.random.default_rng(424)
+    for size, expected in json.loads((data_folder / "vision" / "lanczos3.json").read_text()).items():
+        height, width = map(int, size.split("x"))
+        image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        assert sha256(resize_lanczos3(image)) == expected, size
 
 
 @pytest.mark.parametrize("case", ["00", "03", "04", "09"])

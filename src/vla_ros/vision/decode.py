@@ -16,6 +16,7 @@ from PIL import Image
 
 from vla_ros.errors import ImageError
 from vla_ros.types import UInt8Array
+from vla_ros.vision.exif import jpeg_exif, turned
 from vla_ros.vision.messages import (
     COMPRESSED_IMAGE,
     IMAGE,
@@ -124,7 +125,9 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:
-    """Picture in a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG of 8 bits, grey or colour.
+    """Image in a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG of 8 bits, grey or colour.
+
+    An EXIF orientation is obeyed, as cv_bridge and image_transport do.
 
     The leading bytes of the data decide what it is, since drivers write ``format`` as they please; ``format`` is
     consulted for what the bytes cannot tell (depth, raw Bayer mosaics, swapped channels).
@@ -242,9 +245,10 @@ def _decode_jpeg(data: memoryview) -> UInt8Array:
         raise ImageError(f"{COMPRESSED_IMAGE}: JPEG in {colorspace} found, expected YCbCr or grey as cameras write")
     try:
         # Strict: a picture whose lower half is missing must not steer an arm.
-        return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True), np.uint8)
+        image = np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True), np.uint8)
     except Exception as error:
         raise _damaged("JPEG", data, error) from error
+    return turned(image, jpeg_exif(data))
 
 
 def _decode_png(data: memoryview) -> UInt8Array:
@@ -259,6 +263,6 @@ def _decode_png(data: memoryview) -> UInt8Array:
         )
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-            return np.asarray(picture.convert("RGB"), np.uint8)
+            return turned(np.asarray(picture.convert("RGB"), np.uint8), picture.getexif())
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more for foreign bytes
         raise _damaged("PNG", data, error) from error

@@ -19,6 +19,14 @@ from vla_ros.vision.geometry import center_crop_box
 Matrix = NDArray[np.float32]
 Block = tuple[slice, slice, Matrix]
 
+# Coefficients of x^3, x^5, x^7 and of x^2, x^4, x^6, x^8 on [-pi / 4, pi / 4].
+_SINE = tuple(map(float.fromhex, ("-0x1.555545995a603p-3", "0x1.1107605230bc4p-7", "-0x1.994eb3774cf24p-13")))
+_COSINE = tuple(
+    map(
+        float.fromhex,
+        ("-0x1.ffffffd0c621cp-2", "0x1.55553e1068f19p-5", "-0x1.6c087e89a359dp-10", "0x1.99343027bf8c3p-16"),
+    )
+)
 _ROWS_PER_BLOCK = 32
 _COLUMNS_PER_BLOCK = 16
 _CHANNELS = 3
@@ -34,7 +42,9 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
         Float32 [target, source].
     """
     one, half, radius = np.float32(1), np.float32(0.5), np.float32(3)
-    inverse = np.float32(source) / np.float32(target)  # float32 throughout, so that spans end where TensorFlow's do
+    # TensorFlow rounds the scale to float32 and takes its inverse: another float32 than source / target for every
+    # third or fourth size.
+    inverse = np.float32(1.0 / np.float64(np.float32(target) / np.float32(source)))
     stretch = max(inverse, one)
     matrix = np.zeros((target, source), np.float32)
     for index in range(target):
@@ -59,8 +69,20 @@ def _lanczos3(distance: Matrix) -> Matrix:
 
 
 def _sine(angle: Matrix) -> Matrix:
-    """Rounded once: numpy's own float32 sine is a bit off now and then, and not the same everywhere."""
-    return np.sin(angle.astype(np.float64)).astype(np.float32)
+    """C's ``sinf``, as TensorFlow calls it, for angles from 0 up: glibc's polynomials in float64.
+
+    They are not always the nearest float32, and numpy's own sine differs from both.
+    """
+    x = angle.astype(np.float64)
+    quarter = np.floor(x * (2 / np.pi) + 0.5)
+    x -= quarter * (np.pi / 2)
+    square = x * x
+    fourth = square * square
+    sine = (x + x * square * _SINE[0]) + x * fourth * (_SINE[1] + square * _SINE[2])
+    cosine = (1 + square * _COSINE[0] + fourth * _COSINE[1]) + fourth * square * (_COSINE[2] + square * _COSINE[3])
+    turns = quarter.astype(np.int64)
+    value = np.where(turns & 1, cosine, sine)
+    return np.where(turns & 2, -value, value).astype(np.float32)
 
 
 @lru_cache(maxsize=32)

@@ -22,6 +22,7 @@ from typing import Any
 
 from vla_ros.engine.shapes import LlmShape
 from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.preprocessor_config import normalization
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -49,7 +50,7 @@ class TowerShape:
         class_token: True where a class token precedes the patches.
         register_tokens: Number of register tokens between class token and patches.
         layer_scale: True where each residual branch is multiplied by a learned vector.
-        mean: Subtracted from each RGB channel in [0, 1].
+        mean: Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
         std: Divides each channel afterwards.
     """
 
@@ -154,13 +155,29 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Read and check ``folder/config.json``.
+    """Read and check ``folder/config.json``, and ``preprocessor_config.json`` where there is one.
 
     Raises:
-        CheckpointError: The file is missing or damaged, or describes a network that this package does not run.
+        CheckpointError: A file is missing or damaged, describes a network that this package does not run, or asks
+            for images that it does not make.
     """
-    path = folder / "config.json"
-    return parse_architecture(read_json(path), path, folder.name)
+    path, adapter = folder / "config.json", folder / "adapter_config.json"
+    if adapter.exists() and not path.exists():
+        base = read_json(adapter).get("base_model_name_or_path") or "which its adapter_config.json does not name"
+        raise CheckpointError(
+            f"{folder}: a LoRA adapter (adapter_config.json) without its base model ({base}), and an adapter alone "
+            "is no checkpoint. Merge it into the base (peft: PeftModel.from_pretrained(base, adapter)"
+            ".merge_and_unload().save_pretrained(DIR)), copy the tokenizer and dataset_statistics.json to DIR, and "
+            "set policy.checkpoint to DIR"
+        )
+    architecture = parse_architecture(read_json(path), path, folder.name)
+    images = folder / "preprocessor_config.json"
+    if not images.exists():
+        return architecture
+    towers = architecture.towers
+    own = normalization(read_json(images), images, architecture.image_size, len(towers)) or [{}] * len(towers)
+    changed = (replace(tower, **values) for tower, values in zip(towers, own, strict=True))
+    return replace(architecture, towers=tuple(changed))
 
 
 def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str = "") -> Architecture:

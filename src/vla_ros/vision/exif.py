@@ -1,0 +1,50 @@
+"""EXIF orientation of compressed images, obeyed as ``cv2.imdecode`` does, and so cv_bridge and image_transport."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+import cv2
+import numpy as np
+from PIL.Image import Exif
+
+from vla_ros.types import UInt8Array
+
+_ORIENTATION = 0x0112
+_TURNS: dict[int, Callable[[UInt8Array], UInt8Array]] = {
+    2: partial(cv2.flip, flipCode=1),
+    3: partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
+    4: partial(cv2.flip, flipCode=0),
+    5: cv2.transpose,
+    6: partial(cv2.rotate, rotateCode=cv2.ROTATE_90_CLOCKWISE),
+    7: lambda image: cv2.transpose(cv2.rotate(image, cv2.ROTATE_180)),
+    8: partial(cv2.rotate, rotateCode=cv2.ROTATE_90_COUNTERCLOCKWISE),
+}
+
+
+def jpeg_exif(data: memoryview) -> bytes:
+    """The EXIF segment of a JPEG, or nothing; some microseconds, as it stops at the first pixel."""
+    at = 2  # after the start marker
+    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        segment = data[at + 4 : at + 2 + length]
+        if data[at + 1] == 0xE1 and bytes(segment[:6]) == b"Exif\0\0":
+            return bytes(segment)
+        at += 2 + length
+    return b""
+
+
+def turned(image: UInt8Array, exif: bytes | Exif) -> UInt8Array:
+    """``image`` as the orientation of its EXIF data says; as it is where that is missing or damaged."""
+    orientation = None
+    if exif:
+        with contextlib.suppress(Exception):  # foreign bytes: whatever Pillow raises, they say nothing
+            parsed = exif
+            if isinstance(parsed, bytes):
+                parsed = Exif()
+                parsed.load(exif)
+            orientation = parsed.get(_ORIENTATION)
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else np.ascontiguousarray(turn(image))

@@ -1,0 +1,98 @@
+"""preprocessor_config.json is obeyed: rounded means and deviations count, and what is not supported is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.architecture import IMAGENET_MEAN, read_architecture
+from vla_ros.policies.openvla.vision_tower import VisionBackbone
+
+DATA = Path(__file__).parents[2] / "data" / "oft"
+VARIANTS = ["libero_discrete", "aloha_film"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint's two configurations, and a function that changes entries of the second."""
+    (tmp_path / "config.json").write_bytes((DATA / "libero_discrete" / "config.json").read_bytes())
+    entries = json.loads((DATA / "libero_discrete" / "preprocessor_config.json").read_text())
+
+    def write(**changes):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**entries, **changes}))
+        return tmp_path
+
+    write.entries = entries
+    return write
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pixels_are_normalised_as_the_published_code_does(variant):
+    architecture = read_architecture(DATA / variant)
+    assert architecture.towers[0].mean == (0.484375, 0.455078125, 0.40625) != IMAGENET_MEAN
+    expected = json.loads((DATA / variant / "pixels.json").read_text())
+    image = torch.tensor(expected["image"], dtype=torch.uint8)[None]
+    found = VisionBackbone(architecture.towers).normalize(image)[0].numpy()
+    assert np.array_equal(found, np.array(expected["pixel_values"], np.float32))
+
+
+def test_without_the_file_the_towers_own_values_count(folder):
+    path = folder()
+    (path / "preprocessor_config.json").unlink()
+    assert read_architecture(path).towers[0].mean == IMAGENET_MEAN
+    assert read_architecture(folder(tvf_normalize_params=None)).towers[0].mean == IMAGENET_MEAN
+
+
+def resize(**changes):
+    usual = {"antialias": True, "interpolation": 3, "max_size": None, "size": [224, 224]}
+    return [usual, {**usual, **changes}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tvf_do_letterbox": True}, r"tvf_do_letterbox: found True, expected False"),
+        (
+            {"image_resize_strategy": "letterbox"},
+            r"image_resize_strategy: found 'letterbox', expected 'resize-naive'",
+        ),
+        (
+            {"tvf_resize_params": resize(interpolation=2)},
+            r"tvf_resize_params\[1\].interpolation: found 2, expected 3",
+        ),
+        ({"tvf_resize_params": resize(size=224)}, r"tvf_resize_params\[1\].size: found 224, expected \[224, 224\]"),
+        ({"tvf_resize_params": resize(antialias=False)}, r"antialias: found False, expected True"),
+        ({"tvf_resize_params": resize(max_size=300)}, r"max_size: found 300, expected None"),
+        ({"tvf_resize_params": resize()[:1]}, r"tvf_resize_params: found .*, expected a list of 2 objects"),
+        (
+            {"tvf_crop_params": [{"output_size": [200, 200]}] * 2},
+            r"tvf_crop_params\[0\].output_size: found \[200, 200\]",
+        ),
+        (
+            {"tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.5, 0, 0.5]}] * 2},
+            "std: .*three positive numbers",
+        ),
+        ({"tvf_normalize_params": [{"mean": [0.5] * 4, "std": [0.5] * 3}] * 2}, "mean: .*expected three numbers"),
+        ({"tvf_normalize_params": [{}, {}]}, r"tvf_normalize_params\[0\].mean: found None"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_key_found_and_expected(folder, changes, expected):
+    with pytest.raises(CheckpointError, match=expected):
+        read_architecture(folder(**changes))
+
+
+def test_what_has_no_effect_in_the_published_code_has_none_here(folder):
+    same = {"means": [[0.1] * 3] * 2, "interpolations": ["nearest"] * 2, "tvf_letterbox_fill": [124, 116, 104]}
+    assert read_architecture(folder(**same)) == read_architecture(folder())
+
+
+def test_an_adapter_alone_says_what_it_is(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "openvla/openvla-7b"}')
+    with pytest.raises(CheckpointError, match=r"a LoRA adapter .*base model \(openvla/openvla-7b\).*Merge it"):
+        read_architecture(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"which its adapter_config\.json does not name"):
+        read_architecture(tmp_path)
