@@ -263,6 +263,6 @@ def _decode_png(data: memoryview) -> UInt8Array:
         )
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-            return turned(np.asarray(picture.convert("RGB"), np.uint8), picture.getexif())
+            return turned(np.asarray(picture.convert("RGB"), np.uint8), picture.info.get("exif", b""))
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more for foreign bytes
         raise _damaged("PNG", data, error) from error

@@ -36,15 +36,13 @@ def jpeg_exif(data: memoryview) -> bytes:
     return b""
 
 
-def turned(image: UInt8Array, exif: bytes | Exif) -> UInt8Array:
+def turned(image: UInt8Array, exif: bytes) -> UInt8Array:
     """``image`` as the orientation of its EXIF data says; as it is where that is missing or damaged."""
     orientation = None
     if exif:
         with contextlib.suppress(Exception):  # foreign bytes: whatever Pillow raises, they say nothing
-            parsed = exif
-            if isinstance(parsed, bytes):
-                parsed = Exif()
-                parsed.load(exif)
+            parsed = Exif()
+            parsed.load(exif)
             orientation = parsed.get(_ORIENTATION)
     turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
     return image if turn is None else np.ascontiguousarray(turn(image))

@@ -16,9 +16,7 @@ from vla_ros.errors import CheckpointError
 _BICUBIC = (3, "bicubic")  # Pillow's number, or torchvision's name
 
 
-def normalization(
-    config: Mapping[str, Any], path: Path, side: int, towers: int
-) -> list[dict[str, tuple[float, ...]]]:
+def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int) -> list[dict[str, Any]]:
     """``mean`` and ``std`` of each tower; empty where the file does not say.
 
     Args:
