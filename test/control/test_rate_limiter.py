@@ -35,7 +35,7 @@ def run(limiter, arrivals, thinking, chunk=1):
 
 
 @pytest.mark.parametrize("shift", [0.01, 0.05, 0.072, 0.099])
-def test_a_camera_of_the_same_rate_is_answered_as_it_comes_after_one_second(shift):
+def test_a_camera_at_the_control_rate_is_answered_without_delay_after_one_second(shift):
     """One slow answer, or a first frame off the beat, would else delay every frame that follows."""
     arrivals = np.r_[0.0, PERIOD - shift + PERIOD * np.arange(40)]
     begun, waited = run(RateLimiter(RATE), arrivals, np.full(41, 0.02))
@@ -44,7 +44,7 @@ def test_a_camera_of_the_same_rate_is_answered_as_it_comes_after_one_second(shif
     assert len(begun) >= 40
 
 
-def test_what_one_slow_answer_lost_is_made_up():
+def test_the_delay_of_one_slow_inference_is_made_up():
     thinking = np.full(60, 0.06)
     thinking[20] = 0.15
     _, waited = run(RateLimiter(RATE), PERIOD * np.arange(60), thinking)
@@ -52,7 +52,7 @@ def test_what_one_slow_answer_lost_is_made_up():
     assert waited[30:] == pytest.approx(0)
 
 
-def test_a_camera_that_is_a_little_faster_is_not_answered_ever_later():
+def test_a_slightly_faster_camera_does_not_accumulate_delay():
     _, waited = run(RateLimiter(RATE), PERIOD / 1.005 * np.arange(4000), np.full(4000, 0.01))
     assert len(waited) == 4000
     assert waited.max() == pytest.approx(0)
@@ -77,14 +77,14 @@ def test_a_fast_camera_is_answered_at_the_rate():
 
 
 @pytest.mark.parametrize(("camera_hz", "chunk"), [(25, 1), (15, 1), (12, 1), (30, 4), (10, 4), (10, 8), (7, 1)])
-def test_other_rates_and_chunks_keep_the_rate_and_hardly_wait(camera_hz, chunk):
+def test_other_rates_and_chunks_keep_the_rate_with_little_delay(camera_hz, chunk):
     frames = 200 * camera_hz
     begun, waited = run(RateLimiter(RATE), np.arange(frames) / camera_hz, np.full(frames, 0.03), chunk)
     assert min(camera_hz, RATE) * 0.9 <= chunk * len(begun) / 200 <= RATE * 1.01 + 0.01
     assert waited.mean() < 0.4 / camera_hz
 
 
-def test_a_frame_gives_way_only_to_one_that_is_about_to_come():
+def test_a_frame_is_passed_over_only_for_one_about_to_arrive():
     limiter = RateLimiter(RATE)
     assert limiter.patience(5.0, 4.9, 5.01) == 0  # nothing was answered yet
     limiter.answered(0.0, 0.02)
@@ -96,7 +96,7 @@ def test_a_frame_gives_way_only_to_one_that_is_about_to_come():
     assert limiter.patience(0.09, 0.01, np.inf) == 0
 
 
-def test_a_command_is_made_for_the_time_that_it_has():
+def test_a_command_lasts_until_the_next_step():
     limiter = RateLimiter(RATE)
     assert limiter.step_time(5.0) == PERIOD
     limiter.answered(5.0, 5.02)
@@ -105,7 +105,7 @@ def test_a_command_is_made_for_the_time_that_it_has():
     assert limiter.step_time(9.0) == PERIOD
 
 
-def test_a_velocity_is_never_a_step_in_less_than_a_period():
+def test_a_velocity_command_always_lasts_a_whole_period():
     limiter = RateLimiter.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}).control)
     limiter.answered(5.0, 5.02)
     assert limiter.frame_due == pytest.approx(5.09)
@@ -125,7 +125,7 @@ def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():
     assert sent[-1] <= limiter.frame_due + PERIOD * 0.1 <= sent[-1] + PERIOD - 0.08 + 1e-9
 
 
-def test_without_a_rate_every_frame_is_answered_and_a_chunk_is_still_played_step_by_step():
+def test_without_a_rate_every_frame_is_answered_and_chunks_are_still_timed():
     limiter = RateLimiter(0.0)
     assert limiter.frame_due == -np.inf
     limiter.answered(1.0, 1.001)
@@ -134,7 +134,7 @@ def test_without_a_rate_every_frame_is_answered_and_a_chunk_is_still_played_step
     assert limiter.planned_due == pytest.approx(1.001 + 1 / 30)
 
 
-def test_another_rate_counts_from_the_next_step():
+def test_a_new_rate_applies_from_the_next_step():
     limiter = RateLimiter(RATE)
     limiter.answered(0.0, 0.01)
     limiter.configure(20.0)

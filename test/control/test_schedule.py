@@ -43,7 +43,7 @@ def test_a_step_stays_the_next_one_until_it_was_executed() -> None:
     assert schedule.remaining == 2
 
 
-def test_after_its_last_step_there_is_none_and_a_chunk_is_wanted() -> None:
+def test_after_its_last_step_another_chunk_is_wanted() -> None:
     schedule = ChunkSchedule(2)
     assert schedule.wants_chunk
     assert schedule.next() is None
@@ -56,7 +56,7 @@ def test_after_its_last_step_there_is_none_and_a_chunk_is_wanted() -> None:
         schedule.executed()
 
 
-def test_execute_steps_ends_a_chunk_early_and_overrun_goes_on() -> None:
+def test_execute_steps_ends_a_chunk_early_unless_overrun() -> None:
     schedule = ChunkSchedule(4, execute_steps=2)
     schedule.load(chunk([1, 2, 3, 4]))
     run(schedule, 2)
@@ -67,7 +67,7 @@ def test_execute_steps_ends_a_chunk_early_and_overrun_goes_on() -> None:
     assert step.action[0] == 3
 
 
-def test_what_was_executed_while_the_policy_thought_is_skipped() -> None:
+def test_steps_executed_during_the_inference_are_skipped() -> None:
     schedule = ChunkSchedule(6, execute_steps=4)
     schedule.load(chunk([0, 1, 2, 3, 4, 5], stamp=1))
     run(schedule, 2)
@@ -79,7 +79,7 @@ def test_what_was_executed_while_the_policy_thought_is_skipped() -> None:
     assert (step.action[0], step.index) == (14, 2)
 
 
-def test_a_chunk_whose_time_has_passed_gives_nothing_and_asks_again() -> None:
+def test_a_chunk_that_is_entirely_past_yields_no_step() -> None:
     schedule = ChunkSchedule(2)
     schedule.load(chunk([0, 1]))
     schedule.observed(stamp=2)
@@ -99,7 +99,7 @@ def test_reset_forgets_everything() -> None:
     assert run(schedule, 4) == [1, 1, 1, 1], "blended with an action from before the reset"
 
 
-def test_a_changed_step_does_not_change_the_chunk() -> None:
+def test_changing_a_step_does_not_change_the_chunk() -> None:
     schedule, given_chunk = ChunkSchedule(1), chunk([1.0])
     schedule.load(given_chunk)
     step = schedule.next()
@@ -128,7 +128,7 @@ def test_a_linear_seam_does_not_jump(overlap: int) -> None:
     assert jumps.max() == pytest.approx(0.2), "without blending the seam jumps by 1"
 
 
-def test_a_blend_goes_on_from_the_old_chunks_last_action_where_it_ends() -> None:
+def test_a_blend_continues_from_the_last_action_where_the_old_chunk_ends() -> None:
     schedule = ChunkSchedule(6, execute_steps=4, blending="linear", blend_steps=4)
     schedule.load(chunk([0, 1, 2, 3, 4, 5]))
     run(schedule, 4)
@@ -137,7 +137,7 @@ def test_a_blend_goes_on_from_the_old_chunks_last_action_where_it_ends() -> None
     np.testing.assert_allclose(run(schedule, 6), expected)
 
 
-def test_without_blending_the_seam_jumps_by_all_of_it() -> None:
+def test_without_blending_the_seam_jumps_at_once() -> None:
     schedule = ChunkSchedule(4)
     schedule.load(chunk([0.0] * 4))
     run(schedule, 4)
@@ -145,7 +145,7 @@ def test_without_blending_the_seam_jumps_by_all_of_it() -> None:
     assert run(schedule, 4) == [1.0] * 4
 
 
-def test_the_ensemble_is_acts_weighted_mean_oldest_first() -> None:
+def test_the_ensemble_is_the_weighted_mean_of_act() -> None:
     decay = 0.3
     schedule = ChunkSchedule(3, execute_steps=1, blending="ensemble", decay=decay)
     schedule.load(chunk([10, 11, 12]))
@@ -173,7 +173,7 @@ def test_a_binary_gripper_is_never_blended(blending: str) -> None:
     assert step.action[1] == 0.0
 
 
-def test_options_make_the_schedule_and_an_ensemble_asks_after_every_step() -> None:
+def test_an_ensemble_infers_after_every_step_by_default() -> None:
     spec = ActionSpec(horizon=8)
     assert ChunkSchedule.from_config(ControlConfig(chunk_blending="ensemble"), spec).execute_steps == 1
     assert ChunkSchedule.from_config(ControlConfig(execute_steps=3), spec).execute_steps == 3

@@ -83,7 +83,7 @@ class World:
                 self.watchdog.heartbeat(self.now)
 
 
-def test_before_anything_came_everything_that_is_needed_is_missing() -> None:
+def test_before_the_first_messages_every_needed_input_is_missing() -> None:
     assert World().active == {
         Reason.CAMERA_STALE,
         Reason.JOINT_STATE_STALE,
@@ -92,7 +92,7 @@ def test_before_anything_came_everything_that_is_needed_is_missing() -> None:
     }
 
 
-def test_when_all_comes_in_time_nothing_is_wrong() -> None:
+def test_with_all_inputs_in_time_no_reason_is_active() -> None:
     world = World().all_well()
     for _ in range(40):
         world.run(0.25)
@@ -108,7 +108,9 @@ def test_when_all_comes_in_time_nothing_is_wrong() -> None:
         ("heartbeat", 0.3, Reason.HEARTBEAT_LOST),
     ],
 )
-def test_silence_is_noticed_after_its_timeout_and_not_before(without: str, timeout: float, reason: Reason) -> None:
+def test_a_stale_input_is_detected_after_its_timeout_and_not_before(
+    without: str, timeout: float, reason: Reason
+) -> None:
     world = World(cameras=2).all_well()
     world.run(timeout, without)
     assert world.active == set(), "too early"
@@ -128,7 +130,7 @@ def test_a_heartbeat_is_only_needed_where_the_option_says() -> None:
     assert Reason.HEARTBEAT_MISSING not in World(replace(TIMEOUTS, heartbeat=0.0)).active
 
 
-def test_the_same_pixels_again_and_again_are_a_frozen_camera() -> None:
+def test_repeated_pixels_are_a_frozen_camera() -> None:
     world = World().all_well()
     for number in range(3):
         world.run(0.0)
@@ -142,7 +144,7 @@ def test_the_same_pixels_again_and_again_are_a_frozen_camera() -> None:
     assert world.active == set()
 
 
-def test_a_still_scene_is_nothing_where_frozen_frames_is_zero() -> None:
+def test_frozen_frames_zero_allows_a_still_scene() -> None:
     world = World(replace(TIMEOUTS, frozen_frames=0)).all_well()
     for _ in range(50):
         world.run(0.05)
@@ -151,7 +153,7 @@ def test_a_still_scene_is_nothing_where_frozen_frames_is_zero() -> None:
     assert world.active == set()
 
 
-def test_a_frame_twice_or_from_before_is_dropped_and_does_not_hold() -> None:
+def test_a_repeated_or_late_frame_is_dropped_without_a_hold() -> None:
     world = World().all_well()
     stamp = world.ros
     world.wait(0.1)
@@ -160,7 +162,7 @@ def test_a_frame_twice_or_from_before_is_dropped_and_does_not_hold() -> None:
     assert world.active == set()
 
 
-def test_a_camera_that_repeats_one_frame_for_ever_is_stale() -> None:
+def test_a_camera_that_keeps_repeating_one_frame_is_stale() -> None:
     world = World().all_well()
     stamp = world.ros
     for _ in range(7):
@@ -169,7 +171,7 @@ def test_a_camera_that_repeats_one_frame_for_ever_is_stale() -> None:
     assert Reason.CAMERA_STALE in world.active
 
 
-def test_a_camera_that_begins_anew_with_earlier_stamps_is_accepted_after_its_timeout() -> None:
+def test_a_camera_that_restarts_with_earlier_stamps_is_accepted_after_its_timeout() -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
     back = world.ros - 3_000_000_000
     world.run(0.45, "camera_0")
@@ -180,7 +182,7 @@ def test_a_camera_that_begins_anew_with_earlier_stamps_is_accepted_after_its_tim
 
 
 @pytest.mark.parametrize(("age", "reason"), [(0.81, Reason.FRAME_OLD), (-0.81, Reason.FRAME_FROM_FUTURE)])
-def test_a_frame_of_a_wrong_age_is_dropped_and_holds_until_a_good_one(age: float, reason: Reason) -> None:
+def test_a_frame_of_the_wrong_age_holds_until_a_good_one(age: float, reason: Reason) -> None:
     world = World(replace(TIMEOUTS, camera=5.0)).all_well()
     world.run(0.9, "camera_0")
     assert world.frame(age=age) is reason
@@ -189,7 +191,7 @@ def test_a_frame_of_a_wrong_age_is_dropped_and_holds_until_a_good_one(age: float
     assert world.active == set()
 
 
-def test_frames_without_a_stamp_count_when_they_come() -> None:
+def test_frames_without_a_stamp_count_as_taken_on_arrival() -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
     for _ in range(20):
         world.run(0.05, "camera_0")
@@ -201,7 +203,7 @@ def test_frames_without_a_stamp_count_when_they_come() -> None:
 @pytest.mark.parametrize(
     ("age", "words"), [(0.9, "do the clocks agree"), (EPOCH / 1e9 - 300.0, "stamps with another clock")]
 )
-def test_a_frame_of_a_wrong_age_says_what_to_look_at(age: float, words: str) -> None:
+def test_the_message_about_a_wrong_age_says_what_to_check(age: float, words: str) -> None:
     """Frames over the network from a host with another clock; a driver that stamps with its time since boot."""
     world = World()
     assert world.frame(age=age) is Reason.FRAME_OLD
@@ -225,7 +227,7 @@ def test_a_wrong_joint_state_holds_until_a_right_one() -> None:
     assert world.active == set()
 
 
-def test_joint_states_that_come_late_or_again_are_none() -> None:
+def test_late_and_repeated_joint_states_are_ignored() -> None:
     world = World().all_well()
     stamp = world.ros
     for _ in range(9):
@@ -235,7 +237,7 @@ def test_joint_states_that_come_late_or_again_are_none() -> None:
     assert world.active == {Reason.JOINT_STATE_STALE}
 
 
-def test_joint_states_of_a_clock_that_is_ahead_are_none_and_it_is_said() -> None:
+def test_joint_states_from_the_future_are_ignored_and_reported() -> None:
     world = World().all_well()
     for _ in range(12):
         world.wait(0.05)
@@ -244,7 +246,7 @@ def test_joint_states_of_a_clock_that_is_ahead_are_none_and_it_is_said() -> None
     assert "30 s ahead of this clock" in world.watchdog.active(world.now)[Reason.JOINT_STATE_STALE]
 
 
-def test_joint_states_without_a_stamp_count_when_they_come() -> None:
+def test_joint_states_without_a_stamp_count_as_measured_on_arrival() -> None:
     world = World().all_well()
     for _ in range(20):
         world.run(0.05, "joints")
@@ -252,12 +254,12 @@ def test_joint_states_without_a_stamp_count_when_they_come() -> None:
     assert world.active == set()
 
 
-def test_joint_states_are_not_missed_where_none_are_needed() -> None:
+def test_joint_states_may_be_missing_where_none_are_needed() -> None:
     watchdog = Watchdog(LiveConfig(Config(timeouts=TIMEOUTS)), (), joints_required=False)
     assert set(watchdog.active(Now(1, EPOCH))) == {Reason.DRIVER_MISSING, Reason.HEARTBEAT_MISSING}
 
 
-def test_an_answer_that_takes_too_long_holds_while_and_after_it_until_one_in_time() -> None:
+def test_a_late_inference_holds_until_one_is_in_time() -> None:
     world = World().all_well()
     world.watchdog.inference_began(world.now)
     world.run(1.0)
@@ -274,7 +276,7 @@ def test_an_answer_that_takes_too_long_holds_while_and_after_it_until_one_in_tim
 
 
 @pytest.mark.parametrize("jump", [0.6, -0.6, 3600.0, -3600.0])
-def test_a_clock_that_jumps_holds_until_all_was_seen_anew(jump: float) -> None:
+def test_a_clock_jump_holds_until_every_input_was_seen_again(jump: float) -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0, joint_state_age=0.0)).all_well()
     world.run(0.1)
     world.ros += round(jump * 1e9)
@@ -294,7 +296,7 @@ def test_a_clock_that_is_slewed_has_not_jumped() -> None:
     assert world.active == set()
 
 
-def test_a_process_that_was_stopped_for_a_while_sees_no_jump_but_silence() -> None:
+def test_a_suspended_process_sees_stale_inputs_and_no_jump() -> None:
     world = World().all_well()
     world.wait(30.0)
     assert Reason.CLOCK_JUMP not in world.active
@@ -328,7 +330,7 @@ def test_simulated_time_that_begins_has_not_jumped() -> None:
     assert Reason.CLOCK_JUMP not in world.active
 
 
-def test_a_watch_that_was_read_earlier_by_another_thread_is_no_jump() -> None:
+def test_a_clock_read_earlier_by_another_thread_is_no_jump() -> None:
     world = World(simulated=True).all_well()
     early = world.now
     world.wait(0.05)
@@ -349,7 +351,7 @@ def test_new_timeouts_apply_at_once() -> None:
 
 
 @given(st.lists(st.sampled_from(["frame", "joints", "wait", "jump", "late", "query"]), max_size=40))
-def test_whatever_came_before_all_is_well_again_once_all_comes_in_time(events: list[str]) -> None:
+def test_after_any_history_inputs_in_time_clear_every_reason(events: list[str]) -> None:
     world = World()
     for event in events:
         if event == "frame":
@@ -373,7 +375,7 @@ def test_whatever_came_before_all_is_well_again_once_all_comes_in_time(events: l
     assert world.active == set()
 
 
-def test_frames_that_are_no_pictures_are_a_silent_camera() -> None:
+def test_undecodable_frames_make_a_camera_stale() -> None:
     world = World().all_well()
     for _ in range(20):
         world.run(0.05)
@@ -383,7 +385,7 @@ def test_frames_that_are_no_pictures_are_a_silent_camera() -> None:
     assert world.active == set()
 
 
-def test_one_damaged_frame_among_good_ones_is_none() -> None:
+def test_one_undecodable_frame_among_good_ones_does_not_matter() -> None:
     world = World().all_well()
     for number in range(20):
         world.run(0.05)
@@ -391,7 +393,7 @@ def test_one_damaged_frame_among_good_ones_is_none() -> None:
     assert world.active == set()
 
 
-def test_a_jump_is_told_though_everything_was_seen_anew_before_anybody_asked() -> None:
+def test_a_jump_is_reported_even_if_all_inputs_were_seen_again_meanwhile() -> None:
     world = World().all_well()
     world.wait(0.02)
     world.ros += 10**10

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def test_a_request_to_arm_from_before_a_reset_does_not_arm_after_it(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_request_to_arm_does_not_outlive_a_reset(robot: Any, start: Callable[..., Any]) -> None:
     """Signals have no order: a process that is busy hears of a later SIGHUP before an earlier SIGUSR1."""
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
     robot.until(lambda: robot.commands, robot.send_frame)
@@ -29,7 +29,7 @@ def test_a_request_to_arm_from_before_a_reset_does_not_arm_after_it(robot: Any, 
     robot.until(lambda: len(robot.commands) > moved + 1, robot.send_frame)
 
 
-def test_a_request_to_arm_that_came_while_loading_is_void(
+def test_a_request_to_arm_during_loading_is_void(
     robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRIPTED_LOAD_S", "2")

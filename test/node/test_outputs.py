@@ -42,9 +42,7 @@ def count(robot: Any, name: str) -> int:
 
 @pytest.mark.parametrize(("urdf", "expiry"), [("demo", 0.0), ("''", 0.0), ("''", 0.1)])
 @pytest.mark.causes("twist_expired")
-def test_a_twist_that_none_follows_is_ended(
-    robot: Any, inside: Callable[..., Any], urdf: str, expiry: float
-) -> None:
+def test_a_twist_expires(robot: Any, inside: Callable[..., Any], urdf: str, expiry: float) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside("policy.instruction:=slow", f"robot.urdf:={urdf}", *SERVO, f"timeouts.twist:={expiry}")
     robot.until(lambda: count(robot, "twist_expired") >= 3, robot.send_frame)
@@ -60,7 +58,7 @@ def test_a_twist_that_none_follows_is_ended(
         assert stamp_of(following) > stamp_of(twist)
 
 
-def test_twists_that_follow_each_other_are_not_interrupted(robot: Any, inside: Callable[..., Any]) -> None:
+def test_regular_twists_are_not_interrupted(robot: Any, inside: Callable[..., Any]) -> None:
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     inside(*SERVO, "timeouts.twist:=2.0")
     robot.until(lambda: len(twists) >= 20, robot.send_frame)
@@ -92,7 +90,7 @@ def positions(message: Any) -> list[float]:
         ("joint_state", "sensor_msgs/msg/JointState"),
     ],
 )
-def test_a_gripper_with_a_topic_of_its_own_is_limited_held_and_stopped_with_the_arm(
+def test_a_gripper_on_its_own_topic_is_limited_held_and_stopped_with_the_arm(
     robot: Any, inside: Callable[..., Any], output: str, kind: str
 ) -> None:
     heard, _ = listen(robot, kind, GRIPPER)
@@ -114,7 +112,7 @@ def test_a_gripper_with_a_topic_of_its_own_is_limited_held_and_stopped_with_the_
     assert len(heard) == held, "the gripper was told something after the stop"
 
 
-def test_a_gripper_beside_a_servo_gets_the_fingers(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_gripper_beside_a_servo_gets_the_finger_positions(robot: Any, inside: Callable[..., Any]) -> None:
     """Without a URDF: the arm's part is a twist alone."""
     twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
     heard, _ = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
@@ -124,7 +122,7 @@ def test_a_gripper_beside_a_servo_gets_the_fingers(robot: Any, inside: Callable[
 
 
 @pytest.mark.causes("driver_gone")
-def test_a_gripper_whose_driver_goes_stops_the_arm(robot: Any, inside: Callable[..., Any]) -> None:
+def test_losing_the_gripper_driver_stops_the_arm(robot: Any, inside: Callable[..., Any]) -> None:
     heard, end = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
     inside(*FINGERS)
     robot.until(lambda: len(heard) > 3, robot.send_frame)
@@ -134,7 +132,7 @@ def test_a_gripper_whose_driver_goes_stops_the_arm(robot: Any, inside: Callable[
 
 
 @pytest.mark.causes("driver_missing")
-def test_an_arm_without_its_grippers_driver_does_not_begin(robot: Any, inside: Callable[..., Any]) -> None:
+def test_the_arm_waits_for_the_gripper_driver(robot: Any, inside: Callable[..., Any]) -> None:
     inside(*FINGERS)
     robot.until(lambda: "driver_missing" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)

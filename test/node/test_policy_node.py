@@ -73,7 +73,7 @@ def no_pixels(stamp: int) -> bytes:
     return cdr[: cdr.index((48 * 64 * 3).to_bytes(4, "little"))] + bytes(4)
 
 
-def test_a_camera_that_gives_no_stamps_is_used_and_said(
+def test_frames_without_stamps_are_used_with_a_warning(
     robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Many drivers publish stamp 0. Such a frame counts as taken when it came; that its age is unknown is shown."""
@@ -98,7 +98,7 @@ def test_a_camera_that_gives_no_stamps_is_used_and_said(
 
 @pytest.mark.parametrize("damaged", [unknown_encoding, no_pixels])
 @pytest.mark.causes("image_invalid")
-def test_a_damaged_frame_is_counted_and_the_next_good_one_works(
+def test_a_damaged_frame_is_dropped_and_the_next_good_one_moves(
     robot: Any, inside: Callable[..., Any], damaged: Callable[[int], bytes]
 ) -> None:
     node = moving(robot, inside)
@@ -117,7 +117,7 @@ def test_a_damaged_frame_is_counted_and_the_next_good_one_works(
         pytest.param("slow", "inference_late", marks=pytest.mark.causes("inference_late")),
     ],
 )
-def test_a_bad_answer_makes_the_arm_hold_where_it_is(
+def test_a_bad_answer_makes_the_arm_hold_its_position(
     robot: Any, inside: Callable[..., Any], instruction: str, reason: str
 ) -> None:
     moving(robot, inside, "timeouts.inference:=0.2")
@@ -134,7 +134,7 @@ def test_a_bad_answer_makes_the_arm_hold_where_it_is(
 
 
 @pytest.mark.causes("joint_state_invalid")
-def test_joint_states_that_are_no_numbers_hold_and_good_ones_end_it(robot: Any, inside: Callable[..., Any]) -> None:
+def test_joint_states_with_nan_hold_until_a_good_one(robot: Any, inside: Callable[..., Any]) -> None:
     moving(robot, inside)
     mad = [*robot.positions[:3], float("nan"), *robot.positions[4:]]
 
@@ -147,7 +147,7 @@ def test_joint_states_that_are_no_numbers_hold_and_good_ones_end_it(robot: Any, 
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
-def test_arm_and_gripper_that_publish_apart_are_one_robot(robot: Any, inside: Callable[..., Any]) -> None:
+def test_joint_states_of_arm_and_gripper_are_merged(robot: Any, inside: Callable[..., Any]) -> None:
     moving(robot, inside, "robot.gripper_joint_names:=[finger_left]")
 
     def both() -> None:
@@ -164,7 +164,7 @@ def test_arm_and_gripper_that_publish_apart_are_one_robot(robot: Any, inside: Ca
     assert "joint_state_invalid" in robot.diagnostics["state"]["message"]
 
 
-def test_of_two_cameras_every_frame_is_counted_and_either_may_not_fall_silent(
+def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(
     robot: Any, inside: Callable[..., Any]
 ) -> None:
     graph = robot.graph
@@ -192,7 +192,7 @@ def test_of_two_cameras_every_frame_is_counted_and_either_may_not_fall_silent(
 
 
 @pytest.mark.causes("camera_stale")
-def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, inside: Callable[..., Any]) -> None:
+def test_a_stale_camera_holds_until_the_next_frame(robot: Any, inside: Callable[..., Any]) -> None:
     moving(robot, inside)
     robot.positions[0] += 0.01
     robot.until(lambda: "camera_stale" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_joints)
@@ -204,7 +204,7 @@ def test_a_silent_camera_holds_and_a_frame_ends_it(robot: Any, inside: Callable[
 
 
 @pytest.mark.causes("operator_stop")
-def test_a_stop_holds_until_reset_and_armed_anew(robot: Any, start: Callable[..., Any]) -> None:
+def test_a_stop_holds_until_reset_and_armed_again(robot: Any, start: Callable[..., Any]) -> None:
     node = moving(robot, start, *ARMED)
     robot.stop()
     robot.until(lambda: "-> stopped" in node.log.read_text(), robot.send_frame)
@@ -234,7 +234,7 @@ def test_a_dead_control_thread_stops_the_arm_and_cannot_be_armed_again(
     assert robot.diagnostics["state"]["message"] == "disarmed", "an armed node that never moves says nothing"
 
 
-def test_a_stop_button_that_would_not_be_heard_is_said_and_remapped_topics_are_not_missed(
+def test_an_incompatible_stop_button_is_reported_and_remapped_topics_are_found(
     robot: Any, start: Callable[..., Any]
 ) -> None:
     graph = robot.graph
@@ -250,7 +250,7 @@ def test_a_stop_button_that_would_not_be_heard_is_said_and_remapped_topics_are_n
     assert "/left/image has had" not in node.log.read_text()
 
 
-def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays(
+def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays_in_force(
     robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     moving(robot, inside)
@@ -263,7 +263,7 @@ def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays(
 
 
 @pytest.mark.causes("no_instruction")
-def test_without_an_instruction_the_arm_holds_and_says_why(robot: Any, inside: Callable[..., Any]) -> None:
+def test_without_an_instruction_the_arm_holds(robot: Any, inside: Callable[..., Any]) -> None:
     inside("policy.instruction:=''")
     robot.until(lambda: "no_instruction" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
@@ -272,7 +272,7 @@ def test_without_an_instruction_the_arm_holds_and_says_why(robot: Any, inside: C
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
 
 
-def test_a_signal_while_the_policy_loads_ends_the_node_and_nothing_is_armed(
+def test_a_signal_during_loading_ends_the_node_without_arming(
     robot: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRIPTED_LOAD_S", "60")
@@ -285,7 +285,7 @@ def test_a_signal_while_the_policy_loads_ends_the_node_and_nothing_is_armed(
     assert robot.commands == []
 
 
-def test_a_node_in_a_namespace_with_another_name_and_remaps_takes_parameters_as_ros_does(
+def test_namespace_name_remaps_and_parameter_files_work_as_in_ros(
     robot: Any, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "robot.yaml"
@@ -319,7 +319,7 @@ def test_a_misspelt_limit_after_ros_args_is_refused(robot: Any, start: Callable[
         (("-p", "control.rate_hz:=quick"), "control.rate_hz"),
     ],
 )
-def test_what_cannot_start_says_why_in_words(
+def test_a_node_that_cannot_start_names_the_option(
     robot: Any, start: Callable[..., Any], words: tuple[str, ...], expected: str | None
 ) -> None:
     if not words:
@@ -334,7 +334,7 @@ def test_what_cannot_start_says_why_in_words(
     assert "Traceback" not in log
 
 
-def test_when_the_terminal_goes_the_node_holds_and_ends(robot: Any, start: Callable[..., Any]) -> None:
+def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Callable[..., Any]) -> None:
     """SIGHUP resets a node that runs in the background; one that was started by hand has lost its person."""
     ours, theirs = os.openpty()
     node = moving(robot, start, *ARMED, stdin=theirs)

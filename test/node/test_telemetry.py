@@ -25,9 +25,7 @@ def listen(robot: Any, kind: str, topic: str, qos: str, heard: list[Any], raw: b
     robot.node.create_subscription(graph.message(kind), topic, heard.append, graph.qos(qos), raw=raw)
 
 
-def test_one_frame_can_be_followed_from_the_camera_to_its_command(
-    robot: Any, start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_trace_follows_a_frame_to_its_command(robot: Any, start: Callable[..., Any], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on", "-p", f"node.trace:={trace}")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
@@ -78,7 +76,7 @@ def test_every_frame_has_one_line_in_the_trace(robot: Any, start: Callable[..., 
     assert 0 <= frames["received"] - outcomes.total() <= 1, "at most the frame that waits is not accounted for"
 
 
-def test_status_tells_a_late_listener_the_state_and_each_change(robot: Any, start: Callable[..., Any]) -> None:
+def test_status_reaches_a_late_subscriber_and_follows_each_change(robot: Any, start: Callable[..., Any]) -> None:
     node = start("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
     robot.until(lambda: robot.commands, robot.send_frame)
     heard: list[Any] = []
@@ -97,9 +95,7 @@ def test_status_tells_a_late_listener_the_state_and_each_change(robot: Any, star
     assert node.process.poll() is None
 
 
-def test_the_debug_image_is_made_for_those_who_look_and_for_nobody_else(
-    robot: Any, start: Callable[..., Any]
-) -> None:
+def test_the_debug_image_is_published_for_subscribers(robot: Any, start: Callable[..., Any]) -> None:
     start("-p", "policy.instruction:=go on")
     robot.until(lambda: len(robot.actions) > 3, robot.send_frame)
     publisher = robot.node.get_publishers_info_by_topic(DEBUG)
@@ -112,9 +108,7 @@ def test_the_debug_image_is_made_for_those_who_look_and_for_nobody_else(
     assert picture.stamp in robot.sent
 
 
-def test_what_keeps_messages_from_arriving_is_in_the_diagnostics_with_its_cure(
-    robot: Any, start: Callable[..., Any]
-) -> None:
+def test_diagnostics_say_why_messages_do_not_arrive_and_what_to_do(robot: Any, start: Callable[..., Any]) -> None:
     text = robot.graph.message("std_msgs/msg/String")
     start("-p", "camera.topics:=[/nowhere]", "-p", "timeouts.publisher:=1.0")
     robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
@@ -128,9 +122,7 @@ def test_what_keeps_messages_from_arriving_is_in_the_diagnostics_with_its_cure(
     robot.until(lambda: robot.diagnostics["topics"]["message"] == "no_publisher /nowhere", robot.send_joints)
 
 
-def test_a_driver_that_takes_another_type_of_command_is_in_the_diagnostics_and_in_the_log(
-    robot: Any, start: Callable[..., Any]
-) -> None:
+def test_a_driver_of_another_message_type_is_reported(robot: Any, start: Callable[..., Any]) -> None:
     node = start("-p", "policy.instruction:=go on")
     robot.until(lambda: "topics" in robot.diagnostics, robot.send_joints)
     kind, topic = "trajectory_msgs/msg/JointTrajectory", "/arm/joint_command"
@@ -145,7 +137,7 @@ def test_a_driver_that_takes_another_type_of_command_is_in_the_diagnostics_and_i
     assert f"will get nothing on {topic}" in node.log.read_text()
 
 
-def test_tokens_that_were_no_action_tokens_are_warned_of(robot: Any, start: Callable[..., Any]) -> None:
+def test_tokens_outside_the_action_bins_raise_a_warning(robot: Any, start: Callable[..., Any]) -> None:
     """A wrong prompt or picture makes OpenVLA say words; they are clipped to actions and nothing else shows it."""
     start("-p", "policy.instruction:=go on")
     robot.until(lambda: "policy" in robot.diagnostics, robot.send_frame)
@@ -172,9 +164,7 @@ def test_metrics_are_those_of_the_node(robot: Any, start: Callable[..., Any]) ->
     assert values["vla_ros_commands_total"] == 0
 
 
-def test_a_dry_run_shows_how_old_frames_are_when_their_action_is_there(
-    robot: Any, inside: Callable[..., Any]
-) -> None:
+def test_a_dry_run_reports_the_frame_age(robot: Any, inside: Callable[..., Any]) -> None:
     node = inside("control.armed:=false")
     delay = 300_000_000
     image = np.zeros((48, 64, 3), np.uint8)
@@ -187,7 +177,7 @@ def test_a_dry_run_shows_how_old_frames_are_when_their_action_is_there(
     assert node.stats.frames()["commands"] == 0
 
 
-def test_what_is_wrong_with_joint_states_is_in_the_log(
+def test_invalid_joint_states_are_logged(
     robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     robot.positions[2] = float("nan")
@@ -196,7 +186,7 @@ def test_what_is_wrong_with_joint_states_is_in_the_log(
     assert "no joint state yet" not in caplog.text
 
 
-def test_instructions_that_change_with_every_message_do_not_flood_the_log(
+def test_frequent_instructions_do_not_flood_the_log(
     robot: Any, inside: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     node = inside()

@@ -21,7 +21,7 @@ def centre_of(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     return np.array([columns.mean(), rows.mean()])
 
 
-def test_the_picture_is_enlarged_and_the_policys_is_left_alone() -> None:
+def test_the_image_is_enlarged_and_the_original_is_untouched() -> None:
     before = GREY.copy()
     picture = drawn(np.zeros(7))
     assert picture.shape == (448, 448, 3)
