@@ -213,7 +213,7 @@ class ActionSpec:
     control_mode: ControlMode = ControlMode.END_EFFECTOR_DELTA
     gripper_index: int | None = 6
     image_keys: tuple[str, ...] = ("image",)
-    processors: Mapping[str, ImageProcessor] = field(default_factory=lambda: _EMPTY)
+    processors: Mapping[str, ImageProcessor] = field(default_factory=dict)
     state_keys: tuple[str, ...] = ()
     needs_joints: bool = False
     rate_hz: float | None = None

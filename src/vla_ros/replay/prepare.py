@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from vla_ros.config import Config
-from vla_ros.errors import ConfigError, ImageError
+from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.replay.bag import Bag
-from vla_ros.replay.topics import Selection
+from vla_ros.replay.samples import Samples
+from vla_ros.replay.topics import Selection, select
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
 
@@ -105,6 +107,22 @@ def images_at(
                 key: process(preprocess(newest[selection.cameras[index]], index)) for key, index in cameras.items()
             }
     return found
+
+
+@contextlib.contextmanager
+def reopened(
+    samples: Samples, config: Config, overrides: Mapping[str, str]
+) -> Iterator[tuple[Bag, Selection, Config] | None]:
+    """Opens a bag that was played once more: the bag, its topics and the fitted options; None if it is gone."""
+    with contextlib.ExitStack() as stack:
+        named = {"camera": samples.topics["camera"].replace(", ", ",")}
+        try:
+            bag = stack.enter_context(Bag(Path(samples.bag)))
+            selection = select(bag.topics, config, {**overrides, **named}, empty=bag.empty)
+        except VlaRosError:
+            yield None
+        else:
+            yield bag, selection, fit(config, selection)
 
 
 def newest_frames(bag: Bag, selection: Selection, times: Sequence[int]) -> Iterator[tuple[int, dict[str, bytes]]]:

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import to_yaml
-from vla_ros.errors import VlaRosError
 from vla_ros.replay import frames as frames_of
 from vla_ros.replay import metrics
-from vla_ros.replay.bag import Bag
 from vla_ros.replay.frames import Moment
-from vla_ros.replay.prepare import fit, images_at
+from vla_ros.replay.prepare import images_at, reopened
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.topics import select
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.types import IntArray, UInt8Array
@@ -223,20 +220,15 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
 def _images(
     result: Result, moments: list[Moment], overrides: Mapping[str, str]
 ) -> dict[tuple[int, int], dict[str, UInt8Array]]:
-    """The prepared images by (bag, row), read from the bags again; none if a bag no longer exists."""
+    """The prepared images by (bag, row), read from the bags again."""
     found: dict[tuple[int, int], dict[str, UInt8Array]] = {}
     for index in {moment.bag for moment in moments}:
         samples = result.samples[index]
         rows = {int(samples.times[moment.row]): moment.row for moment in moments if moment.bag == index}
-        try:
-            with Bag(Path(samples.bag)) as bag:
-                named = {"camera": samples.topics["camera"].replace(", ", ",")}
-                selection = select(bag.topics, result.config, {**overrides, **named}, empty=bag.empty)
-                config = fit(result.config, selection)
-                prepared = images_at(bag, selection, config, result.spec, sorted(rows))
-        except VlaRosError:
-            continue
-        found |= {(index, rows[time]): shown for time, shown in prepared.items()}
+        with reopened(samples, result.config, overrides) as opened:
+            if opened is not None:
+                prepared = images_at(*opened, result.spec, sorted(rows))
+                found |= {(index, rows[time]): seen for time, seen in prepared.items()}
     return found
 
 
