@@ -93,7 +93,7 @@ def test_robots_that_share_a_model_get_what_each_alone_gets(checkpoint, drafts):
         assert isinstance(refused, ImageError), "and keeps nobody else from an answer"
 
 
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_the_engine_quantises_by_itself(checkpoint, quantization):
     engine = policy(checkpoint, engine="graph", quantization=quantization, drafts="none")
     for observation in observations(2):
@@ -116,16 +116,16 @@ def wrong_kernel(monkeypatch):
 
 def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):
     with pytest.raises(EngineMismatchError, match=r"kernel for output \(int4 weights, 1 rows\)"):
-        policy(checkpoint, engine="graph", quantization="nf4")
+        policy(checkpoint, engine="graph", quantization="int4")
 
 
 def test_auto_goes_on_without_such_kernels_and_says_so(checkpoint, wrong_kernel, monkeypatch, caplog):
     (observation,) = observations(1)
     monkeypatch.setattr(policy_module, "choose_engine", lambda *_: "graph")
-    loaded = policy(checkpoint, quantization="nf4", drafts="none")
+    loaded = policy(checkpoint, quantization="int4", drafts="none")
     assert "torch multiplies instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
-    expected = ask(policy(checkpoint, engine="graph", quantization="nf4", drafts="none"), observation)
+    expected = ask(policy(checkpoint, engine="graph", quantization="int4", drafts="none"), observation)
     assert np.array_equal(ask(loaded, observation).tokens, expected.tokens)
 
 
@@ -201,7 +201,7 @@ def test_a_guard_that_believes_no_draft_stays(tiny):
 def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
     monkeypatch.setattr("vla_ros.engine.executor.Engine.draft_error", lambda *_: 0.5)
     assert policy(checkpoint, engine="graph").loaded.engine.guard == 1.5
-    assert policy(checkpoint, engine="graph", quantization="nf4").loaded.engine.guard == 1.5
+    assert policy(checkpoint, engine="graph", quantization="int4").loaded.engine.guard == 1.5
     assert (
         policy(checkpoint, engine="graph", self_test=False).loaded.engine.guard == TOLERANCES[torch.float32].guard
     )
@@ -215,6 +215,8 @@ def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
         ({}, (7, 5), True, "reference"),
         ({}, (9, 0), False, "reference"),
         ({"attention": "eager"}, (9, 0), True, "reference"),
+        ({"quantization": "int4"}, (9, 0), True, "graph"),
+        ({"quantization": "nf4"}, (9, 0), True, "reference"),
         ({"engine": "reference"}, (9, 0), True, "reference"),
         ({"engine": "graph"}, (7, 5), False, "graph"),
     ],

@@ -55,7 +55,11 @@ POLICY = (
     Argument("instruction", "", "Instruction to follow until one arrives", (), "policy.instruction"),
     Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),
     Argument(
-        "quantization", "", "Weights of the language model", ("", "none", "int8", "nf4"), "policy.quantization"
+        "quantization",
+        "",
+        "Weights of the language model",
+        ("", "none", "int8", "int4", "nf4"),
+        "policy.quantization",
     ),
     Argument(
         "camera_topics", "", "Image topics as a list: [/front/image_raw, /wrist/image_raw]", (), "camera.topics"

@@ -28,6 +28,7 @@ def seven_billion():
     [
         ("bfloat16", "none", 15.0, 16.8),
         ("bfloat16", "int8", 8.0, 10.2),
+        ("bfloat16", "int4", 4.8, 7.0),
         ("bfloat16", "nf4", 4.8, 7.0),
         ("float32", "none", 30.0, 33.0),
     ],
@@ -51,12 +52,12 @@ def test_what_does_not_fit_is_refused_with_the_options_that_would(seven_billion)
     text = str(caught.value)
     assert "8.00 GB are free" in text
     assert "; policy.device:=cpu policy.dtype:=bfloat16 policy.quantization:=none" in text
-    assert "What fits: policy.dtype:=bfloat16 policy.quantization:=nf4" in text
+    assert "What fits: policy.dtype:=bfloat16 policy.quantization:=int4" in text
     assert "What fits: policy.dtype:=bfloat16 policy.quantization:=int8" not in text
 
 
 def test_where_nothing_fits_the_smallest_need_is_said(seven_billion):
-    with pytest.raises(OutOfMemoryError, match=r"Nothing fits here: the smallest choice \(nf4\) needs 6\."):
+    with pytest.raises(OutOfMemoryError, match=r"Nothing fits here: the smallest choice \(4 bits\) needs 6\."):
         memory.check_memory(*seven_billion, "float32", "none", "cpu", lambda device: 2 * GB)
 
 

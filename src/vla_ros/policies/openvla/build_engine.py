@@ -15,9 +15,6 @@ from vla_ros.policies.openvla.vision_encoder import VisionEncoder
 
 _LAYERS = "language_model.model.layers."
 
-KINDS = {"none": "none", "int8": "int8", "int4": "int4", "nf4": "int4"}
-"""``policy.quantization`` to the engine's own kinds: its 4 bits are integers in groups, not nf4's code book."""
-
 
 def make_engine(
     model: OpenVLAModel,
@@ -35,7 +32,7 @@ def make_engine(
     Args:
         model: Loaded, not quantised, on its device.
         answer: Tokens to decode.
-        quantization: ``none``, ``int8`` or ``nf4``.
+        quantization: ``none``, ``int8`` or ``int4``.
         drafts: ``policy.drafts``.
         keep: True leaves ``model`` usable: dense weights are shared, quantised ones exist beside them. False frees
             the decoder's dense weights layer by layer.
@@ -45,7 +42,7 @@ def make_engine(
     """
     size = model.architecture.image_size
     if weights is None:
-        weights = fuse(model.language_model, KINDS[quantization], keep=keep)
+        weights = fuse(model.language_model, quantization, keep=keep)
     return Engine(
         VisionEncoder(model) if encode is None else encode,
         weights,
@@ -71,7 +68,7 @@ def fill_quantized(
         produce: Where the tensors come from.
         device: Where they go.
         dtype: Type of all that is not quantised.
-        quantization: ``int8`` or ``nf4``.
+        quantization: ``int8`` or ``int4``.
         progress: Told the share of layers.
 
     Raises:
@@ -84,7 +81,7 @@ def fill_quantized(
     for index, layer in enumerate(model.language_model.layers):
         for name, tensor in produce([name for name in names if name.startswith(f"{_LAYERS}{index}.")]):
             place(model, name, tensor, device, dtype)
-        fused.append(fuse_layer(layer, KINDS[quantization], keep=False))
+        fused.append(fuse_layer(layer, quantization, keep=False))
         progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
     model.to(device)
     return assemble(model.language_model, tuple(fused))

@@ -71,11 +71,34 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
 def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
     """``policy.engine`` with ``auto`` resolved: ``graph`` where its kernels run, else ``reference``.
 
-    Its kernels need matrix units for bfloat16 (compute capability 8.0, Ampere) and Triton. An attention other than
-    the default is an option of the reference path: whoever asks for one gets that path.
+    nf4 and an attention other than the default belong to the reference path: whoever asks for one gets that path.
+
+    Raises:
+        ConfigError: The weights that ``policy.quantization`` names do not exist on that path.
     """
-    if options.engine != "auto":
-        return options.engine
-    if device.type != "cuda" or options.attention != "sdpa" or importlib.util.find_spec("triton") is None:
-        return "reference"
-    return "graph" if torch.cuda.get_device_capability(device) >= (8, 0) else "reference"
+    asked, weights = options.engine, options.quantization
+    missing = _why_no_engine(options, device) if asked == "auto" else ""
+    engine = asked if asked != "auto" else "reference" if missing or weights == "nf4" else "graph"
+    if engine == "graph" and weights == "nf4":
+        raise ConfigError(
+            "policy.quantization: nf4 is bitsandbytes' format, which only the reference path runs, and "
+            "policy.engine is graph; choose int4, the engine's 4 bits, or policy.engine:=reference"
+        )
+    if engine == "reference" and weights == "int4":
+        raise ConfigError(
+            f"policy.quantization: int4 is the engine's format, and {missing or 'policy.engine is reference'}; "
+            "choose nf4, bitsandbytes' 4 bits"
+        )
+    return engine
+
+
+def _why_no_engine(options: OpenVLAOptions, device: torch.device) -> str:
+    """Why the engine's kernels do not run; they need Triton and matrix units for bfloat16 (Ampere)."""
+    if device.type != "cuda":
+        return f"the engine needs an NVIDIA GPU, here is {device}"
+    if options.attention != "sdpa":
+        return f"policy.attention {options.attention} is the reference path's"
+    if importlib.util.find_spec("triton") is None:
+        return "the engine needs Triton, which is not installed"
+    found = torch.cuda.get_device_capability(device)
+    return "" if found >= (8, 0) else f"the engine needs compute capability 8.0, {device} has {found[0]}.{found[1]}"

@@ -22,8 +22,11 @@ GB = 1e9
 PROMPT_TOKENS = 128
 """Prompt length that the estimate assumes; usual prompts have 20 to 40 tokens."""
 
-CHOICES = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "nf4"))
-"""Data type and quantisation, best first."""
+
+def choices(device: str) -> tuple[tuple[str, str], ...]:
+    """Data type and quantisation, best first; 4 bits are the engine's on a GPU and bitsandbytes' elsewhere."""
+    four = "int4" if device.startswith("cuda") else "nf4"
+    return ("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", four)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def plan_memory(
         shapes: Checkpoint key to shape, of the weights that run.
         architecture: Sizes.
         dtype: ``float32`` or ``bfloat16``.
-        quantize: ``none``, ``int8`` or ``nf4``.
+        quantize: ``none``, ``int8``, ``int4`` or ``nf4``.
         device: ``cpu`` or ``cuda...``.
     """
     item = 4 if dtype == "float32" else 2
@@ -131,7 +134,7 @@ def advise(
     smallest: MemoryPlan | None = None
     for place in dict.fromkeys((device, "cpu")):
         free = available(place)
-        for dtype, quantize in CHOICES:
+        for dtype, quantize in choices(place):
             plan = plan_memory(shapes, architecture, dtype, quantize, place)
             smallest = plan if smallest is None or plan.total < smallest.total else smallest
             if free is not None and plan.total <= free:
@@ -143,7 +146,7 @@ def advise(
         return "What fits: " + "; ".join(fitting)
     assert smallest is not None
     return (
-        f"Nothing fits here: the smallest choice (nf4) needs {smallest.total / GB:.2f} GB. "
+        f"Nothing fits here: the smallest choice (4 bits) needs {smallest.total / GB:.2f} GB. "
         "Stop other programs that hold memory, or take a larger machine"
     )
 

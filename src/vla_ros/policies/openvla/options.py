@@ -28,7 +28,12 @@ class OpenVLAOptions(PolicyConfig):
         choices=("auto", "float32", "bfloat16"),
     )
     attention: str = option("sdpa", "Attention implementation", choices=("eager", "sdpa", "flash_attention_2"))
-    quantization: str = option("none", "Weight quantisation of the language model", choices=("none", "int8", "nf4"))
+    quantization: str = option(
+        "none",
+        "Weights of the language model: int8 (the engine's, or bitsandbytes' on the reference path), int4 (the "
+        "engine's: integers with scale and zero point per 128 weights) or nf4 (bitsandbytes', reference path)",
+        choices=("none", "int8", "int4", "nf4"),
+    )
     engine: str = option(
         "auto",
         "How OpenVLA is executed: graph (own engine, for NVIDIA GPUs), reference (plain torch), or auto: graph "
