@@ -64,12 +64,8 @@ class LiveRun:
         first = next(records, None)
         begin = first.time if first is not None else 0
         events = [
-            *(self._joints(states) for states in _messages(recording.joints, begin)),
-            *(
-                self._feed(key, states)
-                for key, feed in recording.state.items()
-                for states in _messages(feed, begin)
-            ),
+            *_messages(recording.joints, begin, self._accept),
+            *(each for key, feed in recording.state.items() for each in _messages(feed, begin, self._feed(key))),
             self._frames(first, records, cameras),
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
@@ -120,26 +116,21 @@ class LiveRun:
                 self._stepper.forget_commands()
         self._receiver.receive(camera, data)
 
-    def _joints(self, states: Iterator[tuple[int, JointState]]) -> Iterator[Event]:
-        for time, state in states:
-            yield time, partial(self._accept, state)
-
     def _accept(self, state: JointState) -> None:
         self._states.accept(state, state.stamp)
 
-    def _feed(self, key: str, states: Iterator[tuple[int, JointState]]) -> Iterator[Event]:
-        for time, state in states:
-            yield time, lambda state=state: self._inputs.set_state(key, state)  # type: ignore[misc]
+    def _feed(self, key: str) -> Callable[[JointState], None]:
+        return lambda state: self._inputs.set_state(key, state)
 
 
-def _messages(feed: Feed | None, begin: int) -> list[Iterator[tuple[int, JointState]]]:
-    """The messages of each table of a feed and the times at which they were recorded."""
+def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:
+    """Events for each table of a feed: ``receive`` is called with each message."""
 
-    def messages(table: Table) -> Iterator[tuple[int, JointState]]:
+    def events(table: Table) -> Iterator[Event]:
         for row in range(max(table.newest(begin - _BEFORE), 0), len(table.times)):
-            yield int(table.times[row]), table.joint_state(row)
+            yield int(table.times[row]), partial(receive, table.joint_state(row))
 
-    return [messages(table) for table in feed.tables] if feed is not None else []
+    return [events(table) for table in feed.tables] if feed is not None else []
 
 
 def _send_nowhere(command: Command) -> Callable[[], None]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.series import Feed
 from vla_ros.replay.topics import Selection
-from vla_ros.types import JointState
+from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.decode import image_stamp
 from vla_ros.vision.lazy_images import LazyImages
 
@@ -58,6 +59,18 @@ class Options:
     instruction: str = ""
     tolerance_s: float = 0.2
     gap_s: float = 2.0
+
+
+class _Row(NamedTuple):
+    """What is kept of one answered frame; images are not."""
+
+    time: int
+    episode: int
+    age_ms: float
+    images: int
+    normalized: FloatArray
+    stages_ms: dict[str, float]
+    step: StepResult
 
 
 class Player:
@@ -217,7 +230,14 @@ class Player:
         """Keep the answer to the frame that came at ``time``."""
         if refused is not None:
             self._refused[refused.value] += 1
-        self._rows.append(_Row(time, len(self._instructions) - 1, step, age_ms))
+        total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
+        images = step.observation.images if step.observation is not None else None
+        prepared = images.prepared if isinstance(images, LazyImages) else 0
+        known = step.chunk.normalized if step.chunk is not None else None
+        normalized = known[0] if known is not None else np.full(len(step.action), np.nan)
+        kept = replace(step, observation=None, chunk=None)
+        stages = {**step.stages_ms, "total": total}
+        self._rows.append(_Row(time, len(self._instructions) - 1, age_ms, prepared, normalized, stages, kept))
         self._rest()
 
     def _episode(self, now: int) -> str | None:
@@ -254,7 +274,7 @@ class Player:
         """Everything so far as arrays, paired with what was recorded."""
         rows, spec = self._rows, self._stepper.spec
         times = np.array([row.time for row in rows], np.int64)
-        stamps = np.array([row.stamp for row in rows], np.int64)
+        stamps = np.array([row.step.stamp for row in rows], np.int64)
         paired = truth.align(
             times,
             stamps,
@@ -266,27 +286,23 @@ class Player:
             round(self._options.tolerance_s * 1e9),
             round(self._period * 1e9),
         )
-        names = next((row.command_names for row in rows if row.command is not None), ())
-        commands = np.full((len(rows), len(names)), np.nan)
-        for index, row in enumerate(rows):
-            if row.command is not None and len(row.command) == len(names):
-                commands[index] = row.command
-        stages = {name: np.full(len(rows), np.nan) for row in rows for name in row.stages_ms}
-        for index, row in enumerate(rows):
-            for name, value in row.stages_ms.items():
-                stages[name][index] = value
+        sent = [row.step.command for row in rows]
+        names = next((command.names for command in sent if command is not None), ())
+        unknown = np.full(len(names), np.nan)
+        commands = [each.positions if each is not None and each.names == names else unknown for each in sent]
+        stages = dict.fromkeys(name for row in rows for name in row.stages_ms)
         chosen = self._selection
         result = Samples(
             bag=str(self._bag.path),
             times=times,
             stamps=stamps,
             episodes=np.array([row.episode for row in rows], np.int64),
-            predicted=np.array([row.action for row in rows]).reshape(len(rows), spec.dimension),
+            predicted=np.array([row.step.action for row in rows]).reshape(len(rows), spec.dimension),
             recorded=paired.actions,
             normalized=np.array([row.normalized for row in rows]).reshape(len(rows), spec.dimension),
-            commands=commands,
+            commands=np.array(commands).reshape(len(rows), len(names)),
             command_names=names,
-            stages_ms=stages,
+            stages_ms={name: np.array([row.stages_ms.get(name, np.nan) for row in rows]) for name in stages},
             age_ms=np.array([row.age_ms for row in rows]),
             instructions=tuple(self._instructions),
             rule=paired.rule,
@@ -310,32 +326,3 @@ class Player:
             openings=truth.finger_openings(times, self._recording, self._config),
         )
         return samples_of.join(self._resume, result) if self._resume is not None else result
-
-
-class _Row:
-    """What is kept of one answered frame; images are not."""
-
-    __slots__ = (
-        "action",
-        "age_ms",
-        "command",
-        "command_names",
-        "episode",
-        "images",
-        "normalized",
-        "stages_ms",
-        "stamp",
-        "time",
-    )
-
-    def __init__(self, time: int, episode: int, step: StepResult, age_ms: float) -> None:
-        self.time, self.stamp, self.episode, self.age_ms = time, step.stamp, episode, age_ms
-        self.action = step.action
-        total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
-        normalized = step.chunk.normalized if step.chunk is not None else None
-        self.normalized = normalized[0] if normalized is not None else np.full(len(step.action), np.nan)
-        self.command = step.command.positions if step.command is not None else None
-        self.command_names = step.command.names if step.command is not None else ()
-        self.stages_ms = {**step.stages_ms, "total": total}
-        images = step.observation.images if step.observation is not None else None
-        self.images = images.prepared if isinstance(images, LazyImages) else 0

@@ -1,4 +1,4 @@
-"""One line per frame, from camera to command, found again by the frame's stamp.
+"""Writes one line per frame, from camera to command; commands carry the stamp of their frame.
 
 A disk that is full, slow or gone never holds up a command: lines wait in a bounded queue for a thread of their
 own, and the first error ends the recording with one line in the log.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -18,13 +18,12 @@ from vla_ros.control.outcome import FrameOutcome
 from vla_ros.errors import ConfigError
 
 _WAITING = 4096  # lines
-_PATIENCE = 0.5  # s between writes
 
 
 class FrameTrace:
     """Writes JSON lines: ``stamp``, ``camera``, ``outcome``, ``times`` (ROS clock, ns) and ``stages_ms``.
 
-    Values are those of :class:`~vla_ros.control.outcome.FrameOutcome`; a command carries the stamp of its frame.
+    Values are those of :class:`~vla_ros.control.outcome.FrameOutcome`.
 
     Args:
         path: File to write; an old one is replaced.
@@ -41,14 +40,13 @@ class FrameTrace:
         self._path = path
         self._complain = complain
         try:
-            self._file: IO[str] | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+            file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"node.trace: '{path}' cannot be written ({error.strerror})") from None
-        self._lines: deque[str] = deque()
-        self._changed = threading.Condition()
-        self._ending = False
+        self._lines: queue.Queue[str | None] = queue.Queue(_WAITING)
+        self._failed = False
         self.lost = 0
-        self._thread = threading.Thread(target=self._run, name="vla_trace", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(file,), name="vla_trace", daemon=True)
         self._thread.start()
 
     def frame(self, outcome: FrameOutcome) -> None:
@@ -63,46 +61,32 @@ class FrameTrace:
                 "stages_ms": {name: round(value, 3) for name, value in outcome.stages_ms.items()},
             }
         )
-        with self._changed:
-            if self._file is None or len(self._lines) >= _WAITING:
-                self.lost += 1
-                return
-            self._lines.append(line)
+        try:
+            if self._failed:
+                raise queue.Full
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self.lost += 1
 
     def close(self) -> None:
         """Write what waits and end. Safe to call twice."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify()
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=5)
         self._thread.join(5)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ending, _PATIENCE)
-                ending, lines = self._ending, list(self._lines)
-                self._lines.clear()
-            if not self._write(lines) or ending:
-                break
-        self._leave()
-
-    def _write(self, lines: list[str]) -> bool:
-        assert self._file is not None
-        try:
-            self._file.writelines(f"{line}\n" for line in lines)
-            self._file.flush()
-        except OSError as error:
-            self.lost += len(lines)
-            self._complain(
-                f"node.trace: '{self._path}' cannot be written any more ({error.strerror}); recording has ended, "
-                "the arm is not affected"
-            )
-            return False
-        return True
-
-    def _leave(self) -> None:
-        with self._changed:
-            file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError):  # the disk is still full; it was said already
-                file.close()
+    def _run(self, file: IO[str]) -> None:
+        for line in iter(self._lines.get, None):
+            if self._failed:
+                self.lost += 1
+                continue
+            try:
+                file.write(f"{line}\n")
+                file.flush()
+            except OSError as error:
+                self._failed = True
+                self.lost += 1
+                found = f"'{self._path}' cannot be written any more ({error.strerror})"
+                self._complain(f"node.trace: {found}; recording has ended, the arm is not affected")
+        self._failed = True
+        with contextlib.suppress(OSError):  # the disk is still full, which was said already
+            file.close()
