@@ -121,15 +121,17 @@ def _graph() -> Iterator[Finding]:
 
 
 def _rclpy(distro: str) -> Finding:
+    """Whether rclpy loads, and with which RMW. In another process: rclpy ends one whose RMW is not installed."""
+    question = "import rclpy; print(rclpy.get_rmw_implementation_identifier())"
     try:
-        import rclpy
-
-        rmw = rclpy.get_rmw_implementation_identifier()
-    except Exception as error:  # libraries that do not load, or an RMW that is not installed
+        words = [sys.executable, "-c", question]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
         asked = os.environ.get("RMW_IMPLEMENTATION")
-        fix = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
-        return Finding("ROS 2", f"{distro}, rclpy does not load: {str(error).splitlines()[0]}", WRONG, fix)
-    return Finding("ROS 2", f"{distro}, rclpy imports, {rmw}")
+        why = f"with RMW_IMPLEMENTATION {asked}" if asked else str(error)
+        mend = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
+        return Finding("ROS 2", f"{distro}, rclpy does not load {why}", WRONG, mend)
+    return Finding("ROS 2", f"{distro}, rclpy imports, {answer.stdout.strip()}")
 
 
 LIBRARIES = (

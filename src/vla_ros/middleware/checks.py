@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -116,14 +117,15 @@ def examine(
 
 def _rmw(environment: Mapping[str, str] | None) -> str:
     """The RMW that rclpy uses in this process; of another environment what ``RMW_IMPLEMENTATION`` says, or ""."""
-    if environment is not None:
-        return environment.get("RMW_IMPLEMENTATION", "")
+    named = (os.environ if environment is None else environment).get("RMW_IMPLEMENTATION", "")
+    # rclpy takes the one that is named, or ends the process where that is not installed.
+    if environment is not None or (named and "rclpy" not in sys.modules):
+        return named
     try:
         import rclpy
-
-        return str(rclpy.get_rmw_implementation_identifier())
-    except Exception:  # no rclpy, or the RMW that is asked for is not installed, which the caller reports
-        return os.environ.get("RMW_IMPLEMENTATION", "")
+    except ImportError:
+        return ""
+    return str(rclpy.get_rmw_implementation_identifier())
 
 
 def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
