@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_ros.config import load
+from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import VlaRosError
 
 if TYPE_CHECKING:
@@ -33,6 +35,12 @@ MOST_BASELINE = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros bench``."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="any installed policy instead, with its options by --config and -p; no baseline",
+    )
     parser.add_argument(
         "--model", default="tiny", help="tiny, openvla-7b (random weights) or a checkpoint's folder"
     )
@@ -66,8 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
             raise VlaRosError(
                 f"{option} {path}: cannot be written; is {path.parent} a folder that you may write to?"
             )
-    result = bench(arguments)
-    from vla_ros.bench.report import render
+    if arguments.policy:
+        from vla_ros.bench.policy import bench_policy, render
+
+        if arguments.steps < 0:
+            raise VlaRosError(f"--steps {arguments.steps}: expected at least one step (0: the usual number)")
+        config = load(arguments.config, [f"policy.name:={arguments.policy}", *arguments.param])
+        result = bench_policy(config, arguments.steps or 20, _progress())
+    else:
+        result = bench(arguments)
+        from vla_ros.bench.report import render
 
     text = json.dumps(result, indent=2)
     if arguments.json is not None and str(arguments.json) == "-":

@@ -1,0 +1,85 @@
+"""How long any policy takes from camera messages to its chunk, as the node asks it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vla_ros.bench.inputs import make_messages
+from vla_ros.config import Config
+from vla_ros.errors import ConfigError
+from vla_ros.policies.base import Progress, create, no_progress
+from vla_ros.types import JointState, Observation
+from vla_ros.vision.lazy_images import LazyImages
+from vla_ros.vision.preprocess import Preprocessor, process
+
+WARM_UP = 2
+"""Steps that are not counted."""
+
+
+def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -> dict[str, Any]:
+    """Load the policy that ``policy.name`` names, and time ``steps`` inferences of one session.
+
+    Images are random, of each camera's ``camera.width`` and ``height``; joints are at zero.
+
+    Returns:
+        Milliseconds (``total_ms`` with p50 and p99, ``stages_ms`` with medians) and what was measured.
+
+    Raises:
+        VlaRosError: The policy does not load or cannot answer.
+        ConfigError: It needs images or feeds that nothing here can make.
+    """
+    policy = create(config)
+    began = time.perf_counter()
+    policy.load(progress)
+    loaded = time.perf_counter() - began
+    spec, session = policy.spec, policy.start_session()
+    cameras = {one.key: (index, one) for index, one in enumerate(config.camera.each)}
+    missing = [key for key in spec.image_keys if key not in cameras]
+    if missing or spec.state_keys:
+        raise ConfigError(
+            f"policy.name: '{config.policy.name}' needs the images {list(spec.image_keys)} and the feeds "
+            f"{list(spec.state_keys)}; found camera.keys {list(cameras)}, and feeds cannot be made up"
+        )
+    preprocess = Preprocessor(config.camera, spec)
+    messages = {
+        key: (index, make_messages(steps + WARM_UP, camera.height, camera.width, seed=index))
+        for key, (index, camera) in cameras.items()
+        if key in spec.image_keys
+    }
+    joints = JointState(config.robot.joint_names, np.zeros(len(config.robot.joint_names)), 0)
+    times: dict[str, list[float]] = {}
+    for step in range(steps + WARM_UP):
+        received = {key: (index, made[step]) for key, (index, made) in messages.items()}
+        began = time.perf_counter()
+        raw = {key: preprocess(cdr, index) for key, (index, cdr) in received.items()}
+        images = LazyImages({key: partial(process, image) for key, image in raw.items()})
+        instruction = config.policy.instruction or "pick up the red cube"
+        chunk = policy.infer(session, Observation(images, instruction, step, joints, raw_images=raw))
+        took = {"total": 1e3 * (time.perf_counter() - began), "preprocess": images.spent_ms, **chunk.stages_ms}
+        if step >= WARM_UP:
+            for name, value in took.items():
+                times.setdefault(name, []).append(value)
+    session.close()
+    policy.close()
+    total = times.pop("total")
+    return {
+        "policy": config.policy.name,
+        "steps": steps,
+        "load_s": loaded,
+        "total_ms": {"p50": float(np.percentile(total, 50)), "p99": float(np.percentile(total, 99))},
+        "stages_ms": {name: float(np.median(values)) for name, values in times.items()},
+        "chunk": list(chunk.actions.shape),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table that ``vla-ros bench --policy`` prints."""
+    horizon, dimension = result["chunk"]
+    lines = [f"policy '{result['policy']}': {result['steps']} steps, {horizon} action(s) of {dimension} numbers"]
+    lines += [f"{name:<18}{value:>10.3f}" for name, value in result["stages_ms"].items()]
+    lines += [f"{'total ' + name:<18}{value:>10.3f}" for name, value in result["total_ms"].items()]
+    return "\n".join([*lines, f"milliseconds; load {result['load_s']:.1f} s"])
