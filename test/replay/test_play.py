@@ -160,12 +160,13 @@ def test_as_it_would_have_run_skips_what_comes_while_the_policy_is_busy(
     assert found.skipped + len(found.times) + found.dropped.total() == 40
     assert found.dropped.total() <= 1
     assert (np.diff(found.times) > 0).all()
-    ages = found.age_ms
+    ages = found.age_ms[np.isfinite(found.age_ms)]  # the last command may be refused: no joint states follow
+    assert len(ages) >= len(found.times) - 2
     assert (ages >= 160).all()
     assert np.median(ages) < 160 + 100 / speed + 60
     found, _ = summary(outcome, config, Options(speed=speed))
     assert found["mode"] == "as_it_would_have_run"
-    assert found["frame_age_ms"]["count"] == len(outcome.samples.times)
+    assert found["frame_age_ms"]["count"] == len(ages)
     assert found["deadline"]["missed"] > 0
 
 

@@ -24,7 +24,7 @@ from vla_ros.replay.series import Feed, Recording, Table
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import JointState
 
-_BEFORE = 1_000_000_000  # ns; joint states and feeds from before the first frame that are still of use
+_BEFORE = 1_000_000_000  # ns; joint states and feeds this long before the first frame still count
 _LOG = logging.getLogger(__name__)
 
 Event = tuple[int, Callable[[], None]]
@@ -33,8 +33,8 @@ Event = tuple[int, Callable[[], None]]
 class LiveRun:
     """Receivers, watchdog, safety and control loop of the node around a recording; the arm is armed.
 
-    Messages come at the times at which they were recorded; inference takes as long as on this machine, times
-    ``speed``. Stamps may be of any clock: nobody asks how old they are. A stop is reset at once.
+    Messages arrive at their recorded times; inference takes as long as on this machine, times ``speed``. Stamps may
+    be of any clock: their age is not checked. A stop is reset at once.
 
     Args:
         config: The whole tree.
@@ -42,8 +42,8 @@ class LiveRun:
         recording: Joint states and feeds.
         records: Frames of all cameras in order of time.
         speed: Multiple of the recorded speed.
-        sink: Told of each step, and what became of each frame.
-        episode: Told the time of each frame of the first camera; gives the instruction where an episode begins.
+        sink: Told each step and the outcome of each frame.
+        episode: Told the time of each frame of the first camera; returns the instruction if it starts an episode.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Plays one bag through the code of the live node: in open loop, or as it would have run on this machine.
 
-Open loop: every (k-th) frame is answered from what was recorded, whatever was answered before (teacher-forced), and
+Open loop: every (k-th) frame is used with its recorded inputs, whatever the policy did before (teacher-forced), and
 a chunk's first action is compared. As it would have run: the live control loop on a simulated clock
-(:mod:`vla_ros.replay.live`). That clock is not waited for, so an hour's bag does not take an hour.
+(:mod:`vla_ros.replay.live`). Nothing waits for that clock, so an hour's bag does not take an hour.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Options:
 
     Attributes:
         speed: 0 plays in open loop; else as it would have run, at this multiple of the recorded speed.
-        every: Answer every k-th frame (open loop).
+        every: Use every k-th frame (open loop).
         limit: Frames of each bag at most; 0 all.
-        instruction: Takes the place of what was recorded; "" does not.
-        tolerance_s: Longest time from a frame to the recorded action that belongs to it.
-        gap_s: A longer pause between frames begins a new episode.
+        instruction: Replaces the recorded instruction; "" does not.
+        tolerance_s: Most seconds from a frame to its recorded action.
+        gap_s: A longer pause between frames starts a new episode.
     """
 
     speed: float = 0.0
@@ -62,7 +62,7 @@ class Options:
 
 
 class _Row(NamedTuple):
-    """What is kept of one answered frame; images are not."""
+    """What is kept of one frame; its images are not."""
 
     time: int
     episode: int
@@ -78,13 +78,13 @@ class Player:
 
     Args:
         bag: Open.
-        selection: Which topic is what.
-        config: As :func:`fit` gives it.
+        selection: Topics by role.
+        config: As :func:`~vla_ros.replay.prepare.fit` returns it.
         stepper: Loaded.
-        options: How.
-        resume: What an interrupted run left, or None.
-        partial: Where partial results go, or None.
-        progress: Told the number of answered frames now and then.
+        options: How to play it.
+        resume: Samples of an interrupted run, or None.
+        partial: File for partial results, or None.
+        progress: Told the number of frames now and then.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Player:
         self._saved = self._began
         rate = config.control.rate_hz or stepper.spec.rate_hz or 30.0
         self._period = 1.0 / rate
-        self._answered: StepResult | None = None
+        self._inferred: StepResult | None = None
 
     def play(self) -> Samples:
-        """Answer the frames. On Ctrl-C what there is comes back with ``complete`` False."""
+        """Play the frames. On Ctrl-C returns the results so far, with ``complete`` False."""
         start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
         self._stepper.reset()
@@ -131,7 +131,7 @@ class Player:
             else:
                 self._open_loop(records)
         except KeyboardInterrupt:
-            complete = False  # the frame in hand was not answered; it comes again when the run goes on
+            complete = False  # the frame in work is lost here and comes again in the resumed run
         limited = Counter(self._stepper.controller.counters)
         limited.subtract(counted)
         result = self._samples(complete, +limited)
@@ -140,7 +140,7 @@ class Player:
         return result
 
     def _live(self, records: Iterator[Record]) -> None:
-        """Answer as the live node would: the newest frame wins, at most ``control.rate_hz`` steps a second."""
+        """Play as the live node would: the newest frame wins, at most ``control.rate_hz`` steps a second."""
         live = LiveRun(
             self._config, self._stepper, self._recording, records, self._options.speed, self, self._episode
         )
@@ -149,7 +149,7 @@ class Player:
     def step(self, step: StepResult) -> None:
         """The control loop made a step."""
         if step.chunk is not None:
-            self._answered = step
+            self._inferred = step
         elif step.refused is not None:
             self._refused[step.refused.reason.value] += 1
 
@@ -157,11 +157,11 @@ class Player:
         """The control loop is done with a frame."""
         if outcome.camera != self._selection.cameras[0]:
             return
-        step, self._answered = self._answered, None
+        step, self._inferred = self._inferred, None
         if outcome.outcome == REPLACED:
             self._skipped += 1
         elif step is not None:
-            ended = outcome.ended or outcome.received
+            ended = float("nan") if outcome.ended is None else outcome.ended  # without a command it has no age
             age = (ended - outcome.received) / 1e6 / self._options.speed
             self._keep(outcome.received, step, outcome.reason, age)
         elif outcome.reason is not None:
@@ -171,7 +171,7 @@ class Player:
         return len(self._rows) + sum(self._dropped.values()) >= self._options.limit > 0
 
     def _open_loop(self, records: Iterator[Record]) -> None:
-        """Answer every k-th frame."""
+        """Play every k-th frame."""
         cameras = {topic: index for index, topic in enumerate(self._selection.cameras)}
         newest: list[bytes | memoryview | None] = [None] * len(cameras)
         for number, record in enumerate(self._first_camera(records, cameras, newest)):
@@ -179,14 +179,14 @@ class Player:
                 self._skipped += 1
             else:
                 newest[0] = record.data
-                self._answer(record.time, newest)
+                self._infer(record.time, newest)
             if self._is_enough():
                 return
 
     def _first_camera(
         self, records: Iterator[Record], cameras: Mapping[str, int], newest: list[bytes | memoryview | None]
     ) -> Iterator[Record]:
-        """Frames of the first camera; the newest ones of the others are left in ``newest``."""
+        """Frames of the first camera; the newest ones of the others are put into ``newest``."""
         for record in records:
             index = cameras[record.topic]
             if index:
@@ -194,8 +194,8 @@ class Player:
             else:
                 yield record
 
-    def _answer(self, now: int, frames: Sequence[bytes | memoryview | None]) -> None:
-        """Make a step from what was known when the frame came."""
+    def _infer(self, now: int, frames: Sequence[bytes | memoryview | None]) -> None:
+        """Make a step from the inputs at the time of the frame."""
         assert frames[0] is not None
         try:
             stamp = image_stamp(frames[0])
@@ -227,7 +227,7 @@ class Player:
         self._dropped[self._details.setdefault(reason, f"{reason.value}: {detail}"[:300])] += 1
 
     def _keep(self, time: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
-        """Keep the answer to the frame that came at ``time``."""
+        """Keep the result for the frame that was received at ``time``."""
         if refused is not None:
             self._refused[refused.value] += 1
         total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
@@ -241,13 +241,13 @@ class Player:
         self._rest()
 
     def _episode(self, now: int) -> str | None:
-        """The instruction where a frame begins an episode: it changed, frames paused, or time ran backwards."""
+        """The instruction if a frame starts an episode: it changed, frames paused, or time ran backwards."""
         last, self._last_time = self._last_time, now
         recorded = self._recording.instruction(now)
         paused = last is None or not 0 <= now - last <= self._options.gap_s * 1e9
         if not paused and recorded == self._recorded_instruction:
             return None
-        # Where --instruction takes its place, the recorded one still tells where an episode ends.
+        # Even if --instruction replaces it, the recorded one tells where an episode ends.
         self._recorded_instruction = recorded
         given = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
         self._instructions.append(given)
@@ -262,7 +262,7 @@ class Player:
         return feed.newest(now)
 
     def _rest(self) -> None:
-        """Between two frames: tell how far it came, and keep partial results."""
+        """Between two frames: report progress, and save partial results."""
         now = time.perf_counter()
         if self._progress is not None and len(self._rows) % 50 == 0:
             self._progress(len(self._rows))
@@ -271,7 +271,7 @@ class Player:
             samples_of.save(self._samples(False, Counter()), self._partial)
 
     def _samples(self, complete: bool, limited: Counter[str]) -> Samples:
-        """Everything so far as arrays, paired with what was recorded."""
+        """Everything so far as arrays, paired with the recorded actions."""
         rows, spec = self._rows, self._stepper.spec
         times = np.array([row.time for row in rows], np.int64)
         stamps = np.array([row.step.stamp for row in rows], np.int64)
