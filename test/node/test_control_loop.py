@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,10 @@ from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety
 from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.graph.messages import message_types
 from vla_ros.node.context import Context, News
 from vla_ros.node.control_loop import ControlLoop, Did
+from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy
@@ -398,3 +401,41 @@ def test_an_error_in_the_thread_stops_the_arm() -> None:
         thread.join(10)
     assert not live.loop.alive
     assert live.context.safety.status.stopped_by is Reason.THREAD_DIED
+
+
+class Wires:
+    """Publishers that keep what they publish."""
+
+    graph = SimpleNamespace(message=message_types("jazzy").message)
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
+        return SimpleNamespace(topic_name=topic, publish=lambda message: self.sent.append((topic, message))), b""
+
+
+@pytest.mark.parametrize(("urdf", "timeout", "expected"), [("demo", 0.0, 0.2), ("", 0.0, 0.2), ("", 0.1, 0.1)])
+def test_a_twist_expires_after_its_timeout_or_two_periods(urdf: str, timeout: float, expected: float) -> None:
+    live = LiveLoop(robot__urdf=urdf, control__output="twist_stamped", timeouts__twist=timeout)
+    wires = Wires()
+    outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
+
+    def speeds() -> list[float]:
+        return [abs(message.twist.linear.x) for _, message in wires.sent]
+
+    live.camera()
+    live.loop.run_once()
+    (_, command), *_ = live.sent
+    for _ in range(3):  # twists that follow each other in time
+        outputs.prepare(command)()
+        live.clock.sleep(0.9 * expected)
+        outputs.expire()
+    assert min(speeds()) > 0
+    live.clock.sleep(0.2 * expected)
+    outputs.expire()
+    outputs.expire()
+    assert len(wires.sent) == 4
+    assert speeds()[-1] == 0
+    assert wires.sent[-1][1].header.frame_id == wires.sent[0][1].header.frame_id
+    assert live.context.safety.counters["twist_expired"] == 1

@@ -136,6 +136,7 @@ class PolicyNode:
     def cleanup(self) -> None:
         """Leave the topics and free the policy. Safe to call in every state."""
         self.deactivate()
+        self._news.flush()
         self._telemetry = None
         self._wiring.close()
         stepper, self._stepper = self._stepper, None
