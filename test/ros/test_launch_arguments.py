@@ -33,9 +33,7 @@ def test_the_name_has_its_namespace(namespace, expected):
 
 
 @pytest.fixture
-def fleet(tmp_path, monkeypatch) -> str:
-    # Also where the package is not in the ament index: the file is given by its path.
-    monkeypatch.setattr("vla_ros.launching.arguments.get_package_share_directory", lambda name: str(tmp_path))
+def fleet(tmp_path) -> str:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     return str(file)
