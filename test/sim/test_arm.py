@@ -1,4 +1,6 @@
-"""The arm's table, its URDF and its MJCF are one and the same arm."""
+"""The URDF, the MJCF and the numpy kinematics describe one and the same arm."""
+
+import xml.etree.ElementTree as ElementTree
 
 import mujoco
 import numpy as np
@@ -6,26 +8,25 @@ import pinocchio
 import pytest
 
 from vla_ros.sim import arm
-from vla_ros.sim.description import mjcf, urdf
+
+URDF, MJCF = arm.ASSETS / "arm.urdf", arm.ASSETS / "table_top.xml"
 
 
-def random_configurations(count: int) -> np.ndarray:
-    limits = np.array([link.limits for link in arm.LINKS if link.joint])
-    return np.random.default_rng(1).uniform(limits[:, 0], limits[:, 1], (count, 9))
+@pytest.fixture(scope="module")
+def model() -> pinocchio.Model:
+    return pinocchio.buildModelFromUrdf(str(URDF))
 
 
-def test_the_urdf_that_ships_is_the_one_that_the_table_writes():
-    assert arm.URDF_PATH.read_text(encoding="utf-8") == urdf()
+@pytest.fixture(scope="module")
+def world() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_path(str(MJCF))
 
 
-def test_forward_kinematics_agree_between_pinocchio_mujoco_and_the_table():
-    model = pinocchio.buildModelFromUrdf(str(arm.URDF_PATH))
-    data = model.createData()
+def test_forward_kinematics_agree_between_pinocchio_mujoco_and_numpy(model, world):
     assert list(model.names)[1:] == [*arm.JOINT_NAMES, *arm.FINGER_NAMES]
-    world = mujoco.MjModel.from_xml_string(mjcf())
-    state = mujoco.MjData(world)
-    tool = model.getFrameId("tool")
-    for configuration in random_configurations(100):
+    data, state, tool = model.createData(), mujoco.MjData(world), model.getFrameId("tool")
+    random = np.random.default_rng(1)
+    for configuration in random.uniform(model.lowerPositionLimit, model.upperPositionLimit, (100, 9)):
         state.qpos[:9] = configuration
         mujoco.mj_forward(world, state)
         pinocchio.framesForwardKinematics(model, data, configuration)
@@ -40,15 +41,15 @@ def test_forward_kinematics_agree_between_pinocchio_mujoco_and_the_table():
             np.testing.assert_allclose(state.body(f"{side}_finger").xpos, finger.translation, atol=1e-6)
 
 
-def test_limits_masses_and_inertias_agree_between_urdf_and_mjcf():
-    model = pinocchio.buildModelFromUrdf(str(arm.URDF_PATH))
-    world = mujoco.MjModel.from_xml_string(mjcf())
-    np.testing.assert_allclose(world.jnt_range[:9, 0], model.lowerPositionLimit)
-    np.testing.assert_allclose(world.jnt_range[:9, 1], model.upperPositionLimit)
+def test_limits_masses_and_inertias_agree(model, world):
+    np.testing.assert_allclose(world.jnt_range[:9].T, (model.lowerPositionLimit, model.upperPositionLimit))
+    np.testing.assert_allclose(world.jnt_range[:7], [joint.limits for joint in arm.CHAIN])
+    np.testing.assert_allclose(world.actuator_ctrlrange, world.jnt_range[:9])
+    np.testing.assert_allclose(world.actuator_forcerange[:, 1], model.effortLimit)
+    assert world.jnt_range[7, 1] == arm.FINGER_TRAVEL
     assert np.all(model.velocityLimit > 0)
-    for index, link in enumerate(link for link in arm.LINKS if link.joint):
-        body = world.body(link.name)
-        inertia = model.inertias[index + 1]
+    for index, inertia in enumerate(list(model.inertias)[1:]):
+        body = world.body(world.jnt_bodyid[index])
         assert body.mass[0] == pytest.approx(inertia.mass)
         np.testing.assert_allclose(body.ipos, inertia.lever, atol=1e-12)
         np.testing.assert_allclose(np.sort(body.inertia), np.sort(np.linalg.eigvalsh(inertia.inertia)), rtol=1e-6)
@@ -58,8 +59,20 @@ def test_limits_masses_and_inertias_agree_between_urdf_and_mjcf():
         assert large <= small + middle + 1e-12
 
 
-def test_inverse_reaches_the_whole_table_within_the_limits_pointing_down():
-    limits = np.array([link.limits for link in arm.CHAIN])
+def test_links_look_alike_in_urdf_and_mjcf():
+    """Position and colour of each solid; URDF has no capsule and adds two spheres to a cylinder instead."""
+    urdf, mjcf = ElementTree.parse(URDF), ElementTree.parse(MJCF)
+    links = [link for link in urdf.iterfind("link") if link.find("visual") is not None]
+    assert len(links) == 10
+    for link in links:
+        solids = [solid for solid in link.iterfind("visual") if solid.find("geometry/sphere") is None]
+        shown = [(solid.find("origin").get("xyz"), solid.find("material").get("name")) for solid in solids]
+        geoms = mjcf.findall(f".//body[@name='{link.get('name')}']/geom")
+        assert shown == [(geom.get("pos"), geom.get("material")) for geom in geoms]
+
+
+def test_inverse_reaches_the_whole_table_within_limits_and_points_down():
+    limits = np.array([joint.limits for joint in arm.CHAIN])
     for x in (0.36, 0.5, 0.64):
         for y in (-0.22, 0.0, 0.22):
             for z in (0.02, 0.3):
@@ -70,7 +83,7 @@ def test_inverse_reaches_the_whole_table_within_the_limits_pointing_down():
                 assert np.all((joints > limits[:, 0]) & (joints < limits[:, 1]))
 
 
-def test_inverse_says_when_a_place_is_out_of_reach():
+def test_inverse_refuses_a_position_out_of_reach():
     with pytest.raises(ValueError, match="out of the arm's reach"):
         arm.inverse(np.array([1.5, 0.0, 0.1]))
 

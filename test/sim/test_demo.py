@@ -18,12 +18,12 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.highlevel import AnyReader
 
+from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.sim import process
 from vla_ros.sim.demo import add_arguments, check_torch, plan
 from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.world import TableTop
 from vla_ros.vision.decode import decode_image
 

@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.policies import Policy, available
 from vla_ros.sim import arm
 from vla_ros.sim.expert import MAX_STEP, MAX_TURN, ExpertPolicy, decide
-from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.scene import draw
 from vla_ros.sim.tasks import TASK_NAMES, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
@@ -92,7 +92,7 @@ def test_the_words_decide_which_object(world, expert):
 
 def test_actions_are_bounded_in_any_state(world):
     random = np.random.default_rng(3)
-    limits = np.array([link.limits for link in arm.CHAIN])
+    limits = np.array([joint.limits for joint in arm.CHAIN])
     objects = world.object_positions()
     for task in TASK_NAMES:
         for _ in range(100):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vla_ros.sim import arm
-from vla_ros.sim.description import COLOURS
 from vla_ros.sim.expert import positions_of
+from vla_ros.sim.tasks import COLOURS
 from vla_ros.sim.world import ALL_JOINTS, TableTop, WorldOptions
 
 

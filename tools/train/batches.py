@@ -19,7 +19,7 @@ from tools.train.labels import KINDS
 from tools.train.network import ACTION_TOKENS
 from tools.train.recipe import HELD_OUT_EVERY
 from tools.train.tokens import Prompts
-from vla_ros.sim.description import SLOTS
+from vla_ros.sim.tasks import SLOTS
 
 logger = logging.getLogger(__name__)
 

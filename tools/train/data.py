@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tools.train import shards
+from tools.train.episode import make_controller, run_episode
 from tools.train.labels import counterfactual_actions, kinds_of, patch_of
 from tools.train.noise import Disturbance
 from tools.train.recipe import DataRecipe, as_json, claim
@@ -23,7 +24,6 @@ from vla_ros.config.files import config_file
 from vla_ros.control.controller import Controller
 from vla_ros.sim import arm
 from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.scene import Scene
 from vla_ros.sim.tasks import make_task
 from vla_ros.sim.world import TableTop, WorldOptions

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.sim.description import COLOURS, SHAPES, SLOTS
 from vla_ros.sim.expert import decide_at
-from vla_ros.sim.tasks import make_task
+from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
 
 KINDS: tuple[str, ...] = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)

@@ -19,7 +19,7 @@ BURST_M = (0.01, 0.03)
 
 
 class Disturbance:
-    """A :data:`~vla_ros.sim.rollout.Noise` for one episode.
+    """A :data:`~tools.train.episode.Noise` for one episode.
 
     Args:
         recipe: Strengths and chances.

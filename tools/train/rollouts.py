@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from tools.train.episode import make_controller, run_episode
 from tools.train.recipe import DATASET
 from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.sim import demo
-from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, ActionSpec, IntArray, Observation, UInt8Array

@@ -10,13 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from vla_ros.errors import VlaRosError
-from vla_ros.sim.description import TIMESTEP
 from vla_ros.sim.node import WRIST_TOPIC, ReceivedCommand, SimNode
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.trace import Trace
-from vla_ros.sim.world import SUBSTEPS, TableTop
+from vla_ros.sim.world import SUBSTEPS, TIMESTEP, TableTop
 from vla_ros.types import UInt8Array
 
 _RESEND = 3.0  # s of wall clock after which a frame that was lost on the way is sent again

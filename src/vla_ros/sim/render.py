@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -103,11 +102,3 @@ class Renderer:
             self._target.free()
             self._context.free()
             self._context = None
-
-    def __enter__(self) -> Renderer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

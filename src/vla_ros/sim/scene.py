@@ -1,23 +1,24 @@
-"""Scenes drawn by seed: which objects lie where, what is asked, and where the arm starts.
+"""Scenes drawn from a seed: where the objects lie, the instruction, and where the arm starts.
 
 A scene depends on its seed and options alone (numpy's PCG64), not on the machine or on earlier scenes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vla_ros.sim.description import COLOURS, HALF_HEIGHT, SHAPES, SLOTS
-from vla_ros.sim.tasks import SIDES, TASK_NAMES, Task, make_task
+from vla_ros.sim.tasks import COLOURS, SHAPES, SIDES, SLOTS, TASK_NAMES, Task, make_task
 from vla_ros.types import FloatArray
+
+HALF_HEIGHT = {"cube": 0.020, "cylinder": 0.028, "ball": 0.023}
+"""Height of the centre of a shape that rests on the table, metres."""
 
 TABLE_X = (0.38, 0.62)
 TABLE_Y = (-0.20, 0.20)
-"""Where objects are put, metres in the base frame."""
+"""Where objects are placed, metres in the base frame."""
 
 CLEARANCE = 0.10
 """Least distance between the centres of two objects, metres: the open hand fits between."""
@@ -39,10 +40,10 @@ class SceneObject:
     """One object on the table.
 
     Attributes:
-        colour: Key of :data:`~vla_ros.sim.description.COLOURS`.
-        shape: One of :data:`~vla_ros.sim.description.SHAPES`.
+        colour: Key of :data:`~vla_ros.sim.tasks.COLOURS`.
+        shape: One of :data:`~vla_ros.sim.tasks.SHAPES`.
         position: (x, y, z) of the centre in the base frame, metres.
-        yaw: Turn about z, radians.
+        yaw: Rotation about z, radians.
     """
 
     colour: str
@@ -61,9 +62,9 @@ class Scene:
     """A table, a task and a start pose.
 
     Attributes:
-        seed: What it was drawn from.
+        seed: The seed it was drawn from.
         objects: The target first, then distractors.
-        task: What is asked.
+        task: The task to do.
         start: Position of ``tool`` at the start, float64 [3], metres in the base frame.
     """
 
@@ -79,14 +80,14 @@ class Scene:
 
     @property
     def instruction(self) -> str:
-        """The command in words."""
+        """The instruction of the task."""
         return self.task.instruction
 
 
 def draw(seed: int, tasks: Sequence[str] = ("pick",)) -> Scene:
     """The scene of ``seed``: three or four objects and one of ``tasks`` (names of :data:`TASK_NAMES`).
 
-    Distractors mostly share the target's colour or its shape, so that one word alone does not find it.
+    Distractors mostly share the target's colour or its shape, so that neither alone identifies it.
 
     Raises:
         ConfigError: A task has no such name.
@@ -109,12 +110,12 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",)) -> Scene:
 
 
 def switched(scene: Scene) -> Scene:
-    """The same table with the first distractor as the target: the command changes in mid-scene."""
+    """The same scene with the first distractor as the target."""
     return replace(scene, task=make_task(scene.task.name, scene.objects[1].name))
 
 
 def shuffled_instruction(scene: Scene) -> str:
-    """The words for another object of the scene, drawn by its seed: what a policy that listens must obey."""
+    """The instruction for another object of the scene, drawn from its seed."""
     other = int(np.random.default_rng([scene.seed, 0x5117]).integers(1, len(scene.objects)))
     return make_task(scene.task.name, scene.objects[other].name).instruction
 
@@ -142,8 +143,3 @@ def _lane_is_free(places: FloatArray, side: float) -> bool:
     across = np.abs(places[1:, 0] - places[0, 0])
     along = side * (places[1:, 1] - places[0, 1])
     return bool(np.all((across > _PUSH_LANE) | (along > PUSH_ROOM) | (along < -PUSH_ROOM * 0.75)))
-
-
-def yaw_quaternion(yaw: float) -> tuple[float, float, float, float]:
-    """Quaternion (w, x, y, z) of a turn by ``yaw`` radians about z."""
-    return (math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))

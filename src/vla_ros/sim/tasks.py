@@ -1,4 +1,4 @@
-"""What the arm can be asked to do, and the words for it."""
+"""The objects on the table, the tasks, and the instructions that ask for them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_ros.errors import ConfigError
-from vla_ros.sim.description import COLOURS, SHAPES
 
-Verb = Literal["pick", "push"]
+SLOTS = 4
+"""Most objects that a scene can hold."""
+
+SHAPES = ("cube", "cylinder", "ball")
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.86, 0.12, 0.10),
+    "green": (0.12, 0.62, 0.20),
+    "blue": (0.10, 0.28, 0.85),
+    "yellow": (0.95, 0.80, 0.10),
+}
+"""RGB in [0, 1]."""
 
 TASK_NAMES = ("pick", "push_left", "push_right")
 """Tasks by the name that ``vla-ros demo --task`` takes."""
@@ -27,12 +36,12 @@ class Task:
 
     Attributes:
         verb: ``pick`` or ``push``.
-        colour: A key of :data:`~vla_ros.sim.description.COLOURS`.
-        shape: One of :data:`~vla_ros.sim.description.SHAPES`.
+        colour: A key of :data:`COLOURS`.
+        shape: One of :data:`SHAPES`.
         side: ``left`` or ``right`` for a push, "" for a pick.
     """
 
-    verb: Verb
+    verb: Literal["pick", "push"]
     colour: str
     shape: str
     side: str = ""
@@ -49,7 +58,7 @@ class Task:
 
     @property
     def instruction(self) -> str:
-        """The command in words."""
+        """For example "push the red ball to the left"."""
         if self.verb == "pick":
             return f"pick up the {self.colour} {self.shape}"
         return f"push the {self.colour} {self.shape} to the {self.side}"
@@ -70,7 +79,7 @@ def make_task(name: str, target: str) -> Task:
 
 
 def parse(instruction: str) -> Task | None:
-    """The task that an instruction names, or None where it is none of ours. Case and spaces do not matter."""
+    """The task that an instruction names, or None if there is none. Case and spaces do not matter."""
     words = " ".join(instruction.lower().split()).rstrip(".!")
     if match := _PICK.fullmatch(words):
         task = Task("pick", match[1], match[2])

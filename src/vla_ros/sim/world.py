@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from vla_ros.errors import MissingDependencyError
 from vla_ros.sim import arm
-from vla_ros.sim.description import COLOURS, SHAPES, SLOTS, TIMESTEP, mjcf, parking
 from vla_ros.sim.judge import Judge
 from vla_ros.sim.render import Renderer
-from vla_ros.sim.scene import Scene, draw, yaw_quaternion
+from vla_ros.sim.scene import Scene, draw
+from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS
 from vla_ros.types import FloatArray, JointState, UInt8Array
 
+TIMESTEP = 0.002
+"""Physics time step of ``assets/table_top.xml``, seconds."""
 STEP_SECONDS = 0.1
 """Simulated time of one control step."""
 SUBSTEPS = round(STEP_SECONDS / TIMESTEP)
@@ -37,7 +38,6 @@ class WorldOptions:
         height: Picture height in pixels.
         tasks: Tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
         camera_gain: Factor on the camera's pixel values; below 1 the picture is dimmed.
-        samples: Of multi-sampling per pixel, 0 to 4: smoother edges, five times as slow on a CPU.
         bump: Largest distance by which the tool is knocked aside, metres; 0 never.
         bump_chance: Chance of such a knock at each step.
     """
@@ -46,7 +46,6 @@ class WorldOptions:
     height: int = 224
     tasks: tuple[str, ...] = ("pick",)
     camera_gain: float = 1.0
-    samples: int = 0
     bump: float = 0.0
     bump_chance: float = 0.15
 
@@ -72,7 +71,7 @@ class TableTop:
             ) from error
         self.options = options or WorldOptions()
         self._mujoco = mujoco
-        self._model: Any = mujoco.MjModel.from_xml_string(mjcf(self.options.samples))
+        self._model: Any = mujoco.MjModel.from_xml_path(str(arm.ASSETS / "table_top.xml"))
         self._data: Any = mujoco.MjData(self._model)
         self._tool = self._model.site("tool").id
         self._bodies = [self._model.body(f"object_{slot}").id for slot in range(SLOTS)]
@@ -123,8 +122,10 @@ class TableTop:
             geom.contype[:] = 2 if solid else 0
             geom.conaffinity[:] = 3 if solid else 0
             geom.rgba[:] = (*(COLOURS[thing.colour] if thing else (0.0, 0.0, 0.0)), 1.0 if shown else 0.0)
-        pose = (*thing.position, *yaw_quaternion(thing.yaw)) if thing else (*parking(slot), 1.0, 0.0, 0.0, 0.0)
-        self._data.joint(f"object_{slot}").qpos[:] = pose
+        joint = f"object_{slot}"
+        turn = thing.yaw / 2 if thing else 0.0
+        position = thing.position if thing else self._model.body(joint).pos
+        self._data.joint(joint).qpos[:] = (*position, math.cos(turn), 0.0, 0.0, math.sin(turn))
 
     # --- physics ---
 
@@ -192,11 +193,6 @@ class TableTop:
         self.advance(SUBSTEPS)
 
     # --- sensors ---
-
-    @property
-    def time(self) -> float:
-        """Simulated seconds since the last reset."""
-        return float(self._data.time)
 
     def joint_positions(self) -> FloatArray:
         """Measured positions of :data:`ALL_JOINTS`, float64 [9], radians and metres."""
@@ -267,7 +263,5 @@ class TableTop:
     def __enter__(self) -> TableTop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

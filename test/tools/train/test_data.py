@@ -12,9 +12,8 @@ from tools.train.noise import Disturbance
 from tools.train.recipe import DataRecipe
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.sim import arm
-from vla_ros.sim.description import SLOTS
 from vla_ros.sim.expert import decide
-from vla_ros.sim.tasks import make_task
+from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.sim.world import TableTop
 
 

@@ -15,7 +15,7 @@ from tools.train.labels import KINDS
 from tools.train.objective import losses, question
 from tools.train.recipe import FitRecipe, LabelRecipe, NetworkRecipe
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.sim.description import SLOTS
+from vla_ros.sim.tasks import SLOTS
 
 CPU = FitOptions(device="cpu", log_every=2, save_every=1e9)
 

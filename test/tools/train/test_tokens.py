@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tools.train import data, shards
+from tools.train.episode import make_controller, run_episode
 from tools.train.labels import KINDS
 from tools.train.network import EMPTY_TOKEN, VOCABULARY, architecture_of, token_ids
 from tools.train.recipe import DATASET, FOREIGN_DATASET, LabelRecipe, NetworkRecipe
@@ -14,7 +15,6 @@ from vla_ros.control.gripper import Gripper
 from vla_ros.policies.openvla.actions import ActionBins
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
 from vla_ros.sim.expert import CLOSED, OPEN
-from vla_ros.sim.rollout import make_controller, run_episode
 from vla_ros.sim.world import TableTop
 
 BINS = ActionBins(VOCABULARY, 256)
