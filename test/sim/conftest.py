@@ -1,4 +1,4 @@
-"""One world for all tests that only need a fresh episode: MuJoCo and the renderer are made once."""
+"""A world shared by all tests that only need a fresh episode."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from vla_ros.sim.world import TableTop
 
 @pytest.fixture(scope="session", autouse=True)
 def own_traffic() -> Iterator[None]:
-    """Another run of these tests on the same host may choose the same domain: a tag keeps the two apart."""
+    """Isolate this run from another one on the same host that chose the same ROS domain."""
     tag = f"<Tag>vla_ros_sim_{os.getpid()}</Tag>"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>")

@@ -47,7 +47,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Run:
-    said: str
+    output: str
     figures: dict
     report: str
     bag: Path
@@ -86,15 +86,15 @@ def test_the_expert_succeeds_and_the_figures_say_so(lockstep):
     for episode in lockstep.figures["episodes"]:
         assert set(episode) >= {"seed", "instruction", "success", "steps", "reason"}
         assert episode["reason"] == "success"
-    assert "2 of 2 episodes succeeded" in lockstep.said
+    assert "2 of 2 episodes succeeded" in lockstep.output
 
 
 @pytest.mark.slow
 def test_every_frame_is_used_once_and_none_is_lost(lockstep):
     frames = lockstep.figures["frames"]
     steps = sum(episode["steps"] for episode in lockstep.figures["episodes"])
-    # One frame for each step, and at least one per instruction whose answer is thrown away. While the words
-    # change the node may drop one that it had taken up.
+    # One frame for each step, and at least one per instruction whose command is discarded. The node may drop a
+    # frame that it was processing when the instruction changed.
     assert frames["used"] >= steps + EPISODES
     assert frames["received"] == frames["used"] + sum(frames["dropped"].values())
     assert frames["received"] == len(topic(lockstep.bag, "/camera/image_raw"))
@@ -104,12 +104,12 @@ def test_every_frame_is_used_once_and_none_is_lost(lockstep):
 
 
 @pytest.mark.slow
-def test_lockstep_gives_what_one_process_gives_whatever_the_machine_does(lockstep):
-    """Same actions, step by step, as without DDS, processes and clocks: nothing depends on time."""
+def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
+    """Without DDS, processes and clocks the actions are the same step by step: nothing depends on time."""
     actions = [message.data for message in topic(lockstep.bag, "/vla_policy/action")]
     answered = [stamp_of(message) for message in topic(lockstep.bag, "/arm/joint_command")]
     assert len(actions) == len(answered), "each command has its action"
-    heard = dict(zip(answered, actions, strict=True))
+    received = dict(zip(answered, actions, strict=True))
     frames = {episode: [] for episode in range(-1, EPISODES)}
     with AnyReader([lockstep.bag]) as reader:
         episode = -1
@@ -125,9 +125,9 @@ def test_lockstep_gives_what_one_process_gives_whatever_the_machine_does(lockste
                 world, partial(expert.infer, expert.start_session()), controller, SEED + index, render=False
             )
             assert result.steps == lockstep.figures["episodes"][index]["steps"]
-            # The frames before these are those whose answers are thrown away.
-            said = [heard[stamp] for stamp in frames[index][-result.steps :]]
-            np.testing.assert_allclose(np.array(said), result.actions, atol=1e-6)  # m and rad
+            # The commands of earlier frames were discarded.
+            sent = [received[stamp] for stamp in frames[index][-result.steps :]]
+            np.testing.assert_allclose(np.array(sent), result.actions, atol=1e-6)  # m and rad
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_stamps_increase_and_each_command_answers_a_frame(lockstep):
 
 
 @pytest.mark.slow
-def test_the_report_is_one_file_with_pictures(lockstep):
+def test_the_report_is_one_file_with_images(lockstep):
     assert lockstep.report.lstrip().lower().startswith("<!doctype html")
     assert "data:image/" in lockstep.report
     for episode in lockstep.figures["episodes"]:
@@ -184,12 +184,12 @@ def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         assert len(children) == 1
         running.send_signal(signal.SIGINT)
-        said, wrong = running.communicate(timeout=40)
+        output, errors = running.communicate(timeout=40)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 130, said + wrong
-    assert "Traceback" not in wrong
+    assert running.returncode == 130, output + errors
+    assert "Traceback" not in errors
     assert not Path(f"/proc/{children[0]}").exists()
     assert len(topic(tmp_path / "bag", "/arm/joint_command")) > 5
 
@@ -214,19 +214,19 @@ def planned(*words: str) -> PolicyConfig:
         (("--checkpoint", "/models/mine", "-p", "policy.unnorm_key:=table_10hz"), *OWN),
     ],
 )
-def test_another_policy_or_checkpoint_forgets_those_of_the_demos_file(words, name, checkpoint, unnorm_key):
+def test_another_policy_or_checkpoint_overrides_the_demos_file(words, name, checkpoint, unnorm_key):
     found = planned(*words)
     own = [getattr(found, option, None) for option in ("checkpoint", "unnorm_key")]
     assert (found.name, *own) == (name, checkpoint, unnorm_key)
 
 
 def test_the_expert_takes_no_checkpoint():
-    # Else the expert's success would be taken for the checkpoint's.
+    # Otherwise the expert's success would be mistaken for the checkpoint's.
     with pytest.raises(ConfigError, match=r"policy\.checkpoint: an option of the policy 'openvla'"):
         planned("--policy", "expert", "--checkpoint", "/models/mine")
 
 
-def test_a_parameter_file_keeps_what_it_says(tmp_path):
+def test_a_parameter_file_overrides_the_demos_file(tmp_path):
     file = tmp_path / "mine.yaml"
     model = "{checkpoint: /models/mine, unnorm_key: table_10hz}"
     file.write_text(f"/**: {{ros__parameters: {{policy: {model}}}}}")
@@ -241,7 +241,7 @@ def test_in_real_time_a_core_is_left_to_the_simulation(monkeypatch):
     assert planned().threads == 0, "in lockstep the simulation waits"
 
 
-def test_without_torch_it_says_what_to_install_and_what_runs_all_the_same(monkeypatch):
+def test_without_torch_the_error_says_what_to_install_and_what_runs_without_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"vla_ros\[openvla\].*--policy expert"):
         check_torch(load((), ["policy.name:=openvla"]))
@@ -249,7 +249,7 @@ def test_without_torch_it_says_what_to_install_and_what_runs_all_the_same(monkey
 
 
 @pytest.mark.slow
-def test_a_policy_that_does_not_load_ends_the_demo_with_its_reason(tmp_path):
+def test_a_policy_that_fails_to_load_ends_the_demo_with_the_reason(tmp_path):
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     done = demo("--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1")
     assert done.returncode == 1
@@ -264,7 +264,7 @@ def test_a_wrong_option_is_refused_before_anything_starts():
     assert "control.rate_hz" in done.stderr
 
 
-def test_a_free_domain_is_one_whose_ports_are_free(monkeypatch):
+def test_a_domain_is_free_if_its_ports_are_free(monkeypatch):
     monkeypatch.setattr(process, "_DOMAINS", (60,))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 7400 + 250 * 60 + 10))
@@ -273,7 +273,7 @@ def test_a_free_domain_is_one_whose_ports_are_free(monkeypatch):
     assert process.free_domain() == 60
 
 
-def test_what_the_user_set_stays():
+def test_the_users_environment_is_kept():
     assert process.private_graph({"ROS_DOMAIN_ID": "7", "ROS_LOCALHOST_ONLY": "1"}) == {}
     chosen = process.private_graph({})
     assert set(chosen) == {"ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"}

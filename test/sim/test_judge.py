@@ -1,4 +1,4 @@
-"""Success and the wrong object, decided from poses alone."""
+"""Success and wrong objects, judged from object positions."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def test_a_lower_lift_never_counts():
     assert not any(one.update(poses(red=(0, 0, LIFT_HEIGHT - 0.005))) for _ in range(10))
 
 
-def test_lifting_another_object_fails_for_good_and_names_it():
+def test_lifting_another_object_is_a_final_failure_that_names_it():
     one = judge("pick")
     for _ in range(LIFT_STEPS):
         one.update(poses(blue=UP))

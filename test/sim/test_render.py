@@ -1,4 +1,4 @@
-"""Where there is no OpenGL, the error names what to install."""
+"""Without OpenGL the error names what to install."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def run(**variables: str) -> str:
 
 
 def test_egl_without_a_driver_names_the_packages(tmp_path):
-    """GLVND looks for drivers in an empty folder: what a machine without Mesa does."""
+    """GLVND searches an empty folder for drivers, as on a machine without Mesa."""
     said = run(__EGL_VENDOR_LIBRARY_DIRS=str(tmp_path), MUJOCO_GL="egl")
     assert "sudo apt install libegl1 libgl1-mesa-dri" in said
     assert "EGL" in said
@@ -47,7 +47,7 @@ def test_without_any_library_the_packages_are_named(monkeypatch):
         render.choose_backend()
 
 
-def test_osmesa_is_the_way_out_where_egl_is_not(monkeypatch):
+def test_osmesa_is_used_without_egl(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(render.ctypes.util, "find_library", lambda name: "x" if name == "OSMesa" else None)
     assert render.choose_backend() == "osmesa"
@@ -55,7 +55,7 @@ def test_osmesa_is_the_way_out_where_egl_is_not(monkeypatch):
     assert render.choose_backend() == "egl"
 
 
-def test_closing_twice_is_fine():
+def test_a_world_may_be_closed_twice():
     from vla_ros.sim.world import TableTop
 
     world = TableTop()

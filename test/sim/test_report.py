@@ -1,4 +1,4 @@
-"""The report of the demo: one file that fetches nothing, shows every episode, and hides no failure."""
+"""The demo's report is one self-contained file that shows every episode and puts failures first."""
 
 import re
 from html.parser import HTMLParser
@@ -40,15 +40,13 @@ class Balance(HTMLParser):
 
 
 def episode(seed, success):
-    pictures = tuple(np.full((32, 32, 3), 20 * index, np.uint8) for index in range(6))
     return EpisodeResult(
         seed=seed,
         instruction="pick up <b>the</b> red cube",
         success=success,
         steps=16,
         reason="success" if success else "wrong_object",
-        pictures=pictures,
-        picture_steps=tuple(range(6)),
+        images=tuple(np.full((32, 32, 3), 20 * index, np.uint8) for index in range(6)),
         actions=np.random.default_rng(seed).normal(size=(16, 7)),
         tips=np.zeros((16, 3)),
         fingers=np.linspace(0.04, 0, 16),
@@ -89,7 +87,7 @@ def test_report_is_one_well_formed_file_that_fetches_nothing(result, tmp_path):
     assert not list(path.parent.glob("*.part"))
 
 
-def test_report_tells_what_happened(result):
+def test_report_contains_the_outcome(result):
     text = demo.render(result, Config())
     assert "1 of 2 episodes succeeded." in text
     assert "1 x the wrong object was moved" in text
@@ -109,7 +107,7 @@ def test_failures_are_shown_first_when_there_are_many(result):
     assert chosen[0].seed == 90
 
 
-def test_a_run_without_anything_still_gives_a_report():
+def test_an_empty_run_gives_a_report():
     empty = DemoResult(policy="hold", checkpoint="", mode="lockstep", rate_hz=10.0, seed=0, episodes=())
     text = demo.render(empty)
     assert "No episode was run." in text

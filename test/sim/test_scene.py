@@ -1,4 +1,4 @@
-"""Scenes and instructions: deterministic, solvable, unambiguous."""
+"""Scenes and instructions are deterministic, solvable and unambiguous."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def test_a_seed_always_gives_the_same_scene():
     assert len({draw(seed).objects for seed in range(20)}) == 20
 
 
-def test_the_drawing_is_pinned_so_that_published_seeds_keep_their_meaning():
+def test_seeds_keep_their_meaning():
     assert [draw(seed, TASK_NAMES).instruction for seed in range(3)] == [
         "push the green cylinder to the right",
         "push the blue cube to the right",
@@ -46,12 +46,12 @@ def test_scenes_are_well_formed(tasks):
     assert shared > 150, "distractors mostly share the target's colour or shape"
 
 
-def test_every_kind_of_object_is_asked_for():
+def test_every_object_becomes_a_target():
     assert len({draw(seed).task.target for seed in range(300)}) == 12
 
 
 @pytest.mark.parametrize("name", TASK_NAMES)
-def test_instructions_say_what_the_task_is(name):
+def test_instructions_parse_to_their_task(name):
     task = make_task(name, "blue_cylinder")
     assert task.name == name
     assert parse(task.instruction) == task
@@ -61,7 +61,7 @@ def test_instructions_say_what_the_task_is(name):
 @pytest.mark.parametrize(
     "words", ["", "pick up the", "pick up the pink cube", "fold the towel", "push the red ball"]
 )
-def test_other_words_are_no_task(words):
+def test_other_text_is_no_task(words):
     assert parse(words) is None
 
 

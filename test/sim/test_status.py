@@ -1,4 +1,4 @@
-"""When the demo stops waiting for the policy node: its own words decide, and only what was heard counts."""
+"""The demo stops waiting for the policy node according to its published status."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ import pytest
 from vla_ros.sim.status import PolicyStatus
 
 
-class Clock:
-    """Seconds, set by the test."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def said(state: str, explanation: str = "why") -> str:
-    return json.dumps({"state": state, "explanation": explanation})
-
-
 def follow(states: list[tuple[float, str]]) -> PolicyStatus:
-    clock = Clock()
-    status = PolicyStatus(clock)
+    now = 0.0
+    status = PolicyStatus(lambda: now)
     for at, state in states:
-        clock.now = 100.0 + at
-        status.hear(said(state))
+        now = 100.0 + at
+        status.hear(json.dumps({"state": state, "explanation": "why"}))
     return status
 
 
@@ -45,16 +31,16 @@ def test_a_hold_is_hopeless_when_it_lasts(state: str) -> None:
     assert status.stopped == ""
 
 
-def test_motion_in_between_begins_the_wait_anew() -> None:
+def test_motion_restarts_the_wait() -> None:
     assert follow([(t, "armed" if t == 4 else "holding") for t in range(9)]).hopeless == ""
 
 
-def test_time_in_which_nothing_was_heard_does_not_count() -> None:
+def test_time_without_messages_does_not_count() -> None:
     assert follow([(0, "holding"), (60, "holding")]).hopeless == ""
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"state": "stopped"}', "no JSON"])
-def test_what_is_no_status_is_left_alone(text: str) -> None:
+def test_other_messages_are_ignored(text: str) -> None:
     status = PolicyStatus()
     status.hear(text)
     assert (status.stopped, status.hopeless) == ("", "")

@@ -1,4 +1,4 @@
-"""The table-top: the same seed gives the same world, sensors tell the truth, the camera is the right way up."""
+"""The table-top is deterministic, its sensors are exact and its images upright."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vla_ros.sim.world import ALL_JOINTS, TableTop, WorldOptions
 
 
 def wander(world: TableTop, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A few steps of fixed commands; the end state and picture."""
+    """Final state and image after a few fixed commands."""
     world.reset(seed)
     start = world.joint_positions()
     for step in range(8):
@@ -18,16 +18,16 @@ def wander(world: TableTop, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([world.joint_positions(), *world.object_positions().values()]), world.render()
 
 
-def test_the_same_seed_gives_bit_equal_states_and_pictures_whatever_came_before(world):
-    state, picture = wander(world, 3)
+def test_the_same_seed_gives_bit_equal_states_and_images(world):
+    state, image = wander(world, 3)
     wander(world, 4)
-    again, picture_again = wander(world, 3)
+    again, image_again = wander(world, 3)
     np.testing.assert_array_equal(state, again)
-    np.testing.assert_array_equal(picture, picture_again)
+    np.testing.assert_array_equal(image, image_again)
     with TableTop() as fresh:
-        other, other_picture = wander(fresh, 3)
+        other, other_image = wander(fresh, 3)
     np.testing.assert_array_equal(state, other)
-    np.testing.assert_array_equal(picture, other_picture)
+    np.testing.assert_array_equal(image, other_image)
 
 
 def test_reset_puts_the_hand_at_the_start_open_and_at_rest(world):
@@ -58,8 +58,8 @@ def test_the_arm_holds_its_place_without_commands(world):
     np.testing.assert_allclose(world.tool_position(), before, atol=1e-3)
 
 
-def test_substeps_in_pieces_are_the_same_as_one_step(world):
-    """Real time advances in small ticks; the physics must not notice."""
+def test_a_step_in_ticks_equals_one_step(world):
+    """Real time advances in small ticks."""
     target = world.joint_positions() + 0.02
     world.step(target)
     whole = world.joint_positions()
@@ -70,7 +70,7 @@ def test_substeps_in_pieces_are_the_same_as_one_step(world):
     np.testing.assert_array_equal(world.joint_positions(), whole)
 
 
-def test_joint_and_object_states_name_what_they_measure(world):
+def test_joint_and_object_states_are_named(world):
     joints, objects = world.joint_state(7), world.object_state(7)
     assert joints.names == ALL_JOINTS == (*arm.JOINT_NAMES, "finger_left", "finger_right")
     assert joints.stamp == objects.stamp == 7
@@ -109,28 +109,28 @@ def test_a_partial_command_leaves_the_other_joints(world):
     assert np.abs(after[7:]).max() < 2e-3
 
 
-def where(picture: np.ndarray, colour: str) -> np.ndarray:
+def where(image: np.ndarray, colour: str) -> np.ndarray:
     """Mean (row, column) of the pixels of an object's colour."""
     rgb = np.array(COLOURS[colour]) / np.linalg.norm(COLOURS[colour])
-    pixels = picture.astype(float)
+    pixels = image.astype(float)
     share = (pixels @ rgb) / np.maximum(np.linalg.norm(pixels, axis=-1), 1.0)
     rows, columns = np.nonzero((share > 0.97) & (pixels.max(-1) > 60) & (np.ptp(pixels, axis=-1) > 70))
-    assert len(rows) > 20, f"no {colour} in the picture"
+    assert len(rows) > 20, f"no {colour} in the image"
     return np.array([rows.mean(), columns.mean()])
 
 
-def test_the_picture_is_upright_and_shows_the_objects_where_they_are(world):
+def test_the_image_is_upright_and_shows_the_objects_where_they_are(world):
     """The camera faces the robot: nearer to it (larger x) is lower, the robot's left (larger y) is to the right."""
     seen = []
     for seed in range(12):
         scene = world.reset(seed)
-        picture = world.render()
-        assert picture.shape == (224, 224, 3)
-        assert picture.dtype == np.uint8
+        image = world.render()
+        assert image.shape == (224, 224, 3)
+        assert image.dtype == np.uint8
         for thing in scene.objects:
             same = [other for other in scene.objects if other.colour == thing.colour]
             if thing.colour in ("red", "blue", "green") and len(same) == 1:
-                seen.append((*thing.position[:2], *where(picture, thing.colour)))
+                seen.append((*thing.position[:2], *where(image, thing.colour)))
     x, y, row, column = np.array(seen).T
     assert len(seen) > 8
     assert np.corrcoef(x, row)[0, 1] > 0.8

@@ -1,7 +1,6 @@
-"""Episodes in one process, without DDS: for making data and for fast tests.
+"""Episodes in one process, without a ROS graph, for demonstrations, evaluation and fast tests.
 
-The command path is the node's own: :class:`vla_ros.control.controller.Controller` with the options of
-``config/demo.yaml``. What is left out is the graph and the second process.
+Actions go through the node's own :class:`vla_ros.control.controller.Controller`.
 """
 
 from __future__ import annotations
@@ -15,30 +14,21 @@ from vla_ros.config.files import config_file
 from vla_ros.control.controller import Controller
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.scene import Scene
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import STEP_SECONDS, TableTop
 from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation
 
-MAX_STEPS = 80
-"""Control steps after which an episode has failed."""
-
 STEP_NANOSECONDS = round(STEP_SECONDS * 1e9)
 
-Answer = Callable[[Observation], ActionChunk]
-"""What is asked at each step: the ``infer`` of a policy."""
+Infer = Callable[[Observation], ActionChunk]
+"""Called once per chunk, such as a policy's ``infer``."""
 
 Noise = Callable[[int, FloatArray], FloatArray]
-"""From the step and the clean action [D] to the one that is executed."""
+"""Maps a step and the clean action [D] to the action to execute."""
 
 
 def make_controller(spec: ActionSpec, config: Config | None = None) -> Controller:
-    """The node's controller for a policy with this ``spec``.
-
-    Args:
-        spec: What the policy's numbers mean.
-        config: Options; None takes ``config/demo.yaml``.
-    """
+    """The node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
     robot = config.robot
     kinematics = Kinematics.from_urdf(robot.urdf, robot.joint_names, robot.base_frame, robot.tip_frame)
@@ -47,33 +37,29 @@ def make_controller(spec: ActionSpec, config: Config | None = None) -> Controlle
 
 def run_episode(
     world: TableTop,
-    answer: Answer,
+    infer: Infer,
     controller: Controller,
     seed: int,
     *,
-    scene: Scene | None = None,
-    max_steps: int = MAX_STEPS,
+    max_steps: int = 80,
     render: bool = True,
     noise: Noise | None = None,
-    on_step: Callable[[Observation, ActionChunk], None] | None = None,
 ) -> EpisodeResult:
-    """One episode: ask, command, 0.1 s of physics, until it is decided.
+    """Run one episode in steps of 0.1 s, until it is decided or after ``max_steps``.
 
     Args:
         world: The table-top.
-        answer: Asked once per chunk; all steps of the chunk are executed.
+        infer: The policy; all steps of its chunks are executed.
         controller: From :func:`make_controller`; reset here.
         seed: Seed of the scene.
-        scene: Take this scene instead.
-        max_steps: Steps after which the episode has failed.
-        render: False leaves ``Observation.images`` empty, for policies that look at poses only.
-        noise: Spoils the action that is executed; ``on_step`` still sees the clean one.
-        on_step: Told every observation with the answer to it.
+        max_steps: Steps after which the episode fails.
+        render: False leaves ``Observation.images`` empty.
+        noise: Changes the actions that are executed.
 
     Raises:
-        vla_ros.control.reasons.Refused: The controller would not send a command.
+        vla_ros.control.reasons.Refused: The controller refused a command.
     """
-    scene = world.reset(seed, scene)
+    scene = world.reset(seed)
     controller.reset()
     trace = Trace()
     step = 0
@@ -89,10 +75,8 @@ def run_episode(
             joints=joints,
             state={"objects": world.object_state(stamp)},
         )
-        chunk = answer(observation)
+        chunk = infer(observation)
         controller.check(chunk)
-        if on_step is not None:
-            on_step(observation, chunk)
         for action in chunk.actions:
             trace.add(world, image)
             trace.actions.append(action)

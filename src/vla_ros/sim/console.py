@@ -1,4 +1,4 @@
-"""What ``vla-ros demo`` shows in the terminal."""
+"""Terminal output of ``vla-ros demo``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vla_ros.sim.results import DemoResult, EpisodeResult
 _CONSOLE = Console()
 
 
-def waiting(config: Config, domain: str, backend: str) -> None:
-    """Say what meets where."""
+def header(config: Config, domain: str, backend: str) -> None:
+    """Print the policy, the ROS domain and the graph backend."""
     checkpoint = getattr(config.policy, "checkpoint", "")
     model = f" ({checkpoint})" if checkpoint else ""
     _CONSOLE.print(
@@ -30,18 +30,18 @@ def waiting(config: Config, domain: str, backend: str) -> None:
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:
-    """Something that moves while there is nothing to count."""
+    """Show a spinner with ``text``."""
     return _CONSOLE.status(text)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
-    """A bar over the episodes; what it yields is told the results so far and prints the newest."""
+    """Show a progress bar; call what it yields with the results so far after each episode."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_CONSOLE, transient=True) as bar:
         task = bar.add_task("episodes", total=total)
 
-        def told(results: Sequence[EpisodeResult]) -> None:
+        def update(results: Sequence[EpisodeResult]) -> None:
             last = results[-1]
             mark = "[green]success[/]" if last.success else f"[red]{last.reason}[/]"
             note = f" ({last.touched})" if last.touched else ""
@@ -52,11 +52,11 @@ def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
             share = sum(result.success for result in results) / len(results)
             bar.update(task, completed=len(results), description=f"episodes, {share:.0%} succeed")
 
-        yield told
+        yield update
 
 
 def summary(result: DemoResult) -> None:
-    """Success rate, latency by stage, and what became of the frames."""
+    """Print the success rate, the latency by stage and the frame counters."""
     won = sum(episode.success for episode in result.episodes)
     _CONSOLE.print(
         f"\n[bold]{won} of {len(result.episodes)} episodes succeeded[/] ({result.mode.replace('_', ' ')}, "
@@ -81,5 +81,5 @@ def summary(result: DemoResult) -> None:
 
 
 def wrote(what: str, path: Path) -> None:
-    """Say where a file lies."""
+    """Print where an output was written."""
     _CONSOLE.print(f"{what}: {path}", highlight=False, markup=False, soft_wrap=True)

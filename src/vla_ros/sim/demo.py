@@ -1,27 +1,28 @@
 """Watch a policy move the simulated arm.
 
-The simulation runs in this process and the policy node (`vla-ros run`) in another; they meet over DDS, in a
-domain of their own on this host unless ROS_DOMAIN_ID says otherwise. Each episode draws a table with three or
-four objects and an instruction from its seed.
+The simulation runs in this process and the policy node (`vla-ros run`) in another. They communicate over DDS, in a
+ROS domain of their own on this host unless ROS_DOMAIN_ID is set. The seed of an episode decides the three or four
+objects on the table and the instruction.
 
   vla-ros demo --report out.html                the small OpenVLA that comes with the package
   vla-ros demo --checkpoint DIR                 your own checkpoint
   vla-ros demo --policy expert                  the scripted expert, which needs no PyTorch
-  vla-ros demo -p camera.orientation:="[none]"  what goes wrong with the picture upside down
+  vla-ros demo -p camera.orientation:="[none]"  what goes wrong when the image is upside down
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from vla_ros.config.loading import parse_assignment, read_file
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros.sim.process import PolicyProcess, RunningPolicy, private_graph
+from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 LOCKSTEP_HZ = 10.0
 
-# In lockstep nothing is late: the simulation waits. Only a policy node that hangs is given up on.
+# In lockstep nothing is late, because the simulation waits. Only a policy node that hangs times out.
 _LOCKSTEP = (
     "control.lockstep:=true",
     "timeouts.camera:=600.0",
@@ -50,79 +51,61 @@ _LOCKSTEP = (
     "timeouts.frame_age:=0.0",
     "timeouts.joint_state_age:=0.0",
 )
-_MOST_THREADS = 8  # more do not help a model that is as small as the demo's
+_MOST_THREADS = 8  # more do not speed up a model as small as the demo's
 _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros demo``."""
-    parser.add_argument("--episodes", type=_positive, default=5, metavar="N", help="episodes to run (default 5)")
-    parser.add_argument(
-        "--seed", type=_natural, default=0, metavar="S", help="seed of the first episode (default 0)"
-    )
-    parser.add_argument("--policy", metavar="NAME", help="policy by its entry-point name (openvla, expert, hold)")
-    parser.add_argument(
-        "--checkpoint",
-        metavar="DIR",
-        help="folder of another checkpoint; means --policy openvla where no policy is named",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
-    parser.add_argument("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
+    positive, natural, decimal = _number(int, 1), _number(int, 0), _number(float, 0.1, 1e5)
+    add = parser.add_argument
+    add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
+    add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
+    add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, expert, hold)")
+    add("--checkpoint", metavar="DIR", help="another checkpoint; implies --policy openvla unless --policy is given")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
+    add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--lockstep", action="store_true", help="wait for each command; independent of machine speed (default)"
-    )
-    mode.add_argument("--real-time", action="store_true", help="physics at the pace of the wall clock")
-    parser.add_argument("--task", choices=sorted(_TASKS), default="pick", help="what is asked (default pick)")
-    parser.add_argument("--camera-hz", type=_rate, default=10.0, metavar="HZ", help="camera rate in real time")
-    parser.add_argument("--wrist-camera", action="store_true", help="publish /wrist_camera/image_raw too")
-    parser.add_argument("--max-steps", type=_positive, default=80, metavar="N", help="steps of 0.1 s per episode")
-    parser.add_argument(
-        "--step-timeout", type=_rate, default=60.0, metavar="S", help="wait for one command at most"
-    )
-    parser.add_argument("--start-timeout", type=_rate, default=300.0, metavar="S", help="wait for the policy node")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="what the policy node says goes here")
-    parser.add_argument(
-        "--attach", action="store_true", help="a policy node runs already, such as demo.launch.py's; start none"
-    )
-    controls = parser.add_argument_group("controls", "options that harden the run, or show what a policy relies on")
-    controls.add_argument(
-        "--bump", type=float, default=0.0, metavar="M", help="knock the tool aside by up to M metres"
-    )
-    controls.add_argument("--dim", type=float, default=1.0, metavar="GAIN", help="dim the camera by this factor")
-    controls.add_argument("--blank", action="store_true", help="black pictures")
-    controls.add_argument("--shuffle", action="store_true", help="name another object than the one judged by")
-    controls.add_argument("--switch-at", type=_natural, default=0, metavar="STEP", help="switch to a distractor")
+    mode.add_argument("--lockstep", action="store_true", help="wait for each command, however long (default)")
+    mode.add_argument("--real-time", action="store_true", help="run physics in real time")
+    add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
+    add("--camera-hz", type=decimal, default=10.0, metavar="HZ", help="camera rate with --real-time")
+    add("--wrist-camera", action="store_true", help="also publish /wrist_camera/image_raw")
+    add("--max-steps", type=positive, default=80, metavar="N", help="steps of 0.1 s per episode")
+    add("--step-timeout", type=decimal, default=60.0, metavar="S", help="longest wait for a command")
+    add("--start-timeout", type=decimal, default=300.0, metavar="S", help="longest wait for the policy node")
+    add("--log", type=Path, metavar="FILE", help="write the policy node's output to this file")
+    add("--attach", action="store_true", help="use a policy node that already runs, such as demo.launch.py's")
+    controls = parser.add_argument_group("controls", "make the task harder, or show what a policy relies on")
+    add = controls.add_argument
+    add("--bump", type=float, default=0.0, metavar="M", help="bump the tool by up to M metres")
+    add("--dim", type=float, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
+    add("--blank", action="store_true", help="publish black images")
+    add("--shuffle", action="store_true", help="ask for another object than the one that counts")
+    add("--switch-at", type=natural, default=0, metavar="STEP", help="ask for a distractor from this step on")
     add_config_arguments(parser)
 
 
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text}, expected 1 or more")
-    return int(text)
+def _number(kind: Callable[[str], float], low: float, high: float = math.inf) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            expected = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"found {text}, expected {expected}")
+        return value
 
-
-def _natural(text: str) -> int:
-    if int(text) < 0:
-        raise argparse.ArgumentTypeError(f"found {text}, expected 0 or more")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    if not 0.1 <= float(text) <= 1e5:
-        raise argparse.ArgumentTypeError(f"found {text}, expected 0.1 to 100000")
-    return float(text)
+    return number
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the arguments come to.
+    """Options of the policy node, checked before anything starts.
 
     Attributes:
-        files: Parameter files of the policy node.
-        assignments: ``name:=value`` over them.
-        config: The tree that results, checked here so that mistakes show before anything starts.
+        files: Parameter files.
+        assignments: ``name:=value`` that override them.
+        config: The resulting options.
     """
 
     files: tuple[Path, ...]
@@ -131,7 +114,7 @@ class Plan:
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
-    """Options of the policy node.
+    """Turn the arguments into options of the policy node.
 
     Raises:
         ConfigError: As :func:`vla_ros.config.load`.
@@ -144,28 +127,28 @@ def plan(arguments: argparse.Namespace) -> Plan:
     if arguments.checkpoint:
         if not arguments.policy:
             model.append("policy.name:=openvla")
-        named = arguments.checkpoint == "demo"  # a name, no folder
+        named = arguments.checkpoint == "demo"  # a name, not a folder
         folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
         model.append(f"policy.checkpoint:={folder}")
     model += arguments.param
     if arguments.real_time and hasattr(load(files, model).policy, "threads"):
         mode.append(f"policy.threads:={_threads()}")
-    assignments = (*mode, *_forgotten(files, model), *model)
+    assignments = (*mode, *_reset_statistics(files, model), *model)
     return Plan(files, assignments, load(files, assignments))
 
 
 def _threads() -> int:
-    """For the policy in real time: all cores but the simulation's.
+    """All cores but the simulation's.
 
-    Threads of one multiplication wait for each other. Where something else takes turns on a core, two of them were
+    Threads of one matrix product wait for each other: with another process on one of their cores, two threads were
     measured to be up to ten times as slow as one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores - 1, _MOST_THREADS))
 
 
-def _forgotten(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
-    """Another checkpoint has nothing to do with the statistics that the demo's file names."""
+def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
+    """Drop the demo's ``unnorm_key`` for another checkpoint, which has statistics of its own."""
     usual, now = load(files[:1]).policy, load(files, chosen).policy
     given = {parse_assignment(text)[0] for text in chosen}.union(*(read_file(file) for file in files[1:]))
     same = now.name != usual.name or getattr(now, "checkpoint", "") == getattr(usual, "checkpoint", "")
@@ -173,10 +156,10 @@ def _forgotten(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the episodes and write what was asked for; exit status 0 when that was done, whatever the arm did.
+    """Run the episodes and write the outputs; returns 0 even if episodes fail.
 
     Raises:
-        VlaRosError: The demo could not do its work; the text says why.
+        VlaRosError: The episodes could not be run.
     """
     for path in (arguments.json, arguments.report):
         if path is not None and path.is_dir():
@@ -187,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.summary(result)
     if arguments.json is not None:
         result.write_json(arguments.json)
-        console.wrote("figures", arguments.json)
+        console.wrote("results", arguments.json)
     if arguments.report is not None:
         from vla_ros.sim import report
 
@@ -199,10 +182,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Config]:
-    """Start the policy node, run all episodes, end it, and gather the result.
+    """Start the policy node, run all episodes, stop the node and collect the results.
 
     Raises:
-        VlaRosError: The graph cannot be joined, there is no renderer, or the policy node did not come or ended.
+        VlaRosError: The graph or the renderer is not available, or the policy node did not start or failed.
     """
     if not arguments.attach:
         check_torch(options.config)
@@ -212,12 +195,15 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_ros_demo_")))
         log = arguments.log or folder / "policy.log"
-        policy = _policy(arguments, options, folder / "stats.json", log)
+        if arguments.attach:
+            episodes, wall = _episodes(arguments, options.config, lambda: True, stack)
+            return _result(arguments, options.config, episodes, {}, wall), options.config
+        policy = PolicyProcess(options.files, options.assignments, folder / "stats.json", log)
         stack.callback(policy.end)
         try:
-            episodes, wall = _episodes(arguments, options.config, policy, stack)
+            episodes, wall = _episodes(arguments, options.config, policy.alive, stack)
         except PolicyFailedError:
-            policy.end()  # what it says at its end belongs to its last lines
+            policy.end()  # its last lines include what it logs while it shuts down
             print(policy.last_lines(), file=sys.stderr)
             raise
         policy.end()
@@ -226,10 +212,10 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
 
 
 def check_torch(config: Config) -> None:
-    """Say what the demo's own policy lacks before anything starts, and what runs without it.
+    """Check that PyTorch is installed if the policy needs it.
 
     Raises:
-        MissingDependencyError: PyTorch is not installed.
+        MissingDependencyError: It is not; the message names what to install and what runs without it.
     """
     if config.policy.name == "openvla" and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError(
@@ -239,14 +225,8 @@ def check_torch(config: Config) -> None:
         )
 
 
-def _policy(arguments: argparse.Namespace, options: Plan, stats: Path, log: Path) -> PolicyProcess | RunningPolicy:
-    if arguments.attach:
-        return RunningPolicy()
-    return PolicyProcess(options.files, options.assignments, stats, log)
-
-
 def _interrupt_on_terminate() -> None:
-    """SIGTERM ends the demo as Ctrl-C does: the policy node is ended in order."""
+    """Handle SIGTERM like Ctrl-C, so that the policy node is shut down in order."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -255,9 +235,9 @@ def _interrupt_on_terminate() -> None:
 
 
 def _episodes(
-    arguments: argparse.Namespace, config: Config, policy: PolicyProcess | RunningPolicy, stack: ExitStack
+    arguments: argparse.Namespace, config: Config, alive: Callable[[], bool], stack: ExitStack
 ) -> tuple[list[EpisodeResult], float]:
-    """All results, and the seconds that they took."""
+    """Results of all episodes and the seconds they took."""
     from vla_ros.graph import open_graph
     from vla_ros.sim import console
     from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime, Runner
@@ -266,13 +246,13 @@ def _episodes(
     from vla_ros.sim.world import TableTop
 
     world = stack.enter_context(TableTop(world_options(arguments, config)))
-    world.render()  # without OpenGL the demo ends here, before anybody waits
-    recorder = stack.enter_context(BagRecorder(arguments.record)) if arguments.record is not None else None
+    world.render()  # fail at once if there is no OpenGL
+    recorder = stack.enter_context(closing(BagRecorder(arguments.record))) if arguments.record else None
     graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
     node = SimNode(graph, wrist=arguments.wrist_camera, tap=recorder)
-    console.waiting(config, os.environ.get("ROS_DOMAIN_ID", "0"), graph.backend)
-    with console.spinner("the policy node loads"):
-        node.wait_for_policy(arguments.start_timeout, policy.alive)
+    console.header(config, os.environ.get("ROS_DOMAIN_ID", "0"), graph.backend)
+    with console.spinner("waiting for the policy node"):
+        node.wait_for_policy(arguments.start_timeout, alive)
     options = EpisodeOptions(
         max_steps=arguments.max_steps,
         step_timeout=arguments.step_timeout,
@@ -283,18 +263,18 @@ def _episodes(
         switch_at=arguments.switch_at,
     )
     kind = RealTime if arguments.real_time else Lockstep
-    runner: Runner = kind(world, node, options, policy.alive)
+    runner: Runner = kind(world, node, options, alive)
     results: list[EpisodeResult] = []
     began = time.monotonic()
-    with console.progress(arguments.episodes) as told:
+    with console.progress(arguments.episodes) as report_progress:
         for seed in range(arguments.seed, arguments.seed + arguments.episodes):
             results.append(_small(runner.run(seed), arguments.episodes))
-            told(results)
+            report_progress(results)
     return results, time.monotonic() - began
 
 
 def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
-    """What the arguments say about the table-top."""
+    """Options of the table-top from the arguments."""
     from vla_ros.sim.world import WorldOptions
 
     return WorldOptions(
@@ -307,12 +287,10 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
 
 
 def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:
-    """Pictures at half size where there are many episodes: the report stays a file that one can mail."""
+    """Halve the images of long runs, so that the report can still be mailed."""
     if episodes <= 10:
         return result
-    from dataclasses import replace
-
-    return replace(result, pictures=tuple(picture[::2, ::2].copy() for picture in result.pictures))
+    return replace(result, images=tuple(image[::2, ::2].copy() for image in result.images))
 
 
 def _result(

@@ -1,7 +1,7 @@
-"""A scripted expert: what the demo runs where there is no model, and what a model learns from.
+"""A scripted expert for the demo, from which a model can learn.
 
-It keeps no state between steps. The action depends on the present joints, object positions and instruction
-alone, so that any state that a learner visits can be labelled (DAgger; Ross et al., 2011), for any object.
+It is stateless: the action depends on joints, object positions and instruction alone, so that any state a learner
+visits can be labelled for any object (DAgger; Ross et al., 2011).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEED = "objects"
 """Key of the object positions in ``Observation.state``."""
 
 GAIN = 0.6
-"""Share of the remaining way that one step covers."""
+"""Share of the remaining distance covered in one step."""
 MAX_STEP = 0.03
 """Largest translation of one step, metres (10 steps a second)."""
 MAX_TURN = 0.05
@@ -45,17 +45,17 @@ _LOW = 0.05
 
 
 def decide(task: Task, joints: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
-    """The expert's action for a state.
+    """The expert's action in a state.
 
     Args:
-        task: What to do; its target must be among ``objects``.
+        task: The task; its target must be among ``objects``.
         joints: Float64 [7], measured arm positions, radians.
         fingers: Measured opening of one finger, metres.
         objects: Name to centre [3], metres in the base frame.
 
     Returns:
         Float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians, fixed axes), both in the base frame, and
-        the gripper (1 open, 0 closed), as OpenVLA's checkpoints for Bridge have them.
+        the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge checkpoints.
 
     Raises:
         KeyError: The target is not among ``objects``.
@@ -64,10 +64,7 @@ def decide(task: Task, joints: FloatArray, fingers: float, objects: Mapping[str,
 
 
 def decide_at(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
-    """As :func:`decide`, for a known ``pose`` of ``tool`` in the base frame, float64 [4, 4], metres.
-
-    For many tasks in one state, where the arm's kinematics need be computed only once.
-    """
+    """Like :func:`decide` with the ``pose`` of ``tool`` [4, 4], so that many tasks share one forward kinematics."""
     place = objects[task.target]
     if task.verb == "pick":
         way, gripper = _pick(pose[:3, 3], place, fingers)
@@ -77,20 +74,19 @@ def decide_at(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str
     length = float(np.linalg.norm(step))
     if length > MAX_STEP:
         step *= MAX_STEP / length
-    # tool_down * R^T turns the hand back to straight down; for such small turns the three fixed-axis angles are
-    # the rotation vector.
+    # TOOL_DOWN R^T turns the hand back to straight down; a small rotation vector is (roll, pitch, yaw).
     turn = np.clip(GAIN * arm.rotation_vector(arm.TOOL_DOWN @ pose[:3, :3].T), -MAX_TURN, MAX_TURN)
     return np.concatenate([step, turn, [gripper]])
 
 
 def _funnel(error: float) -> float:
-    """Height above the goal that is safe at a horizontal ``error``, metres: 0 near the axis, then rising."""
+    """Safe height above the goal at a horizontal ``error``, metres: 0 near the axis, then rising."""
     near, far = _FUNNEL
     return HOVER * float(np.clip((error - near) / (far - near), 0.0, 1.0))
 
 
 def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
-    """Way to ``goal`` over the top: never sideways while low and off the axis."""
+    """Vector to ``goal`` from above: never sideways while low and off the axis."""
     way = goal - tool
     error = float(np.hypot(way[0], way[1]))
     height = tool[2] - goal[2]
@@ -108,7 +104,7 @@ def _pick(tool: FloatArray, place: FloatArray, fingers: float) -> tuple[FloatArr
         return (np.array([0.0, 0.0, LIFT_TO - place[2]]) if held else np.zeros(3)), CLOSED
     way = _approach(tool, place)
     if fingers < 0.75 * arm.FINGER_TRAVEL and tool[2] - place[2] < _LOW:
-        way[2] = max(way[2], 0.0)  # the hand opens before it comes down over the object
+        way[2] = max(way[2], 0.0)  # open the hand before lowering it over the object
     return way, OPEN
 
 
@@ -122,10 +118,9 @@ def _push(tool: FloatArray, place: FloatArray, side: float) -> tuple[FloatArray,
 
 
 class ExpertPolicy(Policy):
-    """The expert as a policy: reads joints and object positions, looks at no picture.
+    """The expert as a policy that uses joints and object positions, but no images.
 
-    It holds (zero motion, gripper as it is) where the instruction is none of the simulation's or names an object
-    that is not there.
+    It keeps still if the instruction is unknown or names an object that is absent.
     """
 
     def __init__(self, config: Config) -> None:
@@ -141,10 +136,10 @@ class ExpertPolicy(Policy):
         )
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Answer one observation.
+        """Infer the action for one observation.
 
         Raises:
-            VlaRosError: Joints or the feed ``objects`` are missing; the text says which option supplies them.
+            VlaRosError: Joints or the feed ``objects`` are missing; the message names the option to set.
         """
         begin = time.perf_counter()
         feed = observation.state.get(FEED)

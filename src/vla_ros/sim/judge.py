@@ -1,4 +1,4 @@
-"""Did the arm do what it was told, and to which object?"""
+"""Judges whether an episode succeeded, or which wrong object was moved."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from vla_ros.sim.tasks import SIDES
 from vla_ros.types import FloatArray
 
 LIFT_HEIGHT = 0.08
-"""A lifted object's centre is this much higher than where it lay, metres."""
+"""Height by which the centre of a lifted object has risen, metres."""
 LIFT_STEPS = 3
-"""Steps in a row for which it must stay so: a bounce does not count."""
+"""Consecutive steps for which it must stay lifted; a bounce does not count."""
 PUSH_DISTANCE = 0.08
-"""A pushed object has moved this far to the named side, metres."""
+"""Distance that a pushed object has moved to the named side, metres."""
 
 
 class Judge:
-    """Watches one episode and says, once and for all, how it ended.
+    """Decides one episode; the first decision is final.
 
-    A pick succeeds when the target has been lifted by :data:`LIFT_HEIGHT` for :data:`LIFT_STEPS` steps; a push when
-    it lies :data:`PUSH_DISTANCE` further to the named side. If another object gets there first (lifted, or
-    in a push moved that far in any direction), the episode has failed for good.
+    A pick succeeds when the target stays :data:`LIFT_HEIGHT` above its start for :data:`LIFT_STEPS` steps, a push
+    when it has moved :data:`PUSH_DISTANCE` to the named side. The episode fails if another object is lifted first
+    or, in a push, moved that far in any direction.
     """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._lifted = dict.fromkeys((thing.name for thing in scene.objects), 0)
         self.reason = ""
-        """``success``, ``wrong_object`` or "" while undecided."""
+        """``success``, ``wrong_object``, or "" until decided."""
         self.touched = ""
         """Name of the wrong object, or ""."""
 
     @property
     def success(self) -> bool:
-        """True where the named object ended as told."""
+        """Whether the named object was moved as the instruction says."""
         return self.reason == "success"
 
     @property
     def decided(self) -> bool:
-        """True where nothing can change any more."""
+        """Whether the outcome is final."""
         return bool(self.reason)
 
     def update(self, positions: Mapping[str, FloatArray]) -> bool:
-        """Look at the object positions (name to [3], metres) after one step; returns :attr:`decided`."""
+        """Take the object positions (name to [3], metres) after a step; returns :attr:`decided`."""
         if self.decided:
             return True
         target = self._scene.target.name

@@ -1,4 +1,4 @@
-"""The simulated robot on the graph: camera, joint states and object poses out, joint commands in."""
+"""The simulated robot on the ROS graph: publishes camera, joint states and object poses; takes joint commands."""
 
 from __future__ import annotations
 
@@ -37,18 +37,12 @@ _PUBLISHED = {
 }
 
 Tap = Callable[[str, int, Any], None]
-"""Told every message that is sent or received: topic, stamp in nanoseconds, message or its CDR bytes."""
+"""Called with every message sent or received: topic, stamp in nanoseconds, message or its CDR bytes."""
 
 
 @dataclass(frozen=True)
 class ReceivedCommand:
-    """A ``sensor_msgs/JointState`` from the policy node.
-
-    Attributes:
-        names: Joints.
-        positions: Radians and metres.
-        stamp: Stamp of the frame from which it came, nanoseconds.
-    """
+    """A command of the policy node: joints, positions in radians and metres, stamp of the frame in nanoseconds."""
 
     names: tuple[str, ...]
     positions: tuple[float, ...]
@@ -56,18 +50,18 @@ class ReceivedCommand:
 
 
 class SimNode:
-    """Publishes a :class:`TableTop` and receives what is sent to its arm.
+    """Publishes a :class:`TableTop` and receives the commands to its arm.
 
-    Callbacks and everything else run on the thread that calls the methods here (they spin the graph).
+    Everything, callbacks included, runs on the thread that calls the methods here; they spin the graph.
 
     Args:
         graph: The joined graph.
         wrist: Publish the wrist camera too.
-        tap: Told every message; for recording.
+        tap: Called with every message, to record it.
 
     Attributes:
         actions: The policy's actions since :meth:`forget_actions`, float64 [D] each.
-        policy: What the policy node says of itself.
+        policy: Status of the policy node.
     """
 
     def __init__(self, graph: Graph, *, wrist: bool = False, tap: Tap | None = None) -> None:
@@ -82,7 +76,7 @@ class SimNode:
         self._node.create_subscription(
             graph.message("sensor_msgs/msg/JointState"), COMMAND_TOPIC, self._on_command, graph.qos("command")
         )
-        # With depth, unlike commands: none may be overtaken by the next before it was heard and recorded.
+        # A queue, unlike commands: every action is to be received and recorded.
         self._node.create_subscription(
             graph.message("std_msgs/msg/Float64MultiArray"), ACTION_TOPIC, self._on_action, graph.qos("default")
         )
@@ -97,36 +91,31 @@ class SimNode:
         self._stamp = 0
         self.actions: list[FloatArray] = []
 
-    @property
-    def logger(self) -> Any:
-        """The node's logger."""
-        return self._node.get_logger()
-
     # --- out ---
 
     def next_stamp(self) -> int:
-        """The present on the ROS clock, and always later than the last answer: nanoseconds."""
+        """The ROS time in nanoseconds, always later than the previous result."""
         self._stamp = max(int(self._node.get_clock().now().nanoseconds), self._stamp + 1)
         return self._stamp
 
     def publish_instruction(self, text: str) -> None:
-        """Tell the policy what to do; late joiners hear it too."""
+        """Publish the instruction; late subscribers get it too."""
         self._send(INSTRUCTION_TOPIC, self.next_stamp(), self._graph.message("std_msgs/msg/String")(data=text))
 
     def publish_joints(self, world: TableTop, stamp: int) -> None:
-        """``/joint_states`` with positions and velocities of all nine joints."""
+        """Publish positions and velocities of all nine joints."""
         message = self._joint_state(world.joint_state(stamp), world.joint_velocities())
         self._send(JOINT_TOPIC, stamp, message)
 
     def publish_state(self, world: TableTop, stamp: int) -> None:
-        """Joint states and object poses, which belong to the frame of the same stamp."""
+        """Publish joint states and object poses for the frame with the same stamp."""
         self.publish_joints(world, stamp)
         self._send(OBJECT_TOPIC, stamp, self._joint_state(world.object_state(stamp)))
 
-    def publish_picture(self, picture: UInt8Array, stamp: int, topic: str = IMAGE_TOPIC) -> None:
-        """An upright picture uint8 [H, W, 3], published upside down, as the renderer of LIBERO delivers it."""
+    def publish_image(self, image: UInt8Array, stamp: int, topic: str = IMAGE_TOPIC) -> None:
+        """Publish an upright image uint8 [H, W, 3] upside down, as LIBERO's renderer delivers it."""
         frame = "wrist_camera" if topic == WRIST_TOPIC else "front_camera"
-        self._send(topic, stamp, encode_image(picture[::-1, ::-1], stamp, frame))
+        self._send(topic, stamp, encode_image(image[::-1, ::-1], stamp, frame))
 
     def _joint_state(self, state: JointState, velocities: FloatArray | None = None) -> Any:
         make = self._graph.message
@@ -147,12 +136,12 @@ class SimNode:
     # --- in ---
 
     def take_command(self) -> ReceivedCommand | None:
-        """The newest command that was not taken yet."""
+        """The newest command, or None if it was already taken."""
         command, self._command = self._command, None
         return command
 
     def forget_actions(self) -> None:
-        """Begin a new list of :attr:`actions`."""
+        """Clear :attr:`actions`."""
         self.actions = []
 
     def _on_command(self, message: Any) -> None:
@@ -169,7 +158,7 @@ class SimNode:
     # --- waiting ---
 
     def spin(self, until: Callable[[], bool], timeout: float) -> bool:
-        """Run callbacks until ``until()`` or for ``timeout`` seconds; True where ``until()`` came true."""
+        """Run callbacks until ``until()`` is true, for at most ``timeout`` seconds; returns whether it was."""
         deadline = time.monotonic() + timeout
         done = until()
         if done:
@@ -184,14 +173,14 @@ class SimNode:
         return done
 
     def wait_for_policy(self, timeout: float, alive: Callable[[], bool]) -> None:
-        """Wait until the policy node hears everything that is sent and its commands are heard.
+        """Wait until all topics of the policy node are connected.
 
         Args:
             timeout: Seconds; loading a large model takes minutes.
             alive: False once the policy node has ended.
 
         Raises:
-            VlaRosError: It ended, or did not come in time; the text says what is missing.
+            VlaRosError: It ended, or was not ready in time; the message names the missing topics.
         """
         needed = [IMAGE_TOPIC, JOINT_TOPIC, INSTRUCTION_TOPIC]
 
@@ -206,6 +195,6 @@ class SimNode:
             raise PolicyFailedError("the policy node ended before it was ready; its last lines are above")
         if missing():
             raise VlaRosError(
-                f"the policy node did not come within {timeout:g} s: nobody at the other end of {missing()}. "
+                f"the policy node was not ready within {timeout:g} s: no connection on {missing()}. "
                 "Are both processes on the same ROS_DOMAIN_ID and middleware? --start-timeout waits longer"
             )

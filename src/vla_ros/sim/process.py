@@ -1,4 +1,4 @@
-"""The policy node as a process of its own."""
+"""Runs the policy node in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DOMAINS = range(1, 101)  # their ports stay below Linux's ephemeral ones
 
 
 def free_domain() -> int:
-    """A DDS domain in which nobody on this host takes part, 1 to 100.
+    """A ROS domain from 1 to 100 without participants on this host.
 
     Raises:
-        VlaRosError: All are taken.
+        VlaRosError: All are in use.
     """
     candidates = list(_DOMAINS)
     random.SystemRandom().shuffle(candidates)
@@ -46,7 +46,7 @@ def _is_free(port: int) -> bool:
 
 
 def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that keep the demo to itself: a domain of its own and this host alone, unless they are set."""
+    """Environment that isolates the demo: a free domain, on this host only, unless they are set."""
     chosen: dict[str, str] = {}
     if not environment.get("ROS_DOMAIN_ID"):
         chosen["ROS_DOMAIN_ID"] = str(free_domain())
@@ -56,13 +56,13 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class PolicyProcess:
-    """``vla-ros run`` in a process of its own; :meth:`end` ends it.
+    """``vla-ros run`` in a process of its own.
 
     Args:
         config: Parameter files.
-        assignments: ``name:=value`` over them.
-        stats: File into which it writes latency and frame counts when it ends.
-        log: File for what it says; None lets it speak on this process's standard error.
+        assignments: ``name:=value`` that override them.
+        stats: File to which it writes latency and frame counters when it ends.
+        log: File for its output; None passes it on to the standard error of this process.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PolicyProcess:
         self._stats = stats
         self._log = log
         self._output = log.open("wb") if log is not None else None
-        # A group of its own: Ctrl-C reaches this process alone, which then ends the other in order.
+        # A session of its own: Ctrl-C reaches this process only, which then shuts the other down in order.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -86,17 +86,12 @@ class PolicyProcess:
             start_new_session=True,
         )
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
     def alive(self) -> bool:
-        """False once it has ended."""
+        """Whether it still runs."""
         return self._process.poll() is None
 
     def end(self, patience: float = 20.0) -> int:
-        """Ask it to end as Ctrl-C would, wait, and kill it after ``patience`` seconds; its exit status."""
+        """Interrupt it, wait, and kill it after ``patience`` seconds; returns its exit status."""
         if self.alive():
             self._process.send_signal(signal.SIGINT)
             try:
@@ -109,7 +104,7 @@ class PolicyProcess:
         return status
 
     def stats(self) -> dict[str, Any]:
-        """What it wrote at its end; empty where it wrote nothing."""
+        """Latency and frame counters that it wrote when it ended; empty if there are none."""
         try:
             found = json.loads(self._stats.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -117,27 +112,7 @@ class PolicyProcess:
         return found if isinstance(found, dict) else {}
 
     def last_lines(self, count: int = 30) -> str:
-        """The end of its log."""
+        """Last lines of its log."""
         if self._log is None:
             return ""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
-
-
-class RunningPolicy:
-    """A policy node that somebody else has started and will end, such as ``ros2 launch``."""
-
-    def alive(self) -> bool:
-        """True: whoever started it looks after it."""
-        return True
-
-    def end(self) -> int:
-        """Nothing to end; 0."""
-        return 0
-
-    def stats(self) -> dict[str, Any]:
-        """Not known here; empty."""
-        return {}
-
-    def last_lines(self) -> str:
-        """Not known here; empty."""
-        return ""

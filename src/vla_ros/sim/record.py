@@ -1,10 +1,9 @@
-"""A rosbag2 bag (MCAP) of what the simulation sends and hears, for ``ros2 bag play`` and ``vla-ros replay``."""
+"""Records all messages of the simulation in a rosbag2 bag (MCAP)."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vla_ros.errors import MissingDependencyError, VlaRosError
@@ -22,14 +21,14 @@ _TYPES = {
 
 
 class BagRecorder:
-    """Writes messages as they come; the log time is when they came, as with ``ros2 bag record``.
+    """Writes messages with the time of their arrival, as ``ros2 bag record`` does.
 
     Args:
         path: Folder of the new bag.
 
     Raises:
         MissingDependencyError: rosbags is not installed.
-        VlaRosError: The folder exists already.
+        VlaRosError: The folder already exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +40,7 @@ class BagRecorder:
                 f"--record: rosbags does not import ({error}); install the extra: pip install 'vla_ros[dds]'"
             ) from error
         if path.exists():
-            raise VlaRosError(f"--record {path}: exists already, expected the name of a new folder")
+            raise VlaRosError(f"--record {path}: already exists; name a new folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._store = get_typestore(Stores.ROS2_JAZZY)
         self._writer = Writer(path, version=9, storage_plugin=StoragePlugin.MCAP)
@@ -63,14 +62,6 @@ class BagRecorder:
         """Finish the bag."""
         self._writer.close()
 
-    def __enter__(self) -> BagRecorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _serialize(message: Any, kind: str) -> bytes:
     from vla_ros.graph.messages import message_types
@@ -79,7 +70,7 @@ def _serialize(message: Any, kind: str) -> bytes:
     if hasattr(message, "get_fields_and_field_types"):  # rclpy's own class
         from rclpy.serialization import serialize_message
 
-        # rmw_fastrtps leaves slack behind a message with empty lists, for which readers of bags refuse it.
+        # rmw_fastrtps pads messages with empty lists, and readers of bags refuse the padding.
         message = types.deserialize(serialize_message(message), types.message(kind))
     return types.serialize(message)
 

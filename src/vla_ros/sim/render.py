@@ -1,4 +1,4 @@
-"""Pictures of the scene without a screen: MuJoCo's renderer on EGL, or on OSMesa where that is all there is."""
+"""Off-screen rendering with MuJoCo on EGL, or on OSMesa if there is no EGL."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vla_ros.errors import MissingDependencyError
 from vla_ros.types import UInt8Array
 
 PACKAGES = "libegl1 libgl1-mesa-dri"
-"""Packages of Debian and Ubuntu with which EGL renders on the CPU."""
+"""Debian and Ubuntu packages for EGL on a CPU."""
 
 
 def choose_backend() -> str:
-    """``egl`` or ``osmesa``: what ``MUJOCO_GL`` says, else EGL where its library is, else OSMesa.
+    """``egl`` or ``osmesa``: the value of ``MUJOCO_GL``, else the first whose library is installed.
 
     Raises:
-        MissingDependencyError: Neither library is installed; the text names the packages.
+        MissingDependencyError: Neither library is installed; the message names the packages.
     """
     wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
     if wanted in ("egl", "osmesa"):
@@ -29,8 +29,8 @@ def choose_backend() -> str:
     if ctypes.util.find_library("OSMesa"):
         return "osmesa"
     raise MissingDependencyError(
-        "the simulation's camera: found neither libEGL nor libOSMesa, expected one of them for rendering without "
-        f"a screen. On Debian and Ubuntu: sudo apt install {PACKAGES}"
+        "the simulation's camera: found neither libEGL nor libOSMesa, expected one for off-screen rendering. "
+        f"On Debian and Ubuntu: sudo apt install {PACKAGES}"
     )
 
 
@@ -43,26 +43,21 @@ def _make_context(width: int, height: int) -> Any:
             from mujoco.osmesa import GLContext
         context = GLContext(width, height)
         context.make_current()
-    except Exception as error:  # PyOpenGL raises whatever its platform module does: ImportError, AttributeError...
+    except Exception as error:  # PyOpenGL raises many kinds: ImportError, AttributeError...
         package = PACKAGES if backend == "egl" else "libosmesa6"
         raise MissingDependencyError(
-            f"the simulation's camera: no {backend.upper()} context ({type(error).__name__}: {error}), expected a "
-            f"display-less OpenGL. On Debian and Ubuntu: sudo apt install {package}. "
-            "MUJOCO_GL=egl or MUJOCO_GL=osmesa selects the other way"
+            f"the simulation's camera: no {backend.upper()} context ({type(error).__name__}: {error}), expected "
+            f"off-screen OpenGL. On Debian and Ubuntu: sudo apt install {package}. "
+            "MUJOCO_GL=egl or MUJOCO_GL=osmesa selects the backend"
         ) from error
     return context
 
 
 class Renderer:
-    """Draws one model into uint8 pictures; belongs to the thread that made it.
-
-    Args:
-        model: ``mujoco.MjModel``.
-        width: Pixels.
-        height: Pixels.
+    """Renders a ``mujoco.MjModel`` at ``width`` x ``height`` pixels, on the thread that created it.
 
     Raises:
-        MissingDependencyError: There is no OpenGL to render with.
+        MissingDependencyError: OpenGL is not available.
     """
 
     def __init__(self, model: Any, width: int, height: int) -> None:
@@ -83,7 +78,7 @@ class Renderer:
         self._window = mujoco.MjrRect(0, 0, width, height)
 
     def render(self, data: Any, camera: str) -> UInt8Array:
-        """Picture of ``data`` (``mujoco.MjData``) from the camera of that name: upright uint8 [H, W, 3] RGB."""
+        """Upright image uint8 [H, W, 3] RGB of ``data`` (``mujoco.MjData``) from the named camera."""
         mujoco = self._mujoco
         self._context.make_current()
         self._camera.fixedcamid = self._model.camera(camera).id
@@ -93,10 +88,10 @@ class Renderer:
         mujoco.mjr_render(self._window, self._scene, self._target)
         pixels = np.empty((self._window.height, self._window.width, 3), np.uint8)
         mujoco.mjr_readPixels(pixels, None, self._window, self._target)
-        return np.ascontiguousarray(pixels[::-1])  # OpenGL's rows begin at the bottom
+        return np.ascontiguousarray(pixels[::-1])  # OpenGL stores the bottom row first
 
     def close(self) -> None:
-        """Free the OpenGL context. Safe to call twice."""
+        """Free the OpenGL context; may be called twice."""
         if self._context is not None:
             self._context.make_current()
             self._target.free()

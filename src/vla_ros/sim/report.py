@@ -1,7 +1,8 @@
-"""The report of ``vla-ros demo``: what the arm saw and did, how fast, and with what."""
+"""HTML report of ``vla-ros demo``: images and motion of the episodes, latency, frames and configuration."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,25 +15,19 @@ from vla_ros.report.versions import versions
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
 SHOWN = 24
-"""Episodes that are shown with pictures; a hundred would make a file that no phone opens."""
+"""Episodes shown with images; a hundred would make a file that no phone opens."""
 
 DIMENSIONS = ("dx [m]", "dy [m]", "dz [m]", "droll [rad]", "dpitch [rad]", "dyaw [rad]", "gripper")
 
 
 def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
-    """Write the report to ``path`` (one self-contained HTML file); the folder is made if need be.
-
-    Args:
-        result: What the run left behind.
-        path: The file.
-        config: Options of the policy node, shown at the end.
-    """
+    """Write the report to ``path``, one self-contained HTML file; ``config`` is shown at its end."""
     page.save(path, render(result, config))
 
 
 def render(result: DemoResult, config: Config | None = None) -> str:
     """The report as HTML text."""
-    # "demo" is the name of the checkpoint that comes with the package, and says little in a heading.
+    # "demo", the name of the checkpoint in the package, says little in a heading.
     name = result.checkpoint if result.checkpoint not in ("", "demo") else result.policy
     lead = f"{len(result.episodes)} episodes, policy {result.policy}, {result.mode.replace('_', ' ')}"
     chosen = featured(result.episodes)
@@ -56,23 +51,17 @@ def render(result: DemoResult, config: Config | None = None) -> str:
 
 
 def banner(result: DemoResult) -> Markup:
-    """The judgement: how many succeeded, and what went wrong with the rest."""
+    """How many episodes succeeded, and why the others failed."""
     count = len(result.episodes)
     won = sum(episode.success for episode in result.episodes)
-    failures: dict[str, int] = {}
-    for episode in result.episodes:
-        if not episode.success:
-            failures[episode.reason] = failures.get(episode.reason, 0) + 1
-    words = {
+    failures = Counter(episode.reason for episode in result.episodes if not episode.success)
+    texts = {
         "wrong_object": "the wrong object was moved",
         "timeout": "time ran out",
-        "no_command": "no command came from the policy node",
+        "no_command": "the policy node sent no command",
     }
-    reasons = [f"{number} x {words.get(reason, reason)}" for reason, number in sorted(failures.items())]
-    reasons += [
-        f"{name} = {value}: this run was made harder or easier on purpose"
-        for name, value in result.controls.items()
-    ]
+    reasons = [f"{number} x {texts.get(reason, reason)}" for reason, number in sorted(failures.items())]
+    reasons += [f"{name} = {value}: a control of this run" for name, value in result.controls.items()]
     level = "good" if result.success_rate >= 0.9 else ("warn" if result.success_rate >= 0.5 else "bad")
     if not count:
         return page.verdict("bad", "No episode was run.", reasons)
@@ -100,24 +89,24 @@ def headline(result: DemoResult) -> list[tuple[str, str, str]]:
 
 
 def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
-    """The episodes with pictures: all, or at most :data:`SHOWN` with failures first."""
+    """Episodes to show with images: all, or :data:`SHOWN` with failures first."""
     if len(episodes) <= SHOWN:
         return list(episodes)
     return sorted(episodes, key=lambda episode: episode.success)[:SHOWN]
 
 
 def outcome(episode: EpisodeResult) -> Markup:
-    """A coloured word: how the episode ended."""
+    """How the episode ended, in colour."""
     return page.flag("good" if episode.success else "bad", episode.reason.replace("_", " "))
 
 
 def episode_card(episode: EpisodeResult) -> Markup:
-    """The pictures of an episode as a flip book, with what was asked and how it ended."""
+    """Images of an episode as an animation, with its instruction and outcome."""
     head = tag("h3", [f"{episode.instruction} ", outcome(episode)])
     caption = f"seed {episode.seed}, {episode.steps} steps"
     if episode.touched:
         caption += f", moved {episode.touched} instead of {episode.target}"
-    return tag("div", [head, images.animation(episode.pictures, rate_hz=3.0, caption=caption)])
+    return tag("div", [head, images.animation(episode.images, rate_hz=3.0, caption=caption)])
 
 
 def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
@@ -130,7 +119,7 @@ def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
 
 
 def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
-    """Traces of one episode: each number of the action, the tool's path and the fingers."""
+    """Charts of one episode: each dimension of the action, the tool position and the fingers."""
     parts: list[Markup] = []
     time = np.arange(len(episode.actions)) / rate_hz
     for index in range(episode.actions.shape[1] if episode.actions.ndim == 2 else 0):
@@ -144,13 +133,13 @@ def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
     if len(episode.fingers):
         opening = charts.Series("finger", np.arange(len(episode.fingers)) / rate_hz, 1e3 * episode.fingers, 3)
         parts.append(charts.lines([opening], title="finger opening [mm]", x_label="time [s]"))
-    body = page.cards(parts) if parts else tag("p", "No action was heard.", class_="note")
+    body = page.cards(parts) if parts else tag("p", "No action was received.", class_="note")
     summary = tag("summary", f"seed {episode.seed}: {episode.instruction}")
     return tag("details", [summary, body], open=opened)
 
 
 def latency(result: DemoResult) -> list[Markup]:
-    """A table of percentiles and a histogram for each stage of which single measurements are known."""
+    """Table of percentiles, and a histogram of each stage whose single measurements are known."""
     rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
     parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows, numeric=(1, 2))] if rows else []
     histograms = [
@@ -182,7 +171,7 @@ def frames(counters: Mapping[str, object]) -> Markup:
 
 
 def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
-    """Versions, the run's own settings, and the node's options."""
+    """Settings of the run, versions, and the options of the policy node."""
     run = {
         "policy": result.policy,
         "checkpoint": result.checkpoint or "–",

@@ -1,4 +1,4 @@
-"""What the policy node says of itself on ``~/status``, and when there is no point in waiting for it any longer."""
+"""Follows ``~/status`` of the policy node to tell when waiting for a command is pointless."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from collections.abc import Callable
 
 from vla_ros.errors import VlaRosError
 
-_PATIENCE = 5.0  # s of a hold, or disarmed, after which nobody waits for a command
-_LONGEST_GAP = 1.5  # s; the node speaks once a second, and what was not heard does not count
+_PATIENCE = 5.0  # s that the node may hold or be disarmed
+_LONGEST_GAP = 1.5  # s between two messages that count; the node publishes once a second
 
 
 class PolicyFailedError(VlaRosError):
-    """The policy node has ended, was stopped, or does not move the arm; its log says more."""
+    """The policy node ended, was stopped or does not move the arm."""
 
 
 class PolicyStatus:
-    """Follows the status of the policy node.
-
-    Args:
-        clock: Seconds that only grow.
-    """
+    """State of the policy node; ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,10 +27,10 @@ class PolicyStatus:
         self._idle = 0.0
 
     def hear(self, text: str) -> None:
-        """Take a message of ``~/status``; one that is no status is left alone."""
+        """Take a message of ``~/status``; anything else is ignored."""
         try:
-            words = json.loads(text)
-            state, explanation = str(words["state"]), str(words["explanation"])
+            status = json.loads(text)
+            state, explanation = str(status["state"]), str(status["explanation"])
         except (ValueError, TypeError, KeyError):
             return
         if state == "disarmed":
@@ -46,15 +42,15 @@ class PolicyStatus:
 
     @property
     def stopped(self) -> str:
-        """Why the node was stopped, or ""; only a person ends a stop."""
+        """Why the node was stopped, or ""; only a person can reset a stop."""
         return self._explanation if self._state == "stopped" else ""
 
     @property
     def hopeless(self) -> str:
-        """Why no command will come: the node was stopped, or has been holding or disarmed for 5 s. Else ""."""
+        """Why no command is to be expected (stopped, or holding or disarmed for 5 s), or ""."""
         return self._explanation if self.stopped or self._idle >= _PATIENCE else ""
 
     @property
     def _idles(self) -> bool:
-        """True where the last message told of no motion."""
+        """Whether the last message reported a state without motion."""
         return self._state not in ("", "armed")

@@ -1,4 +1,4 @@
-"""The table-top: physics of one arm and a few objects, its camera, its joint sensors."""
+"""The simulated table-top: an arm and a few objects in MuJoCo, with cameras and joint sensors."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ ALL_JOINTS: tuple[str, ...] = (*arm.JOINT_NAMES, *arm.FINGER_NAMES)
 
 @dataclass(frozen=True)
 class WorldOptions:
-    """What may differ between runs, apart from the seed.
+    """Options of the table-top.
 
     Attributes:
-        width: Picture width in pixels.
-        height: Picture height in pixels.
+        width: Image width in pixels.
+        height: Image height in pixels.
         tasks: Tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
-        camera_gain: Factor on the camera's pixel values; below 1 the picture is dimmed.
-        bump: Largest distance by which the tool is knocked aside, metres; 0 never.
-        bump_chance: Chance of such a knock at each step.
+        camera_gain: Factor on pixel values.
+        bump: Largest distance by which the tool is bumped, metres; 0 never.
+        bump_chance: Probability of a bump at each step.
     """
 
     width: int = 224
@@ -51,12 +51,7 @@ class WorldOptions:
 
 
 class TableTop:
-    """A MuJoCo world with one arm; the same seed and commands give the same pictures and poses.
-
-    Renders on the thread that calls :meth:`render` first; use it from one thread only.
-
-    Args:
-        options: See :class:`WorldOptions`.
+    """A MuJoCo world; the same seed and commands give the same images and poses. Use it from one thread.
 
     Raises:
         MissingDependencyError: MuJoCo is not installed.
@@ -86,11 +81,11 @@ class TableTop:
     # --- episodes ---
 
     def reset(self, seed: int, scene: Scene | None = None) -> Scene:
-        """Begin the episode of ``seed``: objects placed, hand open at the start pose, everything at rest.
+        """Start an episode: objects placed, hand open at the start pose, everything at rest.
 
         Args:
             seed: Any non-negative integer.
-            scene: Take this scene instead of the one that the seed draws (another instruction, for example).
+            scene: Use this scene instead of the one drawn from the seed.
         """
         self.scene = scene or draw(seed, self.options.tasks)
         self.judge = Judge(self.scene)
@@ -107,17 +102,17 @@ class TableTop:
         return self.scene
 
     def judge_by(self, scene: Scene) -> None:
-        """Judge the rest of the episode by ``scene``'s task: the same objects, another instruction."""
+        """Judge the rest of the episode by the task of ``scene``, which has the same objects."""
         self.scene = scene
         self.judge = Judge(scene)
 
     def _place(self, slot: int) -> None:
-        """Put the scene's object into its slot, or park the slot; show and solidify one shape only."""
+        """Place the object of a slot, or park an empty slot; only one shape shows and collides."""
         thing = self.scene.objects[slot] if slot < len(self.scene.objects) else None
         for shape in SHAPES:
             geom = self._model.geom(f"{shape}_{slot}")
             shown = thing is not None and shape == thing.shape
-            # A parked slot lies on the floor as an unseen cylinder.
+            # A parked slot lies on the floor behind the camera as an invisible cylinder.
             solid = shown or (thing is None and shape == "cylinder")
             geom.contype[:] = 2 if solid else 0
             geom.conaffinity[:] = 3 if solid else 0
@@ -130,16 +125,16 @@ class TableTop:
     # --- physics ---
 
     def command(self, positions: FloatArray) -> None:
-        """Set the position targets of all nine joints (:data:`ALL_JOINTS`), float64 [9], radians and metres.
+        """Set the position targets of :data:`ALL_JOINTS`, float64 [9], radians and metres.
 
-        The arm's targets move there evenly during the next 0.08 s; the fingers' jump.
+        The targets of the arm move there linearly in 0.08 s, those of the fingers at once.
         """
         self._from = self._current_target()
         self._goal = np.array(positions, dtype=np.float64)
         self._ramp = 0
 
     def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
-        """As :meth:`command`, for the joints named; the others keep their targets.
+        """Like :meth:`command` for the named joints; the others keep their targets.
 
         Raises:
             ValueError: A name is unknown, the lengths differ or a position is not finite.
@@ -154,7 +149,7 @@ class TableTop:
         self.command(target)
 
     def advance(self, substeps: int) -> None:
-        """Let ``substeps`` of 2 ms pass."""
+        """Advance by ``substeps`` of 2 ms."""
         for _ in range(substeps):
             if self._ramp < _RAMP:
                 self._ramp += 1
@@ -168,26 +163,26 @@ class TableTop:
         return target
 
     def step(self, positions: FloatArray | None = None) -> bool:
-        """One control step of 0.1 s; None keeps the last targets. True where the episode is decided."""
+        """Advance by a control step of 0.1 s; returns whether the episode is decided."""
         if positions is not None:
             self.command(positions)
         self.advance(SUBSTEPS)
         return self.watch()
 
     def watch(self) -> bool:
-        """Let the judge look, and knock the arm if the options say so: once per control step."""
+        """Bump the arm if the options say so, and update the judge; call once per control step."""
         if self.options.bump and self._random.random() < self.options.bump_chance:
-            self._knock()
+            self._bump()
         return self.judge.update(self.object_positions())
 
-    def _knock(self) -> None:
-        """Throw the tool aside by up to ``options.bump`` metres, as somebody who bumps into the arm would."""
+    def _bump(self) -> None:
+        """Move the tool aside by up to ``options.bump`` metres, like a person bumping into the arm."""
         shift = self._random.normal(size=3) * (1.0, 1.0, 0.5)
         shift *= self.options.bump * self._random.uniform(0.4, 1.0) / np.linalg.norm(shift)
         place = np.maximum(self.tool_position() + shift, (0.3, -0.35, 0.03))
         try:
             joints = arm.inverse(place, start=self._data.qpos[:_JOINTS])
-        except ValueError:  # the shift leads out of reach: no knock
+        except ValueError:  # out of reach: no bump
             return
         self.command(np.concatenate([joints, self._goal[_JOINTS:]]))
         self.advance(SUBSTEPS)
@@ -203,15 +198,15 @@ class TableTop:
         return np.array(self._data.qvel[: len(ALL_JOINTS)], dtype=np.float64)
 
     def joint_state(self, stamp: int) -> JointState:
-        """What ``/joint_states`` says: all nine joints."""
+        """Content of ``/joint_states``."""
         return JointState(ALL_JOINTS, self.joint_positions(), stamp)
 
     def tool_position(self) -> FloatArray:
-        """Where ``tool`` is in the base frame, float64 [3], metres."""
+        """Position of ``tool`` in the base frame, float64 [3], metres."""
         return np.array(self._data.site_xpos[self._tool], dtype=np.float64)
 
     def tool_rotation(self) -> FloatArray:
-        """How ``tool`` is turned in the base frame, float64 [3, 3]."""
+        """Rotation of ``tool`` in the base frame, float64 [3, 3]."""
         return np.array(self._data.site_xmat[self._tool], dtype=np.float64).reshape(3, 3)
 
     def object_positions(self) -> dict[str, FloatArray]:
@@ -222,31 +217,26 @@ class TableTop:
         }
 
     def object_state(self, stamp: int) -> JointState:
-        """What ``/sim/objects`` says: positions named ``red_cube/x``, ``red_cube/y``, ``red_cube/z``, metres."""
+        """Content of ``/sim/objects``: positions named ``red_cube/x``, ``red_cube/y``, ``red_cube/z``, metres."""
         places = self.object_positions()
         names = tuple(f"{name}/{axis}" for name in places for axis in "xyz")
         return JointState(names, np.concatenate(list(places.values())), stamp)
 
     def render(self, camera: str = "front") -> UInt8Array:
-        """Upright picture of ``front`` or ``wrist``, uint8 [H, W, 3] RGB.
+        """Upright image of ``front`` or ``wrist``, uint8 [H, W, 3] RGB.
 
         Raises:
-            MissingDependencyError: There is no OpenGL; the text names the packages.
+            MissingDependencyError: OpenGL is not available; the message names the packages.
         """
         if self._renderer is None:
             self._renderer = Renderer(self._model, self.options.width, self.options.height)
-        picture = self._renderer.render(self._data, camera)
+        image = self._renderer.render(self._data, camera)
         if self.options.camera_gain != 1.0:
-            picture = np.clip(picture * self.options.camera_gain, 0, 255).astype(np.uint8)
-        return picture
+            image = np.clip(image * self.options.camera_gain, 0, 255).astype(np.uint8)
+        return image
 
     def project(self, point: FloatArray, camera: str = "front") -> FloatArray:
-        """Where a point shows in the upright picture: float64 [2], row and column in pixels from the top left.
-
-        Args:
-            point: Float64 [3], metres in the base frame.
-            camera: ``front`` or ``wrist``.
-        """
+        """Project a point [3], metres in the base frame, to (row, column) of the upright image, float64 [2]."""
         seen = self._data.camera(camera)
         right, up, backward = seen.xmat.reshape(3, 3).T @ (np.asarray(point) - seen.xpos)
         focal = self.options.height / (2 * math.tan(math.radians(float(self._model.camera(camera).fovy[0])) / 2))
@@ -255,7 +245,7 @@ class TableTop:
         return np.array([row, column])
 
     def close(self) -> None:
-        """Free the renderer. Safe to call twice."""
+        """Free the renderer; may be called twice."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
