@@ -80,14 +80,9 @@ class TableTop:
 
     # --- episodes ---
 
-    def reset(self, seed: int, scene: Scene | None = None) -> Scene:
-        """Start an episode: objects placed, hand open at the start pose, everything at rest.
-
-        Args:
-            seed: Any non-negative integer.
-            scene: Use this scene instead of the one drawn from the seed.
-        """
-        self.scene = scene or draw(seed, self.options.tasks)
+    def reset(self, seed: int) -> Scene:
+        """Start the episode of ``seed``: objects placed, hand open at the start pose, everything at rest."""
+        self.scene = draw(seed, self.options.tasks)
         self.judge = Judge(self.scene)
         self._random = np.random.default_rng([seed, 0xB0B])
         self._mujoco.mj_resetData(self._model, self._data)
