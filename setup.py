@@ -21,8 +21,10 @@ QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11"]
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 BENCH = ["transformers>=4.53"]  # what the engine and the prompt are compared with, never what runs a policy
+TRITON = "triton>=3.5; sys_platform == 'linux' and platform_machine == 'x86_64'"  # comes with torch for CUDA
 DEV = [
     *BENCH,
+    TRITON,  # its interpreter and compiler test the kernels without a GPU
     "pytest>=8.3",
     "pytest-timeout>=2.3",
     "hypothesis>=6.120",

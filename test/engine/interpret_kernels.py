@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+import interpret_towers
 import torch
 from triton.runtime import interpreter
 
@@ -14,7 +15,7 @@ from vla_ros.engine.ops import KVCache, Ops, Residual, prompt_positions
 from vla_ros.engine.shapes import LlmShape
 from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, dequantize, quantize, rotary_tables
+from vla_ros.engine.weights import KINDS, DecoderWeights, Layer, Matrix, dequantize, quantize, rotary_tables
 
 SHAPE = LlmShape(80, 64, 96, 1, 4, 2, 16, 1e-6, 10000.0, 64, 1)
 
@@ -166,8 +167,10 @@ def main(kind: str, name: str) -> None:
         assert torch.equal(a[0, [0, 1, 3, 4]], b[0, [0, 1, 3, 4]])
     assert ours.choose(table)[0][0, 1] == 7
     assert ours.choose(table)[1][0, 2].isnan()
-    print("equal")
+    print("equal", kind)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    for kind in KINDS:
+        main(kind, sys.argv[1])
+    interpret_towers.main(sys.argv[1])

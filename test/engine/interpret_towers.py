@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import torch
@@ -70,8 +69,4 @@ def main(name: str) -> None:
     model = make_model(dtype)
     found = error(VisionEncoder(model, ours)(images), model.embed_image(model.normalize(images)))
     assert found < (1e-5 if dtype == torch.float32 else 1e-2), found
-    print("equal", found)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    print("equal towers")

@@ -1,8 +1,7 @@
-"""The Triton kernels in Triton's interpreter against torch.
+"""The Triton kernels in Triton's interpreter against torch, and what its compiler makes of them for Hopper.
 
 Float16 stands for bfloat16, which the interpreter cannot multiply. The interpreter is chosen by an environment
-variable when Triton is first imported, so the checks run in a process of their own; that the kernels also compile
-for the GPU is checked in another (no GPU is needed for that).
+variable when Triton is first imported, so each check is a process; they run beside each other. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -16,40 +15,55 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed (it comes with torch for CUDA)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra 'dev')"),
+]
+HERE = Path(__file__).parent
+CHECKS = {
+    "float32": ["interpret_kernels.py", "float32"],
+    "float16": ["interpret_kernels.py", "float16"],
+    "compiled": ["compile_kernels.py"],
+}
 
 
-def run(script: str, *words: str, **environment: str) -> str:
-    command = [sys.executable, str(Path(__file__).with_name(script)), *words]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, env={**os.environ, **environment}, check=False
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return answer.stdout
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory):
+    """All checks, started at once: a function that waits for one and gives its output."""
+    folder, running = tmp_path_factory.mktemp("kernels"), {}
+    for name, (script, *words) in CHECKS.items():
+        interpret = {} if name == "compiled" else {"TRITON_INTERPRET": "1"}
+        with (folder / name).open("w") as output:
+            running[name] = subprocess.Popen(
+                [sys.executable, str(HERE / script), *words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **interpret},
+            )
+
+    def finish(name):
+        status = running[name].wait(280)
+        said = (folder / name).read_text()
+        assert status == 0, said
+        return said
+
+    yield finish
+    for process in running.values():
+        process.kill()
+        process.wait(30)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_kernels_in_the_interpreter(kind, dtype):
-    assert "equal" in run("interpret_kernels.py", kind, dtype, TRITON_INTERPRET="1")
+def test_kernels_equal_torch_in_the_interpreter(checks, dtype):
+    assert re.findall(r"equal (\w+)", checks(dtype)) == ["none", "int8", "int4", "towers"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_vision_towers_in_the_interpreter(dtype):
-    assert "equal" in run("interpret_towers.py", dtype, TRITON_INTERPRET="1")
-
-
-@pytest.mark.slow
-def test_kernels_compile_for_hopper_without_spills():
-    output = run("compile_kernels.py")
+def test_kernels_compile_for_hopper_without_spills(checks):
+    output = checks("compiled")
     lines = [line for line in output.splitlines() if line.startswith("kernel ")]
     assert len(lines) >= 15
     assert all(" spills 0 " in f"{line} " for line in lines), output
-    # What unpacks must find every number where the matrix units want it: see engine/lowbit.py.
+    # Unpacking must find every number where the tensor cores want it: see engine/lowbit.py.
     packed = [line for line in lines if re.match(r"kernel (?!dequantize|sum).* int[48] ", line)]
     assert len(packed) >= 20
     assert all(line.endswith(" moves 0") for line in packed), output
