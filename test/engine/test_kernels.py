@@ -17,6 +17,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra 'dev')"),
 ]
 HERE = Path(__file__).parent
@@ -42,7 +43,7 @@ def checks(tmp_path_factory):
             )
 
     def finish(name):
-        status = running[name].wait(280)
+        status = running[name].wait(560)
         said = (folder / name).read_text()
         assert status == 0, said
         return said

@@ -1,8 +1,9 @@
-"""Execution of a vision-language-action model at the speed of the hardware, with the tokens of plain decoding.
+"""Execution of a vision-language-action model on a GPU, with the tokens of plain decoding.
 
-``weights`` fuses and quantises (``int8`` and ``int4`` in the order of ``lowbit``), ``decoder`` runs them over
-fixed buffers through ``ops`` (torch) or ``triton_ops`` (own kernels in ``kernels``, cut by ``launches``, compared
-by ``agreement``), ``drafts`` saves passes, ``program`` and ``programs`` are the stages and the graphs of each
-prompt length, ``runner`` is the device, ``executor`` puts them together. ``frames`` and ``preprocess`` make
-pictures of camera frames. Importing the package itself loads no torch.
+``decoder`` is the Llama, written once over ``ops`` (torch) or ``triton_ops`` (``kernels``, ``tile_configs``), with
+weights as loaded (``llama``) or fused and packed (``weights``, ``int8``, ``int4``, ``lowbit``). ``executor``
+answers requests: ``buckets``, ``step_graphs`` and ``graph_cache`` are the CUDA graphs of each prompt length,
+``runner`` the device, ``drafts`` saves passes, ``resizer`` and ``resample`` prepare camera images. ``kernel_check``
+compares kernels with torch at the start, within ``tolerances``. Importing the package itself loads no torch. See
+docs/engine.md.
 """

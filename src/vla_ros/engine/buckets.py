@@ -12,7 +12,7 @@ from vla_ros.errors import ConfigError
 class Buckets:
     """Padded lengths of the text, so that a new instruction rarely needs new graphs.
 
-    A sequence is BOS, the patches, the other words of the prompt, the drafted tokens, and padding behind them that
+    A sequence is BOS, the patches, the rest of the prompt, the drafted tokens, and padding behind them that
     nothing real attends to. All but the patches lie in one row of ``text`` tokens.
 
     Attributes:

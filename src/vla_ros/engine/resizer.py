@@ -1,4 +1,4 @@
-"""Camera frames to pictures of the network's size, on the device: one copy to it, everything else there."""
+"""Turn, crop and resize camera images on the device, to the bits of the host."""
 
 from __future__ import annotations
 
@@ -20,80 +20,80 @@ from vla_ros.vision.processors import require_image
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 8  # kinds of frames: cameras of one batch, and what a camera was set to before
+_KEPT = 8  # sizes and processors: cameras of one batch, and what a camera was set to before
 _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
 def on_device(raw: RawImage) -> bool:
-    """True where the device makes the same of an image as the host."""
+    """True where the device resizes an image to the bits of the host."""
     height, width = raw.pixels.shape[:2]
     return raw.processor is not None and raw.processor.resampling((height, width)) is not None
 
 
 @dataclass(eq=False)
-class Place:
-    """What frames of one kind need: a buffer on the device, and what makes a picture of it.
+class Slot:
+    """Buffers for images of one camera, size and processor, and the resize as launches or as a graph.
 
     Attributes:
         pixels: Uint8 [1, H, W, 3].
         pipeline: From those to uint8 [1, height, width, 3].
-        captured: The same as one launch that leaves its picture in ``picture``; None before it is captured.
-        picture: Uint8 [height, width, 3], written by nothing but ``captured``.
+        captured: The same as one graph that writes to ``resized``; None before it is captured.
+        resized: Uint8 [height, width, 3], written by nothing but ``captured``.
     """
 
     pixels: Tensor
     pipeline: Pipeline
     captured: Stage | None = None
-    picture: Tensor | None = None
+    resized: Tensor | None = None
 
 
 class ImageResizer:
-    """Uploads frames and makes pictures of them. One thread uses it.
+    """Uploads camera images and resizes them. One thread uses it.
 
-    Buffers and weights are made when the first frame of a size comes, which takes some milliseconds once; a camera
-    may change its resolution at any time. That frame is resized by one launch after the other, while a second
-    thread captures them as one graph for the frames that follow.
+    Buffers and weights are made for the first image of a size, which takes some milliseconds once; a camera may
+    change its resolution at any time. That image is resized launch by launch, while a second thread captures the
+    launches as one graph for the following ones.
 
     Args:
-        size: (height, width) of the pictures.
+        size: (height, width) of the result.
         device: Where they are wanted.
         runner: Its uploads; both methods run on its stream.
-        background: False captures in the caller's thread, before the first frame of a size.
+        background: False captures in the caller's thread, before the first image of a size.
     """
 
     def __init__(
         self, size: tuple[int, int], device: torch.device, runner: Runner, background: bool = True
     ) -> None:
         self._size, self._device, self._runner = size, device, runner
-        self._places: OrderedDict[_Kind, Place] = OrderedDict()  # the one that was used last stands last
+        self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used stands last
         self._background = background
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
 
-    def upload(self, frames: Sequence[RawImage]) -> list[Place]:
-        """Start to copy; the frames' memory may be changed at once.
+    def upload(self, images: Sequence[RawImage]) -> list[Slot]:
+        """Start to copy; the images' memory may be changed at once.
 
         Raises:
-            ImageError: A frame is not uint8 [H, W, 3] with pixels.
+            ImageError: An image is not uint8 [H, W, 3] with pixels.
             ConfigError: The pipeline or orientation is unknown, or not one that the device can do alone.
         """
-        places = []
-        for index, frame in enumerate(frames):
-            require_image(frame.pixels)
-            place = self._place(index, frame)
-            self._runner.upload(place.pixels, frame.pixels)
-            places.append(place)
-        self._keep(max(_KEPT, len(frames)))
-        return places
+        slots = []
+        for index, image in enumerate(images):
+            require_image(image.pixels)
+            slot = self._slot(index, image)
+            self._runner.upload(slot.pixels, image.pixels)
+            slots.append(slot)
+        self._keep(max(_KEPT, len(images)))
+        return slots
 
-    def resize(self, places: Sequence[Place], target: Tensor) -> None:
+    def resize(self, slots: Sequence[Slot], target: Tensor) -> None:
         """Turn, crop and resize what was uploaded, into uint8 [B, height, width, 3]."""
-        for row, place in enumerate(places):
-            if place.captured is None or place.picture is None:
-                target[row] = place.pipeline(place.pixels)[0]
+        for row, slot in enumerate(slots):
+            if slot.captured is None or slot.resized is None:
+                target[row] = slot.pipeline(slot.pixels)[0]
             else:
-                place.captured()
-                target[row] = place.picture
+                slot.captured()
+                target[row] = slot.resized
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being captured; False where that took longer than ``timeout`` seconds."""
@@ -107,49 +107,49 @@ class ImageResizer:
             self._worker = self._capturing = None
         self._keep(0)
 
-    def _place(self, index: int, frame: RawImage) -> Place:
-        shape, processor = frame.pixels.shape, frame.processor
-        # The index: two frames of one batch must not share a buffer.
-        kind = (index, shape, frame.orientation, processor)
-        if kind not in self._places:
+    def _slot(self, index: int, image: RawImage) -> Slot:
+        shape, processor = image.pixels.shape, image.processor
+        # The index: two images of one batch must not share a buffer.
+        kind = (index, shape, image.orientation, processor)
+        if kind not in self._slots:
             if processor is None or processor.size != self._size:
                 raise ConfigError(f"camera.pipeline: {processor} does not make images of {self._size}")
-            pipeline = make_pipeline(processor, (shape[0], shape[1]), self._device, frame.orientation)
+            pipeline = make_pipeline(processor, (shape[0], shape[1]), self._device, image.orientation)
             pixels = torch.empty((1, *shape), dtype=torch.uint8, device=self._device)
-            self._places[kind] = place = Place(pixels, pipeline)
-            self._capture_soon(place)
-        self._places.move_to_end(kind)
-        return self._places[kind]
+            self._slots[kind] = slot = Slot(pixels, pipeline)
+            self._capture_soon(slot)
+        self._slots.move_to_end(kind)
+        return self._slots[kind]
 
-    def _capture_soon(self, place: Place) -> None:
+    def _capture_soon(self, slot: Slot) -> None:
         if not self._runner.graphs:
             return
         if not self._background:
-            self._capture(place)
+            self._capture(slot)
             return
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "capture-frames")
-        self._capturing = self._worker.submit(self._capture, place)
+            self._worker = ThreadPoolExecutor(1, "capture-images")
+        self._capturing = self._worker.submit(self._capture, slot)
 
-    def _capture(self, place: Place) -> None:
-        """Make one graph of it. That only reads the pixels, which are uploaded meanwhile; its output is its own."""
-        picture = torch.zeros((*self._size, 3), dtype=torch.uint8, device=self._device)
+    def _capture(self, slot: Slot) -> None:
+        """Capture it. The graph only reads the pixels, which are uploaded meanwhile; its output is its own."""
+        resized = torch.zeros((*self._size, 3), dtype=torch.uint8, device=self._device)
 
         def stage() -> None:
-            picture.copy_(place.pipeline(place.pixels)[0])
+            resized.copy_(slot.pipeline(slot.pixels)[0])
 
         try:
             captured = self._runner.capture(stage)
         except Exception as error:
-            height, width = place.pixels.shape[1:3]
-            logger.warning("frames of %dx%d are resized without a graph: %s", width, height, error)
+            height, width = slot.pixels.shape[1:3]
+            logger.warning("images of %dx%d are resized without a graph: %s", width, height, error)
             return
-        # In this order: whoever sees the graph sees its picture.
-        place.picture = picture
-        place.captured = captured
+        # In this order: whoever sees the graph sees its output.
+        slot.resized = resized
+        slot.captured = captured
 
     def _keep(self, count: int) -> None:
-        """Free what was not used for longest: a camera that changes often must not fill the memory."""
-        while len(self._places) > count:
-            _, oldest = self._places.popitem(last=False)
+        """Free the least recently used: a camera that changes often must not fill the memory."""
+        while len(self._slots) > count:
+            _, oldest = self._slots.popitem(last=False)
             self._runner.forget(oldest.pixels)

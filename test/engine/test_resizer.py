@@ -190,7 +190,7 @@ def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
         assert np.array_equal(resized(resizer, frame)[0], process(frame))
         assert resizer.wait(30)
     assert [record.message for record in caplog.records] == [
-        "frames of 80x60 are resized without a graph: division by zero"
+        "images of 80x60 are resized without a graph: division by zero"
     ]
 
 
