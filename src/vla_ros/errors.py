@@ -16,7 +16,7 @@ class CheckpointError(VlaRosError):
 
 
 class ImageError(VlaRosError):
-    """A camera message cannot be turned into a picture (encoding, size, damaged bytes)."""
+    """A camera message cannot be turned into an image (encoding, size, damaged bytes)."""
 
 
 class MissingDependencyError(VlaRosError):

@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def expectation(self) -> str:
-        """What a value must be, in words."""
+        """What a value must be, as a phrase."""
         kind = {bool: "true or false", int: "an integer", float: "a number", str: "text"}[self.item_type]
         if self.option.choices:
             kind = "one of " + ", ".join(self.option.choices)
@@ -316,7 +316,7 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
 
 
 def _where(error: Exception) -> str:
-    """What a parser found, in one line: libraries draw a picture of it over five."""
+    """What a parser found, in one line instead of the library's five."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return str(error)

@@ -241,7 +241,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class TimeoutsConfig:
-    """How long anything may be silent before the arm holds."""
+    """After how long without news an input is stale and the arm holds."""
 
     camera: float = option(0.5, "No new frame for this long: hold", unit="s", low=0.01, high=3600.0, live=True)
     joint_state: float = option(

@@ -50,7 +50,7 @@ MAX_SIDE = 16384
 """Largest accepted width and height in pixels."""
 
 MAX_PIXELS = 64 * 2**20
-"""Largest accepted picture: far above any robot's camera, below the size at which Pillow suspects an attack."""
+"""Largest accepted image: far above any robot's camera, below the size at which Pillow suspects an attack."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +103,14 @@ _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 
 
 def decode_image(cdr: CdrBytes) -> DecodedImage:
-    """Picture in a serialised ``sensor_msgs/Image``.
+    """Image in a serialised ``sensor_msgs/Image``.
 
     ``step`` padding is honoured. ``is_bigendian`` decides where a channel has two bytes and is accepted with any
     value where it has one; the CDR itself may be of either byte order.
 
     Raises:
         ImageError: Truncated or damaged CDR, no pixels, too many pixels, a step or data length that does not fit
-            the size, or an encoding that is no colour or 8-bit grey picture.
+            the size, or an encoding that is no colour or 8-bit grey image.
     """
     header, data = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
@@ -133,7 +133,7 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
     consulted for what the bytes cannot tell (depth, raw Bayer mosaics, swapped channels).
 
     Raises:
-        ImageError: Truncated or damaged CDR or picture, too many pixels, depth or Bayer data, another format.
+        ImageError: Truncated or damaged CDR or image, too many pixels, depth or Bayer data, another format.
     """
     header, data = read_compressed(cdr)
     _refuse_depth(COMPRESSED_IMAGE, "format", header.format)
@@ -162,12 +162,12 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
 def _check_size(message: str, height: int, width: int) -> None:
     if height == 0 or width == 0:
         raise ImageError(
-            f"{message}: size {width} x {height} found, expected a picture with pixels; check the camera driver"
+            f"{message}: size {width} x {height} found, expected an image with pixels; check the camera driver"
         )
     if height > MAX_SIDE or width > MAX_SIDE or height * width > MAX_PIXELS:
         raise ImageError(
             f"{message}: size {width} x {height} found, expected at most {MAX_SIDE} a side and {MAX_PIXELS} pixels;"
-            " the message is damaged, or the camera must publish smaller pictures"
+            " the message is damaged, or the camera must publish smaller images"
         )
 
 
@@ -192,7 +192,7 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
             f"{IMAGE}: step {header.step} found, expected at least {row} ({width} pixels of {header.encoding});"
             " the driver fills in step or encoding wrongly"
         )
-    if header.step * height != len(data):  # exactly, as cv_bridge asks: anything else is a picture cut or sheared
+    if header.step * height != len(data):  # exactly, as cv_bridge asks: anything else is an image cut or sheared
         raise ImageError(
             f"{IMAGE}: {len(data)} bytes of data found, expected {header.step * height} (step {header.step} x"
             f" {height} rows); the driver fills in size or step wrongly"
@@ -210,12 +210,12 @@ def _other(header: ImageHeader) -> ImageError:
 
 
 def _refuse_depth(message: str, what: str, name: str) -> None:
-    """Raise where an encoding or format says that this is no picture in colours or greys."""
+    """Raise where an encoding or format says that this is no image in colours or greys."""
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
             f"{message}: {what} {shown(name)} found, which is depth or more than 8 bits a channel, expected a"
-            " colour picture as the checkpoint saw in training; subscribe to the camera's colour topic"
+            " colour image as the checkpoint saw in training; subscribe to the camera's colour topic"
         )
 
 
@@ -231,20 +231,20 @@ def _is_swapped(header: CompressedHeader) -> bool:
 def _damaged(kind: str, data: memoryview, error: Exception) -> ImageError:
     return ImageError(
         f"{COMPRESSED_IMAGE}: {kind} of {len(data)} bytes is damaged or of an unknown variety ({error}), expected"
-        " one whole 8-bit picture; check the camera driver, and the network for lost fragments"
+        " one whole 8-bit image; check the camera driver, and the network for lost fragments"
     )
 
 
 def _decode_jpeg(data: memoryview) -> UInt8Array:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except Exception as error:  # a decoder of foreign bytes: whatever it raises, the picture is damaged
+    except Exception as error:  # a decoder of foreign bytes: whatever it raises, the image is damaged
         raise _damaged("JPEG", data, error) from error
     _check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
     if colorspace in ("CMYK", "YCCK"):
         raise ImageError(f"{COMPRESSED_IMAGE}: JPEG in {colorspace} found, expected YCbCr or grey as cameras write")
     try:
-        # Strict: a picture whose lower half is missing must not steer an arm.
+        # Strict: an image whose lower half is missing must not steer an arm.
         image = np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True), np.uint8)
     except Exception as error:
         raise _damaged("JPEG", data, error) from error
@@ -262,7 +262,7 @@ def _decode_png(data: memoryview) -> UInt8Array:
             " that must be set to 8 bits"
         )
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-            return turned(np.asarray(picture.convert("RGB"), np.uint8), picture.info.get("exif", b""))
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            return turned(np.asarray(image.convert("RGB"), np.uint8), image.info.get("exif", b""))
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more for foreign bytes
         raise _damaged("PNG", data, error) from error

@@ -1,4 +1,4 @@
-"""Turning a picture upright, and the box of the centre crop."""
+"""Turning an image upright, and the box of the centre crop."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
     """The turn that ``camera.orientation`` names: a function of uint8 [H, W, 3], giving that or [W, H, 3].
 
     Args:
-        name: ``none`` (the picture itself comes back), ``rotate_90``, ``rotate_180`` or ``rotate_270`` clockwise,
+        name: ``none`` (the image itself comes back), ``rotate_90``, ``rotate_180`` or ``rotate_270`` clockwise,
             ``flip_horizontal`` (left and right change places) or ``flip_vertical``. LIBERO's renderer gives
-            pictures that need ``rotate_180``, as the OpenVLA evaluation does with ``[::-1, ::-1]``. Results are
+            images that need ``rotate_180``, as the OpenVLA evaluation does with ``[::-1, ::-1]``. Results are
             contiguous except with ``none``.
 
     Raises:
@@ -40,7 +40,7 @@ def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
 
 
 def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
-    """Where the centre crop that keeps ``area`` of the picture begins and ends, as shares of either side.
+    """Where the centre crop that keeps ``area`` of the image begins and ends, as shares of either side.
 
     Sides are scaled by ``sqrt(area)``, in float32, as the OpenVLA evaluation code does (``crop_scale=0.9`` mirrors
     the random crops of training). The shares are those of ``tf.image.crop_and_resize``: 0 is the centre of the

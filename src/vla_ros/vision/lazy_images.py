@@ -1,6 +1,6 @@
-"""The images of an observation, each turned and resized when the policy first looks at it.
+"""The images of an observation, each turned and resized on first access.
 
-A policy that answers without looking (``hold``, an open-loop baseline, one camera of two) then costs no resize.
+A policy that answers without them (``hold``, an open-loop baseline, one camera of two) then costs no resize.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class _Reader:
         start = self._take(length, what)
         if length and self._bytes[start + length - 1] != 0:
             raise ImageError(f"{self._message}: {what} of {length} bytes does not end in a zero byte; damaged CDR")
-        # A frame_id in some other character set is no reason to lose the picture.
+        # A frame_id in some other character set is no reason to lose the image.
         return bytes(self._bytes[start : start + max(0, length - 1)]).decode("utf-8", errors="replace")
 
     def sequence(self, what: str) -> memoryview:
@@ -173,7 +173,7 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Header of a serialised ``sensor_msgs/Image``: some microseconds, whatever the size of the picture.
+    """Header of a serialised ``sensor_msgs/Image``: some microseconds, whatever the size of the image.
 
     Raises:
         ImageError: As for `read_image`.
@@ -237,7 +237,7 @@ def encode_image(
     """
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise ImageError(
-            f"picture of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width] or"
+            f"image of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width] or"
             " [height, width, channels]"
         )
     height, width = image.shape[:2]

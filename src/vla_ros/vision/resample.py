@@ -36,7 +36,7 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
     """Weights of ``tf.image.resize(method="lanczos3", antialias=True)`` along one axis, to the bit.
 
     Sample ``i`` of the result sits at ``(i + 0.5) * source / target`` with pixel centres at halves; the kernel is
-    stretched by the scale where the picture shrinks, cut at the border, and normalised to a sum of one.
+    stretched by the scale where the image shrinks, cut at the border, and normalised to a sum of one.
 
     Returns:
         Float32 [target, source].
@@ -147,7 +147,7 @@ def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Separable:
-    """A resize of [height, width, 3] pictures given by one matrix for the rows and one for the columns."""
+    """A resize of [height, width, 3] images given by one matrix for the rows and one for the columns."""
 
     def __init__(self, rows: Matrix, columns: Matrix) -> None:
         self._shape = (rows.shape[0], columns.shape[0], _CHANNELS)
@@ -217,7 +217,7 @@ class Lanczos3:
         middle += np.float32(0.5)
         middle -= result
         doubtful = np.flatnonzero(np.abs(middle, out=middle) <= self._doubt)
-        if len(doubtful) > result.size // 50:  # no camera's picture, but nothing must take for ever
+        if len(doubtful) > result.size // 50:  # no camera's image, but no image may stall the node
             result = self._all(image)
         elif len(doubtful):
             result.reshape(-1)[doubtful] = self._some(image, doubtful)
@@ -241,14 +241,14 @@ class Lanczos3:
 
     def _all(self, image: UInt8Array) -> Matrix:
         """Every sample, float32 [height, width, 3], in TensorFlow's order."""
-        picture: NDArray[np.uint8] | Matrix = image
+        result: NDArray[np.uint8] | Matrix = image
         for axis, (at, weights) in enumerate((self._rows, self._columns)):
-            lines = np.moveaxis(picture, axis, 0)
+            lines = np.moveaxis(result, axis, 0)
             sums = np.zeros((len(at), *lines.shape[1:]), np.float32)
             for tap in range(at.shape[1]):
                 sums += lines[at[:, tap]] * weights[:, tap, None, None]
-            picture = np.moveaxis(sums, 0, axis)
-        return np.asarray(picture, np.float32)
+            result = np.moveaxis(sums, 0, axis)
+        return np.asarray(result, np.float32)
 
 
 def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:

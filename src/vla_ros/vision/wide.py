@@ -1,7 +1,7 @@
 """Camera encodings that need arithmetic on every pixel: Bayer mosaics, and 16 bits a channel.
 
 What ``cv_bridge`` makes of them when it is asked for ``rgb8``, to the bit (``test/ros/test_cv_bridge.py``), but
-without it: a bag shows the policy the same picture where no ROS is installed.
+without it: a bag shows the policy the same image where no ROS is installed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WIDE_ENCODINGS = {
 
 
 def wide_to_rgb(rows: UInt8Array, layout: WideEncoding, *, big_endian: bool) -> UInt8Array:
-    """RGB of the bytes of a picture.
+    """RGB of the bytes of an image.
 
     Args:
         rows: Uint8 [height, width * layout.pixel_bytes], without padding.
@@ -62,7 +62,7 @@ def wide_to_rgb(rows: UInt8Array, layout: WideEncoding, *, big_endian: bool) -> 
     if layout.value_bytes == 2:
         values = values.view(">u2" if big_endian else "<u2").astype(np.uint16, copy=False)
     pixels = values.reshape(len(rows), -1, layout.channels)
-    picture = pixels if layout.code is None else cv2.cvtColor(pixels, layout.code)
+    result = pixels if layout.code is None else cv2.cvtColor(pixels, layout.code)
     if layout.value_bytes == 2:
-        picture = cv2.convertScaleAbs(picture, alpha=255.0 / 65535.0)
-    return np.asarray(picture, np.uint8)
+        result = cv2.convertScaleAbs(result, alpha=255.0 / 65535.0)
+    return np.asarray(result, np.uint8)

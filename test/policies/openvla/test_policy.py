@@ -161,7 +161,7 @@ def test_a_wrong_picture_is_refused_and_the_next_one_works(loaded, observe):
     ):
         with pytest.raises(ImageError, match=words):
             ask(loaded, observe(image))
-    with pytest.raises(ImageError, match=r"no picture 'image', there are \['wrist'\]"):
+    with pytest.raises(ImageError, match=r"no image 'image', there are \['wrist'\]"):
         ask(loaded, Observation({"wrist": np.zeros((224, 224, 3), np.uint8)}, "lift it", 0))
     with pytest.raises(ConfigError, match="shorten"):
         ask(loaded, observe(instruction="x" * 10_000))

@@ -317,36 +317,36 @@ class OpenVLAPolicy(Policy):
     def _image(self, observation: Observation) -> UInt8Array:
         image = observation.images.get(self._image_key)
         if image is None:
-            raise ImageError(f"OpenVLA: no picture '{self._image_key}', there are {list(observation.images)}")
+            raise ImageError(f"OpenVLA: no image '{self._image_key}', there are {list(observation.images)}")
         expected = (*self.spec.processors[self._image_key].size, 3)
         if image.dtype != np.uint8 or image.shape != expected:
             raise ImageError(
-                f"OpenVLA: picture '{self._image_key}' is {image.dtype} {list(image.shape)}, "
+                f"OpenVLA: image '{self._image_key}' is {image.dtype} {list(image.shape)}, "
                 f"expected uint8 {list(expected)}"
             )
         return image
 
     def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
         """The self-test, and one whole answer, so that the first frame is not the slow one."""
-        pictures = self_test.two_images(*self.spec.processors[self._image_key].size)
+        images = self_test.two_images(*self.spec.processors[self._image_key].size)
         loaded = self.loaded
         ids = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
         if self._options.self_test and weights is None:
-            self_test.check_vision(loaded.model, pictures, ids, folder)
+            self_test.check_vision(loaded.model, images, ids, folder)
         if fast:
-            self._loaded = replace(loaded, engine=self._make_engine(loaded, folder, pictures, ids, weights))
+            self._loaded = replace(loaded, engine=self._make_engine(loaded, folder, images, ids, weights))
         if self._options.compile and self.loaded.engine is not None:
             logger.info("policy.compile: nothing to do, the engine has kernels and graphs of its own")
         elif self._options.compile:
-            seconds = reference.compile_towers(loaded.model, pictures[0])
+            seconds = reference.compile_towers(loaded.model, images[0])
             logger.info("policy.compile: torch.compile took %.1f s for the vision towers", seconds)
-        _only(self._answer(self.loaded, [_Asked(self.start_session(), ids, pictures[0], 0)]))
+        _only(self._answer(self.loaded, [_Asked(self.start_session(), ids, images[0], 0)]))
 
     def _make_engine(
         self,
         loaded: Loaded,
         folder: Path,
-        pictures: Sequence[UInt8Array],
+        images: Sequence[UInt8Array],
         prompt: IntArray,
         weights: DecoderWeights | None,
     ) -> Engine | None:
@@ -355,7 +355,7 @@ class OpenVLAPolicy(Policy):
         try:
             ops, encode, strict = None, None, self._options.engine != "auto"
             if self._options.self_test:
-                encode = checked_encoder(loaded.model, pictures, strict=strict)
+                encode = checked_encoder(loaded.model, images, strict=strict)
             if self._options.self_test and weights is not None:
                 ops = checked(make_ops(weights.device), weights, strict=strict)
             engine = make_engine(
@@ -366,9 +366,9 @@ class OpenVLAPolicy(Policy):
             noise, _ = self_test.two_images(camera.height, camera.width)
             self_test.check_resizing(engine, Preprocessor(self._camera, self.spec).raw(noise))
             if self._options.self_test and weights is None:
-                self_test.check_engine(loaded.model, engine, pictures, prompt, count)
+                self_test.check_engine(loaded.model, engine, images, prompt, count)
             if self._options.self_test:
-                self_test.fit_guard(engine, pictures, prompt)
+                self_test.fit_guard(engine, images, prompt)
         except Exception as error:
             if engine is not None:
                 engine.close()
@@ -382,7 +382,7 @@ class OpenVLAPolicy(Policy):
             )
             return None
         if self._options.self_test and weights is not None:
-            self_test.check_engine_vision(engine, pictures, prompt, folder)
+            self_test.check_engine_vision(engine, images, prompt, folder)
         return engine
 
 

@@ -1,4 +1,4 @@
-"""The words of an instruction as the tokens that the checkpoint was trained on."""
+"""Encodes an instruction as the prompt tokens that the checkpoint was trained on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small random checkpoint in the published layout, for tests and for trying the whole path without weights.
 
 ``python -m vla_ros.policies.openvla.tiny DIR [--seed N]`` writes one. Its actions mean nothing, but they depend
-on the picture and on the words, as those of a real checkpoint do.
+on the image and on the instruction, as those of a real checkpoint do.
 """
 
 from __future__ import annotations
