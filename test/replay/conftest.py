@@ -148,7 +148,7 @@ def rosbag2_bags(tmp_path_factory):
 
 
 class BrightnessPolicy(Policy):
-    """Knows the answer to ``small_recording``: it reads the step from the picture's brightness."""
+    """Knows the answer to ``small_recording``: it reads the step from the image's brightness."""
 
     def __init__(self, gain=1.0, seconds=0.0, flip_gripper=False, horizon=1):
         from vla_ros.types import ActionSpec

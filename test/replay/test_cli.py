@@ -45,7 +45,7 @@ def test_everything_is_written(finished):
     assert content["verdict"]["headline"] in shown
 
 
-def test_the_report_is_one_file_with_the_pictures_of_the_worst_moments(finished):
+def test_the_report_is_one_file_with_the_images_of_the_worst_moments(finished):
     _, folder, _ = finished
     text = (folder / "a.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|url\((?!data:)|@import", text)

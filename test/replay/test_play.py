@@ -1,7 +1,7 @@
 """A bag goes through the very step of the live node, in open loop and as it would have run.
 
 Pins: wrong pairing of frames and actions, memory of past episodes, frames answered twice, a busy policy that makes
-the queue grow, resuming that counts frames twice or not at all, pictures that differ from the live ones.
+the queue grow, resuming that counts frames twice or not at all, images that differ from the live ones.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ JOINTS = tuple(f"joint_{index}" for index in range(1, 8))
 
 @pytest.fixture
 def recording(make):
-    """Two episodes of two seconds at 10 Hz that a policy can answer from the picture's brightness."""
+    """Two episodes of two seconds at 10 Hz that a policy can answer from the image's brightness."""
     messages = []
     for episode, words in enumerate(("pick up the red cube", "pick up the blue ball")):
         begin = make.start + episode * 2_000_000_000
@@ -267,7 +267,7 @@ def test_samples_survive_the_disk(play, write_bag, recording, brightness_policy,
         samples.load(tmp_path / "samples.npz")
 
 
-def test_the_pictures_of_single_moments_are_the_live_ones(write_bag, recording, replay_config, brightness_policy):
+def test_the_images_of_single_moments_are_the_live_ones(write_bag, recording, replay_config, brightness_policy):
     path = write_bag("bag", recording)
     with Bag(path) as bag:
         selection = select(bag.topics, replay_config, {})
@@ -289,7 +289,7 @@ def test_a_policy_that_does_not_look_costs_no_resize(play, write_bag, recording,
     assert len(found.times) == 40
 
 
-def test_two_cameras_give_their_newest_pictures(play, write_bag, make):
+def test_two_cameras_give_their_newest_images(play, write_bag, make):
     class Both(Policy):
         spec = ActionSpec(image_keys=("image", "wrist"))
 

@@ -101,13 +101,13 @@ def test_two_cameras_of_a_policy():
     assert select(topics(front=IMAGE, top=IMAGE), config, {"camera": "/top,/front"}).cameras == ("/top", "/front")
 
 
-def test_a_bag_without_pictures_is_refused_with_what_it_has():
+def test_a_bag_without_images_is_refused_with_what_it_has():
     with pytest.raises(BagError, match=r"no sensor_msgs/Image or CompressedImage; it has /joint_states"):
         select(topics(joint_states=JOINTS), Config(), {})
 
 
 def test_a_topic_without_messages_plays_no_part_unless_it_is_named():
-    """Recorders list what they subscribed to: a raw camera that was silent beside its compressed pictures."""
+    """Recorders list what they subscribed to: a raw camera that was silent beside its compressed images."""
     topics = {"/camera/image_raw": IMAGE, "/camera/image_raw/compressed": JPEG}
     empty = {"/camera/image_raw"}
     assert select(topics, Config(), {}, empty=empty).cameras == ("/camera/image_raw/compressed",)

@@ -15,7 +15,7 @@ PERIOD = 100_000_000
 
 
 class SpotPolicy(Policy):
-    """Goes where a red spot lies in the picture; blue ones say nothing to it."""
+    """Goes where a red spot lies in the image; blue ones say nothing to it."""
 
     def __init__(self, scale=1.0):
         self.spec = ActionSpec()
@@ -41,7 +41,7 @@ class SpotPolicy(Policy):
 
 @pytest.fixture
 def spot_bag(make, write_bag):
-    """``spot_bag(alter)`` gives a bag of spots; ``alter`` turns each upright picture into the camera's."""
+    """``spot_bag(alter)`` gives a bag of spots; ``alter`` turns each upright image into the camera's."""
 
     def write(alter):
         rng = np.random.default_rng(0)

@@ -73,7 +73,7 @@ def test_more_noise_is_plausible_but_not_convincing():
 
 
 @pytest.mark.parametrize("axes", [(1, 0, 2), (0, 1, 2)])
-def test_a_turned_picture_is_bad_and_the_axes_are_named(axes):
+def test_a_turned_image_is_bad_and_the_axes_are_named(axes):
     recorded = recorded_actions()
     predicted = noisy(recorded, 0.1)
     predicted[:, :3] = predicted[:, axes] * (-1, -1, 1)

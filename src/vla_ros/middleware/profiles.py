@@ -126,7 +126,7 @@ def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = F
 
 
 SMALL_POOLS = ((256, 8192), (1024, 4096), (16 * 1024, 1024), (128 * 1024, 128), (MIB, 24))
-"""(chunk size in bytes, chunks) for everything but pictures: joint states, commands, parameters, compressed
+"""(chunk size in bytes, chunks) for everything but images: joint states, commands, parameters, compressed
 images. iceoryx takes the smallest pool that fits and never a larger one when that is empty."""
 
 
@@ -139,7 +139,7 @@ def image_chunks(frames: Frames) -> int:
 
 
 def roudi_toml(frames: Frames) -> str:
-    """RouDi configuration (iceoryx 2.0): pools for small messages and one that holds the pictures."""
+    """RouDi configuration (iceoryx 2.0): pools for small messages and one that holds the images."""
     pools = [pool for pool in SMALL_POOLS if pool[0] < frames.message_bytes]
     pools.append((round_up(frames.message_bytes + PAGE, PAGE), image_chunks(frames)))
     total = sum(size * count for size, count in pools)
