@@ -50,15 +50,18 @@ def write(folder: Path, frames: int, storage: str) -> Path:
 def play(path: Path, arm: bool) -> tuple[int, float]:
     """Number of frames and processor seconds."""
     from vla_ros.config import load
-    from vla_ros.policies.base import no_progress
+    from vla_ros.policies.base import create, no_progress
     from vla_ros.replay.evaluate import make_jobs, play_all
     from vla_ros.replay.play import Options
+    from vla_ros.replay.prepare import LoadedOnce
 
     options = ["policy.name:=hold", *(["robot.urdf:=demo", "robot.tip_frame:=tool"] if arm else [])]
-    (job,) = make_jobs([path], load([], options), {}, Options(instruction="hold still"), None)
-    play_all([job], None, 1, None, no_progress, lambda name, count: None)  # imports, page cache
+    config = load([], options)
+    policy = LoadedOnce(create(config))
+    (job,) = make_jobs([path], config, {}, Options(instruction="hold still"), None)
+    play_all([job], policy, 1, None, no_progress, lambda name, count: None)  # imports, page cache
     began = time.process_time()
-    (outcome,) = play_all([job], None, 1, None, no_progress, lambda name, count: None)
+    (outcome,) = play_all([job], policy, 1, None, no_progress, lambda name, count: None)
     took = time.process_time() - began
     if outcome.samples is None:
         raise SystemExit(outcome.problem)

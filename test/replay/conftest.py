@@ -197,10 +197,12 @@ def play(replay_config):
     from vla_ros.policies.base import no_progress
     from vla_ros.replay import evaluate
     from vla_ros.replay.play import Options
+    from vla_ros.replay.prepare import LoadedOnce
 
     def run(path, policy, options=None, *, config=None, overrides=None, partial=None):
         (job,) = evaluate.make_jobs([path], config or replay_config, overrides or {}, options or Options(), partial)
-        (outcome,) = evaluate.play_all([job], policy, 1, None, no_progress, lambda name, count: None)
+        loaded = LoadedOnce(policy)
+        (outcome,) = evaluate.play_all([job], loaded, 1, None, no_progress, lambda name, count: None)
         return outcome
 
     return run

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = make_jobs(find_bags(arguments.bags), config, overrides, options, partial)
     with closing(LoadedOnce(create(config))) as policy, _Progress(len(jobs)) as progress:
         ask = progress.ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.load, progress.told)
+        outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.load, progress.advance)
         result = make_result(outcomes, config, options)
         if not (arguments.no_trials or result.figures["interrupted"]):
             progress.say("trying other settings")
@@ -186,7 +186,7 @@ class _Progress:
         """Show a message beside the spinner."""
         self._bar.update(self._task, description=message)
 
-    def told(self, bag: str, count: int) -> None:
+    def advance(self, bag: str, count: int) -> None:
         """Show the progress of a bag."""
         self._seen.add(bag)
         self._bar.update(self._task, description=f"bag {len(self._seen)} of {self._bags}, {bag}: {count} frames")

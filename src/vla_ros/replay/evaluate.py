@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vla_ros.config import Config, build, flatten
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.base import Policy, Progress, create, no_progress
+from vla_ros.policies.base import Progress, create, no_progress
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options, Player
@@ -21,8 +21,8 @@ from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Ask, select
 from vla_ros.types import ActionSpec
 
-Told = Callable[[str, int], None]
-"""Told the bag's name and how many of its frames are done."""
+BagProgress = Callable[[str, int], None]
+"""Told a bag's name and how many of its frames are done."""
 
 
 @dataclass(frozen=True)
@@ -72,41 +72,33 @@ def make_jobs(
 
 
 def play_all(
-    jobs: Sequence[Job], policy: Policy | None, workers: int, ask: Ask | None, load: Progress, told: Told
+    jobs: Sequence[Job], policy: LoadedOnce, workers: int, ask: Ask | None, load: Progress, progress: BagProgress
 ) -> list[Outcome]:
     """Plays every job.
 
     Args:
         jobs: Bags.
-        policy: Replaces the policy of the options (one process only). A
-            :class:`~vla_ros.replay.prepare.LoadedOnce` stays loaded, for the caller to close.
-        workers: Processes; each loads its own policy.
+        policy: Shared by all bags of this process; the caller closes it.
+        workers: Processes; if there are several, each loads a policy of its own.
         ask: Asks a person about ambiguous topics (one process only).
         load: Told the progress of loading.
-        told: Told the progress of each bag.
+        progress: Told the progress of each bag.
 
     Returns:
         An outcome per job that was started; fewer after an interruption.
     """
-    if workers > 1 and len(jobs) > 1 and (policy is None or isinstance(policy, LoadedOnce)):
-        return _play_in_parallel(jobs, workers, told)
-    chosen = policy if isinstance(policy, LoadedOnce) else None
-    if chosen is None:
-        chosen = LoadedOnce(policy if policy is not None else create(build(dict(jobs[0].config))))
+    if workers > 1 and len(jobs) > 1:
+        return _play_in_parallel(jobs, workers, progress)
     outcomes: list[Outcome] = []
-    try:
-        for job in jobs:
-            outcome = play(job, chosen, ask, load, told)
-            outcomes.append(outcome)
-            if outcome.samples is not None and not outcome.samples.complete:
-                break
-    finally:
-        if chosen is not policy:
-            chosen.close()
+    for job in jobs:
+        outcome = play(job, policy, ask, load, progress)
+        outcomes.append(outcome)
+        if outcome.samples is not None and not outcome.samples.complete:
+            break
     return outcomes
 
 
-def _play_in_parallel(jobs: Sequence[Job], workers: int, told: Told) -> list[Outcome]:
+def _play_in_parallel(jobs: Sequence[Job], workers: int, progress: BagProgress) -> list[Outcome]:
     context = multiprocessing.get_context("spawn")
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
@@ -114,7 +106,7 @@ def _play_in_parallel(jobs: Sequence[Job], workers: int, told: Told) -> list[Out
             for job, outcome in zip(jobs, pool.map(_play_here, jobs), strict=True):
                 outcomes.append(outcome)
                 if outcome.samples is not None:
-                    told(job.path.name, len(outcome.samples.times))
+                    progress(job.path.name, len(outcome.samples.times))
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
     return outcomes
@@ -131,7 +123,7 @@ def _play_here(job: Job) -> Outcome:
     return play(job, _kept, None, no_progress, lambda name, count: None)
 
 
-def play(job: Job, policy: LoadedOnce, ask: Ask | None, load: Progress, told: Told) -> Outcome:
+def play(job: Job, policy: LoadedOnce, ask: Ask | None, load: Progress, progress: BagProgress) -> Outcome:
     """Plays one bag. A bag that cannot be read is an outcome, a wrong configuration an error."""
     config = build(dict(job.config))
     partial = job.partial_file()
@@ -157,6 +149,6 @@ def play(job: Job, policy: LoadedOnce, ask: Ask | None, load: Progress, told: To
             job.options,
             resume=resume,
             partial=partial,
-            progress=lambda count: told(job.path.name, count),
+            progress=lambda count: progress(job.path.name, count),
         )
         return Outcome(player.play(), stepper.spec, note=note)
