@@ -6,6 +6,7 @@ force and not named; `ros2 launch` left hanging by a node that ended.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,18 @@ WORDS = "instruction:=hold still"
 def show_args(name: str) -> str:
     command = ["ros2", "launch", "vla_ros", name, "--show-args"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_the_command_is_on_the_path_and_finds_its_environment() -> None:
+    """Built in a virtual environment, it runs without that being active."""
+    command = shutil.which(
+        "vla-ros", path=os.environ["PATH"].replace(os.environ.get("VIRTUAL_ENV", "-"), "/nowhere")
+    )
+    assert command is not None
+    assert Path(command).parent.name == "vla_ros", "colcon's, not pip's"
+    variables = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    answer = subprocess.run([command, "--version"], env=variables, capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stdout.split()[0]) == (0, "vla_ros"), answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_the_middleware_is_in_force_and_says_so(
     monkeypatch.setenv("ROS_HOME", str(tmp_path))
     monkeypatch.delenv("RMW_IMPLEMENTATION", raising=False)
     rmw = {"fastdds": "rmw_fastrtps_cpp", "cyclonedds": "rmw_cyclonedds_cpp"}[name]
-    if examine(name, Frames(), sourced_distribution(), {**_environ(), "RMW_IMPLEMENTATION": rmw}).fatal:
+    if examine(name, Frames(), sourced_distribution(), {**os.environ, "RMW_IMPLEMENTATION": rmw}).fatal:
         pytest.skip(f"{rmw} is not installed")
     launch = program("ros2", "launch", "vla_ros", "policy.launch.py", "policy:=hold", f"middleware:={name}", QUICK)
     launch.wait_for("is ready", 40)
@@ -121,7 +134,6 @@ def test_the_middleware_is_in_force_and_says_so(
 def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
     program: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
     import re
     import signal
 
@@ -146,12 +158,6 @@ def test_iceoryx_starts_a_roudi_that_outlives_the_launch(
         started = re.search(r"started iox-roudi, pid (\d+)", launch.output)
         if started:
             os.kill(int(started[1]), signal.SIGKILL)
-
-
-def _environ() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
 
 
 @pytest.mark.slow
