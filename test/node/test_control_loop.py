@@ -28,7 +28,7 @@ from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety
 from vla_ros.control.watchdog import WATCHED, Watchdog
 from vla_ros.graph.messages import message_types
-from vla_ros.node.context import Context, News
+from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop, Did
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
@@ -83,7 +83,7 @@ class LiveLoop:
         watchdog = Watchdog(self.options, config.camera.topics)
         logger = logging.getLogger("live_loop")
         self.context = Context(
-            self.options, self.clock, inputs, safety, watchdog, Stats(), self, News(logger), logger
+            self.options, self.clock, inputs, safety, watchdog, Stats(), self, ThrottledLogger(logger), logger
         )
         self.stepper = Stepper(config, self.policy)
         self.stepper.load()

@@ -25,7 +25,7 @@ class Sink(Protocol):
         """What became of a frame."""
 
 
-class News:
+class ThrottledLogger:
     """Log lines that may come with every message: the newest of each kind is logged when :meth:`flush` is called.
 
     Args:
@@ -36,12 +36,12 @@ class News:
         self._logger = logger
         self._newest: dict[str, tuple[str, Severity]] = {}
 
-    def tell(self, kind: str, text: str, severity: Severity = "warning") -> None:
-        """Replace what was last told of this kind; from any thread."""
+    def log(self, kind: str, text: str, severity: Severity = "warning") -> None:
+        """Log ``text`` at the next flush unless a newer one of its kind comes; from any thread."""
         self._newest[kind] = text, severity
 
     def flush(self) -> None:
-        """Log what is new."""
+        """Log the newest text of each kind."""
         while self._newest:
             _, (text, severity) = self._newest.popitem()
             say(self._logger, text, severity)
@@ -59,7 +59,7 @@ class Context:
         watchdog: Which inputs are stale, frozen, late or invalid.
         stats: Times and frame counts.
         sink: Shows or keeps what happens; decides nothing.
-        news: Log lines that come often.
+        throttled: For log lines that may come with every message.
         logger: Of the node.
     """
 
@@ -70,7 +70,7 @@ class Context:
     watchdog: Watchdog
     stats: Stats
     sink: Sink
-    news: News
+    throttled: ThrottledLogger
     logger: Logger
 
     def report(self, outcome: FrameOutcome) -> None:

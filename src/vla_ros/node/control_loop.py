@@ -315,4 +315,4 @@ class ControlLoop:
             self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
         if reason.level is Level.HOLD:
             self._held.add(reason)
-        self._context.news.tell(reason.value, f"{reason.value}: {detail}")
+        self._context.throttled.log(reason.value, f"{reason.value}: {detail}")

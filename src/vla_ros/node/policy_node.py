@@ -24,7 +24,7 @@ from vla_ros.control.watchdog import WATCHED, Watchdog
 from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node import graph_watch
-from vla_ros.node.context import Context, News
+from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.namesake import NameClaim, wait_until_alone
@@ -69,7 +69,7 @@ class PolicyNode:
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
         self._wiring = Wiring(graph, node)
-        self._news = News(self._logger)
+        self._throttled = ThrottledLogger(self._logger)
 
     @property
     def config(self) -> Config:
@@ -136,7 +136,7 @@ class PolicyNode:
     def cleanup(self) -> None:
         """Leave the topics and free the policy. Safe to call in every state."""
         self.deactivate()
-        self._news.flush()
+        self._throttled.flush()
         self._telemetry = None
         self._wiring.close()
         stepper, self._stepper = self._stepper, None
@@ -233,7 +233,7 @@ class PolicyNode:
             self._watchdog,
             self.stats,
             self._telemetry,
-            self._news,
+            self._throttled,
             self._logger,
         )
         self._outputs = Outputs(self._context, wiring)
@@ -254,7 +254,7 @@ class PolicyNode:
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
-        wiring.timer(1.0, self._news.flush)
+        wiring.timer(1.0, self._throttled.flush)
         wiring.timer(graph_watch.PERIOD, self._watch.look)
 
     # What arrives
@@ -271,7 +271,7 @@ class PolicyNode:
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)
         if text:
-            self._news.tell("instruction", text, "info" if taken else "warning")
+            self._throttled.log("instruction", text, "info" if taken else "warning")
 
     def _on_stop(self, message: Any) -> None:
         if message.data:

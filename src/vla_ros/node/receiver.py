@@ -148,7 +148,7 @@ class StateReceiver:
         """
         wrong = self._wrong(joints)
         if wrong:
-            self._context.news.tell("joint states", f"{Reason.JOINT_STATE_INVALID.value}: {wrong}")
+            self._context.throttled.log("joint states", f"{Reason.JOINT_STATE_INVALID.value}: {wrong}")
         if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong):
             self._context.inputs.set_joints(joints)
 

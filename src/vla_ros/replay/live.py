@@ -15,7 +15,7 @@ from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.safety import Safety, State
 from vla_ros.control.watchdog import WATCHED, Watchdog
-from vla_ros.node.context import Context, News, Sink
+from vla_ros.node.context import Context, Sink, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop, Did
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.stepper import Stepper
@@ -72,7 +72,7 @@ class LiveRun:
         self._inputs, self._safety = Inputs(clock), Safety(clock.ros)
         self._watchdog = Watchdog(watched, config.camera.topics, joints_required=bool(stepper.controller.arm_names))
         context = Context(
-            options, clock, self._inputs, self._safety, self._watchdog, Stats(), sink, News(_LOG), _LOG
+            options, clock, self._inputs, self._safety, self._watchdog, Stats(), sink, ThrottledLogger(_LOG), _LOG
         )
         self._mailboxes = [Mailbox[Frame](clock) for _ in cameras]
         self._receiver = FrameReceiver(context, self._mailboxes)
