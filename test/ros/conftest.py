@@ -66,6 +66,8 @@ def own_domain() -> Iterator[None]:
 class Robot:
     """Camera, joints and driver of a robot, and a person at the command line, as one rclpy node."""
 
+    names, home, quick = JOINTS, HOME, QUICK
+
     def __init__(self, node: str = "/vla_policy") -> None:
         import rclpy
         from rclpy.context import Context

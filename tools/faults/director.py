@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tools.faults.judge import GRACE, Judge, Permission, Violation
+from tools.faults.processes import wait_until
 from tools.faults.rig import Rig
 from tools.faults.rows import OPTIONS, Reaction, Row
 from vla_ros.config import load
@@ -21,6 +22,7 @@ from vla_ros.node.stepper import make_kinematics
 
 _GUESS = 1 / 30  # s; the node's guess of a step's time where control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
+_ENDED = 5.0  # s; for a process that was told to go
 
 
 @dataclass
@@ -180,8 +182,8 @@ class Director:
         for order in row.end:
             rig.robot.order(**order)
         if row.reaction is Reaction.ENDS:
-            if rig.node.alive:
-                self._complain(f"lives: the node runs on {row.lasts[0]:g} s after its launcher ended")
+            if not wait_until(lambda: not rig.node.alive, _ENDED):
+                self._complain(f"lives: the node runs on {row.lasts[0] + _ENDED:g} s after its launcher ended")
             self._restart_node()
             return
         if row.reaction is Reaction.STOPS:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from launch.actions import ExecuteLocal, Shutdown
+from launch.event_handlers import OnShutdown
 from launch.events.process import ProcessExited
 
 from launch import Action, LaunchContext
@@ -44,10 +45,31 @@ def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[A
     return on_exit
 
 
-def _end(action: ExecuteLocal) -> None:
+def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
+    """Send SIGINT to ``action``'s process as soon as the launch shuts down.
+
+    Where somebody sends SIGINT to an interactive `launch`, it takes that for Ctrl-C, which its processes got as
+    well, and does nothing for five seconds. Only for processes that take a second SIGINT calmly.
+    """
+
+    def on_shutdown(event: object, shut: LaunchContext) -> None:
+        _interrupt(action)
+
+    context.register_event_handler(OnShutdown(on_shutdown=on_shutdown))
+    return action
+
+
+def _interrupt(action: ExecuteLocal) -> int | None:
+    """Send SIGINT where the process still runs; its id then."""
     details = action.process_details
     if details is None or action.return_code is not None:
-        return
+        return None
     with contextlib.suppress(ProcessLookupError):
         os.kill(details["pid"], signal.SIGINT)
-    wait_for_end(details["pid"], _PATIENCE)
+    return int(details["pid"])
+
+
+def _end(action: ExecuteLocal) -> None:
+    pid = _interrupt(action)
+    if pid is not None:
+        wait_for_end(pid, _PATIENCE)

@@ -15,7 +15,7 @@ from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import NODE_NAME, configuration, given_file, overrides, value
-from vla_ros.launching.ending import ends_with_launch, shut_down_with
+from vla_ros.launching.ending import ends_with_launch, interrupted_at_shutdown, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.middleware import Frames
 
@@ -49,7 +49,7 @@ def policy_node(
         output="screen",
         **more,
     )
-    return ends_with_launch(node)
+    return interrupted_at_shutdown(ends_with_launch(node), context)
 
 
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
