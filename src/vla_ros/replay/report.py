@@ -91,7 +91,7 @@ def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("Mean absolute error", significant(figures["mae"]), interval("mae")),
         ("Latency", f"{significant(total.get('p50'))} ms", f"p50; p99 {significant(total.get('p99'))} ms"),
         ("Frames used", str(frames["used"]), f"of {frames['received']}; {frames['compared']} compared"),
-        ("Throughput", f"{significant(figures['throughput']['frames_per_second'])}/s", "frames, all in all"),
+        ("Throughput", f"{significant(figures['throughput']['frames_per_second'])}/s", "frames, by wall time"),
     ]
 
 

@@ -104,7 +104,7 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
         if turns and turns["count"]:
             others = turns["baselines"]["hold_last"]
             line += f"; where the motion turns ({turns['count']} frames) its cosine is "
-            line += f"{turns['direction_cosine']:.2f}, of that {others:.2f}"
+            line += f"{turns['direction_cosine']:.2f}, against {others:.2f}"
         yield f"its squared error is {line}"
 
 
