@@ -18,7 +18,7 @@ from vla_ros.types import JointState
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was known at one moment.
+    """The inputs at one moment.
 
     Attributes:
         joints: Newest joint state, or None before the first.
@@ -53,7 +53,7 @@ class Inputs:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is known now; never waits."""
+        """The newest inputs; never waits."""
         return self._snapshot
 
     def set_joints(self, joints: JointState) -> None:
@@ -68,8 +68,8 @@ class Inputs:
     def fresh_joints(self, timeout: float) -> JointState | None:
         """The newest joint state where it came within ``timeout`` seconds, else None.
 
-        What is built on an older one must not be sent, though a fresh one may come before the sending and end the
-        hold: the arm may be elsewhere by then.
+        A command built on an older one must not be sent, even if a fresh one arrives and ends the hold before the
+        command goes out: the arm may have moved meanwhile.
         """
         with self._changed:
             joints, age = self._snapshot.joints, self._clock.steady() - self._joints_seen

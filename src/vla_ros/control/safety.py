@@ -114,7 +114,7 @@ class Safety:
 
     @property
     def armings(self) -> int:
-        """How often it was armed: what was begun under another number was begun before a person allowed motion."""
+        """Number of times it was armed. Work begun under another number began before a person allowed motion."""
         return self._armings
 
     @property
@@ -204,7 +204,7 @@ class Safety:
         return first
 
     def report(self, reason: Reason, detail: str = "") -> None:
-        """Do what the reason's level says: count it (drop), hold or stop.
+        """React as the reason's level demands: count it (drop), hold or stop.
 
         A limit that a disarmed arm's action would have broken is counted only: no motion has to be stopped, and a
         dry run goes on.
@@ -219,7 +219,7 @@ class Safety:
         self._deliver()
 
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
-        """Do what a watchdog says: hold or stop for what is active, clear the ``watched`` holds that are not.
+        """Apply a watchdog's findings: hold or stop for what is active, clear the ``watched`` holds that are not.
 
         A reason to stop while disarmed has no motion to stop: it only keeps the arm from being armed.
 
@@ -246,7 +246,7 @@ class Safety:
         self._deliver()
 
     def explain(self) -> str:
-        """The state in one line, and what to do about it."""
+        """The state and what to do about it, in one line."""
         with self._lock:
             if self._stop is not None:
                 return f"stopped by {_say(self._stop, self._stop_detail)}; fix the cause, reset, then arm"
@@ -256,7 +256,7 @@ class Safety:
             return f"holding: {reasons}" if reasons else "armed"
 
     def reset(self) -> bool:
-        """End a stop, as a person's decision; the arm is disarmed then. Reasons to hold stay until they end.
+        """End a stop, by a person's decision, and leave the arm disarmed. Hold reasons stay until they end.
 
         Returns:
             False where it was not stopped (nothing changes).
@@ -289,7 +289,7 @@ class Safety:
         return True
 
     def _changed(self, kind: str, reason: Reason | None = None, detail: str = "") -> None:
-        """Find the state anew and note the event. The lock is held."""
+        """Update the state and queue the event. The lock is held."""
         before = self._state
         if self._stop is not None:
             self._state = State.STOPPED
@@ -301,9 +301,9 @@ class Safety:
             self._events.append(Event(kind, before, self._state, reason, detail, self._clock()))
 
     def _deliver(self) -> None:
-        """Tell the listeners, in order and without the lock, whichever thread gets to it first.
+        """Call the listeners in order and without the lock, on whichever thread comes first.
 
-        Asked again after each round: an event that came while another thread was about to leave is not lost.
+        Checked again after each round, so that an event added while another thread was finishing is not lost.
         """
         while self._events and self._delivering.acquire(blocking=False):
             try:
@@ -318,7 +318,7 @@ class Safety:
 def _tell(listener: Listener, event: Event) -> None:
     try:
         listener(event)
-    except Exception:  # whoever looks on must not keep anybody from stopping the arm
+    except Exception:  # a failing listener must not prevent a stop
         _LOG.exception("a listener failed on %s", event)
 
 

@@ -1,4 +1,4 @@
-"""What goes out to the drivers: the arm's command topic and, where the gripper has a driver of its own, its topic.
+"""Publishes commands to the drivers: the arm's topic and, for a gripper with its own driver, the gripper's.
 
 Everything is sent within :meth:`vla_ros.control.safety.Safety.motion`, so that no two threads send at once and a
 motion never follows a stop.
@@ -18,7 +18,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
 _TWIST_PERIODS = 2
-"""Control periods for which a twist stands where ``timeouts.twist`` leaves it open."""
+"""Control periods for which a twist stays in force by default (``timeouts.twist``: 0)."""
 
 
 class Outputs:
@@ -45,7 +45,9 @@ class Outputs:
             gripper, gid = wiring.publisher_and_gid(kind, topics.gripper, "command")
             self._publishers[topics.gripper] = gripper
             self.gids[gripper.topic_name] = gid
-        self._twist: tuple[Command, float] | None = None  # what stands, and until when (steady clock, s)
+        self._twist: tuple[Command, float] | None = (
+            None  # the twist in force, and when it expires (steady clock, s)
+        )
 
     @property
     def subscribers(self) -> tuple[str, int]:
@@ -76,7 +78,7 @@ class Outputs:
 
     @property
     def _expiry(self) -> float:
-        """Seconds for which a twist stands."""
+        """Seconds for which a twist stays in force."""
         config = self._context.options.current
         return config.timeouts.twist or _TWIST_PERIODS / config.control.rate_hz
 

@@ -113,7 +113,7 @@ class Stepper:
         return self.schedule.wants_chunk
 
     def configure(self, config: Config) -> None:
-        """Take options that may change while running, from the next step on."""
+        """Apply changed options from the next step on."""
         self._config = config
         with self._lock:
             self.controller.configure(config)
@@ -121,21 +121,21 @@ class Stepper:
         self._policy.configure(config.policy)
 
     def new_task(self) -> None:
-        """Another instruction: forget the chunk and what the policy remembers.
+        """Begin another task: forget the chunk and what the policy remembers.
 
-        What was commanded stays known, for the arm and its fingers do not change with the instruction: a hold that
-        comes now must not drop what is gripped.
+        The last command is kept, because arm and fingers do not change with the instruction: a hold that comes now
+        must not drop what is gripped.
         """
         self._session.reset()
         self.schedule.reset()
 
     def reset(self) -> None:
-        """A new episode: forget chunk, what was commanded, and what the policy remembers."""
+        """Begin an episode: forget the chunk, the last command and what the policy remembers."""
         self.new_task()
         self.forget_commands()
 
     def forget_commands(self) -> None:
-        """A person has taken over: what was commanded before says nothing any more. From any thread."""
+        """Forget the last command, because a person has taken over. From any thread."""
         with self._lock:
             self.controller.reset()
 
@@ -216,7 +216,7 @@ class Stepper:
         return Inference(observation, chunk, stages)
 
     def _ask(self, observation: Observation) -> ActionChunk:
-        chunk: Any  # whatever a third party's policy gives
+        chunk: Any  # whatever a third-party policy returns
         try:
             chunk = self._policy.infer(self._session, observation)
         except Refused:
@@ -248,7 +248,7 @@ class Stepper:
             reference: Joint state at the frame's stamp, for the first step of a chunk; None takes ``joints``.
             answer: The inference that was made for this step, for the record.
         """
-        # Overrun: options taken just now may have shortened the plan; the step that was due is still a right one.
+        # Overrun: options that changed just now may have shortened the plan; the step that was due is still valid.
         step = self.schedule.next(overrun=True)
         if step is None:
             raise RuntimeError("next_command() without a step: call infer() first")
