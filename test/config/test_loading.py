@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.config import Config, build, entries, flatten, load, parse_assignment, read_file, to_yaml
+from vla_ros.config import Config, PolicyConfig, build, entries, flatten, load, parse_assignment, read_file, to_yaml
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError
+from vla_ros.policies.openvla import OpenVLAOptions
 
 
 def test_every_option_has_a_description_and_a_default_that_passes_its_own_check() -> None:
@@ -119,6 +120,28 @@ def test_later_files_and_then_assignments_win(tmp_path: Path) -> None:
     assert load([first, second], ["control.rate_hz:=7"]).control == dataclasses.replace(
         Config().control, rate_hz=7.0, armed=True
     )
+
+
+def test_another_policy_takes_no_options_of_the_one_below(tmp_path: Path) -> None:
+    path = tmp_path / "robot.yaml"
+    path.write_text("/**:\n  ros__parameters:\n    policy: {checkpoint: /models/mine, instruction: wave}\n")
+    assert load([path], ["policy.dtype:=float32"]).policy == OpenVLAOptions(
+        checkpoint="/models/mine", instruction="wave", dtype="float32"
+    )
+    found = load([path], ["policy.name:=hold"]).policy
+    assert found == PolicyConfig("hold", instruction="wave")
+    with pytest.raises(
+        ConfigError, match=r"policy\.dtype: an option of the policy 'openvla', and policy\.name is 'hold'"
+    ):
+        load([path], ["policy.name:=hold", "policy.dtype:=float32"])
+
+
+def test_one_value_stands_for_all_cameras() -> None:
+    cameras = {"camera.topics": ["/a", "/b"], "camera.keys": ["left", "right"]}
+    both = build({**cameras, "camera.width": 800, "camera.crop_area": [0.9, 0], "camera.pipeline": "libero"}).camera
+    left, right = both.each
+    assert (left.topic, left.key, left.width, left.crop_area, left.pipeline) == ("/a", "left", 800, 0.9, "libero")
+    assert (right.topic, right.key, right.width, right.crop_area, right.height) == ("/b", "right", 800, 0.0, 480)
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,14 @@ def test_changed_options_apply_to_the_next_step() -> None:
     assert np.linalg.norm(moved) < 0.0011
 
 
+def test_options_that_change_reach_the_policy() -> None:
+    policy, seen = Forward(), []
+    policy.configure = seen.append
+    changed = build({"policy.instruction": "wave"}, config())
+    loaded(policy).configure(changed)
+    assert seen == [changed.policy]
+
+
 def test_an_image_is_resized_on_first_access_and_its_time_counts_as_preprocessing() -> None:
     class Looking(Forward):
         def infer(self, session: Session, observation: Observation) -> ActionChunk:
