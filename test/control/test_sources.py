@@ -81,6 +81,14 @@ def test_one_publisher_that_alternates_is_noticed_and_one_change_or_an_accident_
     assert contested(sources, 0.3)
 
 
+def test_frames_that_are_damaged_each_in_another_way_are_no_contest() -> None:
+    sources = Sources()
+    for index in range(40):
+        kind = "camera" if index % 2 else f"camer{index}"
+        assert sources.follows("j", Source(b"a", kind), index * 33 * MS, 0.5)
+        assert not contested(sources, index * 0.033)
+
+
 def test_what_jumps_is_believed_where_it_stays() -> None:
     here, there = Source(b"", 0), Source(b"", 1)
     sources = Sources(settle=0.1)

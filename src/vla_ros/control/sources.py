@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 _SECOND = 1_000_000_000
 _MEMORY = 2 * _SECOND  # ns; a source that was silent for longer begins anew, and a contest ends
-_ENOUGH = 5  # returns of a kind of one publisher that are no accident (bits that flip on the way)
+_ENOUGH = 5  # turns of two kinds of one publisher that are no accident (bits that flip on the way)
 _SLACK = 0.05  # rad or m; and seconds of jitter
 
 
@@ -46,7 +46,7 @@ class _Subject:
     followed: Source | None = None
     heard: dict[Source, int] = field(default_factory=dict)
     last: Source | None = None
-    returns: int = 0
+    turns: dict[frozenset[Source], tuple[int, int]] = field(default_factory=dict)  # of two: how many, and the last
     returned: int = -_MEMORY
     contest: Contest | None = None
 
@@ -97,12 +97,12 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
     last, known.last = known.last, source
     known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
     if last is not None and last != source and source in known.heard:
-        if steady - known.returned > _MEMORY:
-            known.returns, known.contest = 0, None
-        known.returns += _ENOUGH if last.publisher != source.publisher else 1
-        known.returned = steady
-        if known.returns >= _ENOUGH:
-            known.contest = Contest(subject, last, source)
+        known.turns = {two: turn for two, turn in known.turns.items() if steady - turn[1] <= _MEMORY}
+        two = frozenset((last, source))
+        count = known.turns.get(two, (0, 0))[0] + (_ENOUGH if last.publisher != source.publisher else 1)
+        known.turns[two] = count, steady
+        if count >= _ENOUGH:
+            known.returned, known.contest = steady, Contest(subject, last, source)
     known.heard[source] = steady
 
 
