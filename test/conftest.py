@@ -24,7 +24,7 @@ def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
     """Go on with the active environment's Python before another conftest.py imports what this one lacks."""
     active = os.environ.get("VIRTUAL_ENV", "")
     python = Path(active) / "bin" / "python"
-    if LACKING and active and Path(sys.prefix) != Path(active) and python.exists():
+    if LACKING and active and Path(sys.prefix).resolve() != Path(active).resolve() and python.exists():
         capture = manager.getplugin("capturemanager")
         if capture is not None:
             capture.stop_global_capturing()

@@ -24,7 +24,7 @@ def use_environment(module: str) -> None:
         return
     active = os.environ.get("VIRTUAL_ENV", "")
     python = Path(active) / "bin" / "python"
-    if active and Path(sys.prefix) != Path(active) and python.exists():
+    if active and Path(sys.prefix).resolve() != Path(active).resolve() and python.exists():
         os.execv(python, [str(python), "-m", module, *sys.argv[1:]])
     sys.exit(
         f"vla_ros: {sys.executable} has no {', '.join(missing)}; activate the virtual environment that has them "
