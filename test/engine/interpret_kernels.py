@@ -82,17 +82,19 @@ def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
     matrices = [
         quantize(torch.randn(32, width, generator=generator).to(dtype), kind, "down_proj") for width in (680, 768)
     ]
-    for number, rows in enumerate((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16)):
+    configs = (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3))
+    for number, (rows, config) in enumerate(
+        zip((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16), (*configs, *configs[:2]), strict=True)
+    ):
         matrix = matrices[number // 4]
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
         hidden = torch.randn(1, rows, matrix.outputs, generator=generator).to(dtype)
         gain = torch.ones(matrix.outputs, dtype=dtype)
         expected = Ops().add_linear(Residual(hidden, gain), x, matrix, gain).hidden
-        for config in (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3)):
-            gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
-            ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
-            stream = ops.gather(hidden[0], torch.arange(rows)[None], gain)
-            close(f"{rows} rows, {config}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
+        gemm = GemmConfig(block_m=64, tail_m=16, split_k=config.warps - 1, k_groups=2)
+        ops = TritonOps({("down_proj", kind): config}, gemm=gemm)
+        stream = ops.gather(hidden[0], torch.arange(rows)[None], gain)
+        close(f"{rows} rows, {config}", ops.add_linear(stream, x, matrix, gain).hidden, expected, bound)
     for matrix in matrices:
         close("several groups", TritonOps()._dequantize(matrix, dtype), dequantize(matrix, dtype), bound)
 
