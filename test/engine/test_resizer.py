@@ -231,7 +231,7 @@ def steppers(checkpoint, request):
         for engine in ("graph", "reference"):
             values = {**fixed, "policy.checkpoint": str(checkpoint), "policy.engine": engine}
             camera = {f"camera.{name}": value for name, value in options.items()}
-            config = build({"robot.urdf": "demo", **values, **camera})
+            config = build({"control.output": "twist_stamped", **values, **camera})
             made.append(Stepper(config, OpenVLAPolicy(config)))
             made[-1].load()
         return made[-2:]
