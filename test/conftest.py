@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.reports import CollectReport  # pytest.CollectReport from pytest 7 on
 
 NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio", "hypothesis", "pytest_timeout")
 LACKING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-if pytest.version_tuple < (8, 3):
+PYTEST = tuple(map(int, pytest.__version__.split(".")[:2]))
+if PYTEST < (8, 3):
     LACKING.append("pytest 8.3")
 
 
@@ -34,6 +36,8 @@ def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     if "pytest_timeout" in LACKING:
         parser.addini("timeout", "of pytest-timeout, which is not installed")
+    if PYTEST < (7, 0):
+        parser.addini("pythonpath", "of pytest 7")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,9 +60,9 @@ def load_profile() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> pytest.CollectReport | None:
+def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | None:
     """Say why the suite is skipped."""
     if not LACKING or not isinstance(collector, pytest.Module):
         return None
     reason = f"{sys.executable} has no {', '.join(LACKING)}; activate the environment that has them"
-    return pytest.CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
+    return CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
