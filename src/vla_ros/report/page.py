@@ -51,7 +51,7 @@ def save(path: Path, page: str) -> None:
 
 
 def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:
-    """The banner at the top: the verdict (``good``, ``warn`` or ``bad``), its headline and its reasons."""
+    """The banner at the top: how good it is (``good``, ``warn`` or ``bad``), a headline and the reasons."""
     parts = [tag("strong", [tag("span", LEVELS[level] + " ", class_="mark"), headline])]
     if reasons:
         parts.append(tag("ul", [tag("li", reason) for reason in reasons]))

@@ -98,7 +98,8 @@ class Block(nn.Module):
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
         """Factors of the attention's and of the MLP's branch, [width] each."""
-        return tuple(None if scale is None else scale.scale_factor for scale in (self.ls1, self.ls2))  # type: ignore[return-value]
+        first, second = (None if scale is None else scale.scale_factor for scale in (self.ls1, self.ls2))
+        return first, second
 
 
 class VisionTower(nn.Module):
