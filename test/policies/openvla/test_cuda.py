@@ -66,9 +66,9 @@ def test_closing_gives_the_memory_back(folder, make_policy):
     policy.load()
     assert torch.cuda.memory_allocated() > before
     policy.close()
-    # cuBLAS keeps a workspace of 32 MiB for each stream: the default one, the engine's three, and beside each of
-    # these that of the second vision tower.
-    assert torch.cuda.memory_allocated() <= before + 7 * (32 << 20)
+    # cuBLAS keeps a workspace of 32 MiB for each stream: the default one, the engine's three, and beside each that
+    # of the second vision tower.
+    assert torch.cuda.memory_allocated() <= before + 8 * (32 << 20)
 
 
 def test_running_out_ends_with_the_allocators_table(folder, make_policy, observe, monkeypatch, caplog):
