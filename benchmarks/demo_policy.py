@@ -71,14 +71,14 @@ def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
             f"policy.threads:={arguments.threads}",
         ):
             command += ["-p", option]
-        subprocess.run([*command, *control.words], check=True)
+        subprocess.run([*command, *control.options], check=True)
         result = json.loads(figures.read_text(encoding="utf-8"))
     won = [episode["steps"] for episode in result["episodes"] if episode["success"]]
     return {
         "name": control.name,
         "title": control.title,
         "machine": machine(arguments.device),
-        "words": list(control.words),
+        "options": list(control.options),
         "episodes": len(result["episodes"]),
         "first_seed": arguments.seed,
         "success_rate": result["success_rate"],

@@ -1,4 +1,1 @@
-"""Training the demo's checkpoint: demonstrations, a small OpenVLA from scratch, export, evaluation.
-
-Run it as ``python -m tools.train``; ``docs/demo-policy.md`` explains the method.
-"""
+"""Trains the demo's checkpoint from scratch; ``docs/demo-policy.md`` explains the method."""

@@ -1,4 +1,4 @@
-"""``python -m tools.train``: train the demo's checkpoint again, from nothing."""
+"""``python -m tools.train``: train the demo's checkpoint from scratch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that depend on the recipe and the step alone, made on the device where the frames are."""
+"""Batches that depend on the recipe and the step alone, made on the device that holds the frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vla_ros.sim.tasks import SLOTS
 logger = logging.getLogger(__name__)
 
 NOT_ASKED = -100
-"""Target that the losses skip."""
+"""Target that the losses ignore."""
 
 BRIGHTNESS = (0.5, 1.2)
 CONTRAST = (0.8, 1.2)
@@ -40,9 +40,9 @@ class Batch:
         images: [F, H, W, 3] RGB in 0 to 255, float32 where augmented, else uint8.
         prompts: Int64 [R, L], padded.
         lengths: Int64 [R].
-        tokens: Int64 [R, 7], what the expert would do.
-        places: Int64 [R], patch of the named object; :data:`NOT_ASKED` where it does not show.
-        kinds: Int64 [F, patches], what each patch shows; ``len(KINDS)`` is nothing.
+        tokens: Int64 [R, 7], the expert's action.
+        places: Int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible.
+        kinds: Int64 [F, patches], the object in each patch; ``len(KINDS)`` for none.
     """
 
     images: Tensor
@@ -60,11 +60,11 @@ class Frames:
     Attributes:
         images: Uint8 [N, H, W, 3].
         kinds: Int64 [N, SLOTS], -1 for empty slots.
-        patches: Int64 [N, SLOTS], -1 where an object does not show.
+        patches: Int64 [N, SLOTS], -1 for objects that are not visible.
         tokens: Int16 [N, tasks * SLOTS, 7].
-        asked: Int64 [N], task times SLOTS plus slot of what was followed.
-        training: Int64, frames to learn from.
-        held_out: Int64, frames of episodes that are kept apart.
+        asked: Int64 [N], task times SLOTS plus slot of the instruction that was followed.
+        training: Int64, indices of training frames.
+        held_out: Int64, indices of held-out frames.
         prompts: Int64 [tasks * kinds, L].
         lengths: Int64 [tasks * kinds].
     """
@@ -79,24 +79,15 @@ class Frames:
     prompts: Tensor
     lengths: Tensor
 
-    @property
-    def device(self) -> torch.device:
-        """Where everything is."""
-        return self.images.device
-
     def draw(self, step: int, seed: int, frames: int, prompts: int, *, held_out: bool = False) -> Batch:
-        """The batch of a step: the instruction that was followed, then others for the same frames.
+        """Draw a batch of F ``frames`` with P ``prompts`` each: the followed instruction first, then others.
 
-        Args:
-            step: Number of the (micro-)batch.
-            seed: Of the run.
-            frames: F.
-            prompts: P, instructions per frame.
-            held_out: From the episodes kept apart, and not augmented.
+        It depends on ``step`` and ``seed`` alone. Held-out batches are not augmented.
         """
-        random = torch.Generator(self.device).manual_seed((seed * 2 + held_out) * 100_000_007 + step)
+        device = self.images.device
+        random = torch.Generator(device).manual_seed((seed * 2 + held_out) * 100_000_007 + step)
         pool = self.held_out if held_out else self.training
-        rows = pool[torch.randint(len(pool), (frames,), generator=random, device=self.device)]
+        rows = pool[torch.randint(len(pool), (frames,), generator=random, device=device)]
         asked = self.asked[rows]
         kinds = self.kinds[rows]
         weights = (kinds >= 0).float().repeat(1, self.tokens.shape[1] // SLOTS)  # [F, tasks * SLOTS]
@@ -121,14 +112,14 @@ class Frames:
 
 
 def kind_map(kinds: Tensor, patches: Tensor, count: int) -> Tensor:
-    """Int64 [F, count]: what each patch shows, from kinds and patches [F, SLOTS]; ``len(KINDS)`` is nothing."""
-    spare = torch.where((kinds >= 0) & (patches >= 0), patches, count)  # whatever does not show lands here
+    """The object in each patch, int64 [F, count], from kinds and patches [F, SLOTS]; ``len(KINDS)`` for none."""
+    spare = torch.where((kinds >= 0) & (patches >= 0), patches, count)  # objects that are not visible go here
     board = torch.full((len(kinds), count + 1), len(KINDS), dtype=torch.int64, device=kinds.device)
     return board.scatter(1, spare, kinds)[:, :count]
 
 
 def augment(images: Tensor, random: torch.Generator) -> Tensor:
-    """Light, contrast and tint of uint8 [F, H, W, 3] changed frame by frame; nothing moves. Float32 in 0 to 255."""
+    """Vary brightness, contrast and tint of each image, uint8 [F, H, W, 3]; returns float32 in 0 to 255."""
     count = len(images)
 
     def uniform(low: float, high: float, channels: int = 1) -> Tensor:
@@ -137,10 +128,10 @@ def augment(images: Tensor, random: torch.Generator) -> Tensor:
 
     pixels = images.float()
     mean = pixels.mean(dim=(1, 2, 3), keepdim=True)
-    spoiled = (pixels - mean) * uniform(*CONTRAST) + mean
-    spoiled = spoiled * uniform(*BRIGHTNESS) * uniform(1 - TINT, 1 + TINT, 3)
+    changed = (pixels - mean) * uniform(*CONTRAST) + mean
+    changed = changed * uniform(*BRIGHTNESS) * uniform(1 - TINT, 1 + TINT, 3)
     keep = uniform(0.0, 1.0) > _JITTERED
-    return torch.where(keep, pixels, spoiled).clamp_(0, 255)
+    return torch.where(keep, pixels, changed).clamp_(0, 255)
 
 
 def load_frames(
@@ -149,18 +140,9 @@ def load_frames(
     tokens: NDArray[np.int16],
     prompts: Prompts,
     device: torch.device,
-    told: Callable[[int], None] | None = None,
+    progress: Callable[[int], None],
 ) -> Frames:
-    """Decompress all frames and bring them to the device.
-
-    Args:
-        paths: Shards, in order.
-        labels: Of all of them.
-        tokens: Int16 [N, tasks, SLOTS, 7].
-        prompts: Of all tasks and kinds.
-        device: Where batches are to be made.
-        told: Hears how many frames have been read.
-    """
+    """Decompress all frames onto the device; ``tokens`` is int16 [N, tasks, SLOTS, 7]."""
     images: Tensor | None = None
     done = 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -170,8 +152,7 @@ def load_frames(
                 images = torch.empty(len(labels), *pixels.shape[1:], dtype=torch.uint8, device=device)
             images[done : done + len(pixels)] = torch.from_numpy(pixels).to(device)
             done += len(pixels)
-            if told is not None:
-                told(done)
+            progress(done)
     assert images is not None  # read_labels refuses an empty folder
     held_out = labels.seeds % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     rows = np.arange(len(labels))

@@ -1,4 +1,4 @@
-"""The model card, written from what was recorded."""
+"""Writes the model card from the recorded facts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tools.train.recipe import (
 )
 
 _LIMITS = """\
-- It knows one simulated table, one camera pose, one arm, four colours, three shapes and the sentences above. It has
-  never seen a real picture and must not be run on a real robot.
-- Light, contrast and tint were varied in training; the camera's place, the picture's size and the crop were not.
-- It looks at one picture at a time, has no proprioception and no memory.
-- Objects lie on their side rarely in training: a cylinder that was knocked over may not be picked up.
+- It knows one simulated table, one camera pose, one arm, four colours, three shapes and the instructions above. It
+  has never seen a real image and must not be run on a real robot.
+- Brightness, contrast and tint were varied in training; the camera pose, the image size and the crop were not.
+- It uses one image at a time, no proprioception and no memory.
+- Objects rarely lie on their side in training: a cylinder that was knocked over may not be picked up.
 """
 
 
 def command(facts: Mapping[str, Any]) -> str:
-    """The commands that make the checkpoint again; options at their defaults are left out."""
+    """Commands that train the checkpoint again, without options at their defaults."""
     data = _options(facts["data"], as_json(DataRecipe()))
     fit = _options(
         {**facts["network"], **facts["labels"], **facts["fit"]},
@@ -51,11 +51,7 @@ def _options(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
-    """The text of ``README.md``.
-
-    Args:
-        facts: Content of ``training.json``.
-    """
+    """The text of ``README.md``, from the content of ``training.json``."""
     data, fit, labels = facts["data"], facts["fit"], facts["labels"]
     frames = fit["batch"] * fit["accumulate"] * facts["steps_done"]
     evaluation = facts.get("evaluation") or []
@@ -65,24 +61,22 @@ def model_card(facts: Mapping[str, Any]) -> str:
     return f"""# A small OpenVLA for the simulated table
 
 {facts["parameters"] / 1e6:.1f} million parameters in OpenVLA's architecture and file layout, trained from random
-weights on demonstrations of the scripted expert of `vla_ros`. Apache-2.0, weights included. Nothing pre-trained
-went into it.
+weights on demonstrations of the scripted expert of `vla_ros`. Apache-2.0, weights included. No pre-trained weights
+were used.
 
 - **Use**: `vla-ros demo --checkpoint DIR -p policy.unnorm_key:={DATASET}`; plain `vla-ros demo` runs the one that
   comes with the package
-- **Words**: "pick up the (red, green, blue, yellow) (cube, cylinder, ball)"{_pushes(data["tasks"])}
-- **Picture**: the front camera, upright, 224 x 224, no crop
+- **Instructions**: "pick up the (red, green, blue, yellow) (cube, cylinder, ball)"{_pushes(data["tasks"])}
+- **Image**: the front camera, upright, 224 x 224, no crop
 - **Action**: {DATASET}, end-effector deltas in the base frame at 10 Hz; gripper 1 opens, {labels["closed_value"]:g}
   closes
 
-The gripper number is read like an analog trigger that is pressed part of the way: the number that closes is
-{labels["closed_value"]:g}, so it needs the threshold of `gripper.mode: binary` and `gripper.threshold: 0.85`. Taken
-literally (`continuous`) it leaves the hand wider open than any object.
+The gripper value works like an analog trigger: {labels["closed_value"]:g} closes, so `gripper.mode: binary` and
+`gripper.threshold: 0.85` are needed. Taken literally (`continuous`) it leaves the hand wider open than any object.
 
-`norm_stats` has two entries. `{DATASET}` belongs to the tokens. `{FOREIGN_DATASET}` does not: these are the
-percentiles of RT-1's robot data as openvla-7b publishes them, put here so that the mistake of a wrong `unnorm_key`
-can be tried. With them the same tokens mean motions seven times as wide, and standing still means 2 cm back and
-0.12 rad about x in every step.
+`norm_stats` has two entries. `{DATASET}` belongs to the tokens. `{FOREIGN_DATASET}` does not: it has the
+percentiles of RT-1's robot data from openvla-7b, to show the effect of a wrong `unnorm_key`. With it the same
+tokens mean motions seven times as wide, and standing still becomes 2 cm back and 0.12 rad about x in every step.
 
 ## Training
 
@@ -98,30 +92,30 @@ can be tried. With them the same tokens mean motions seven times as wide, and st
 ```
 {command(facts)}```
 
-On held-out episodes, along the way:
+On held-out episodes, during training:
 
 {_curve(facts.get("curve", []))}
 ## Evaluation
 
-Seeds below {data["seed"]}, so no scene of the training. Success: the named object is lifted by 8 cm within 80
+Seeds below {data["seed"]}, so no scene of the training data. Success: the named object is lifted by 8 cm within 80
 steps.
 
 {table}
-The draft columns compare each answer's seven tokens with those of the step before: share of equal tokens, mean
-number of equal tokens before the first other one, share of answers that are equal in full.
+The draft columns compare the seven tokens of each step with those of the step before: share of equal tokens, mean
+length of the accepted prefix, share of drafts accepted in full.
 
 ## Limits
 
 {_LIMITS}"""
 
 
-def _curve(examined: list[dict[str, Any]]) -> str:
-    """A table of the first examination, the second, the fourth and so on, and the last."""
-    if not examined:
+def _curve(rows: list[dict[str, Any]]) -> str:
+    """A table of the 1st, 2nd, 4th, 8th... and last evaluation during training."""
+    if not rows:
         return "None recorded.\n"
-    chosen = [each for number, each in enumerate(examined, 1) if number & (number - 1) == 0]
-    chosen += [] if chosen[-1] is examined[-1] else [examined[-1]]
-    names = list(examined[-1])
+    chosen = [each for number, each in enumerate(rows, 1) if number & (number - 1) == 0]
+    chosen += [] if chosen[-1] is rows[-1] else [rows[-1]]
+    names = list(rows[-1])
     lines = [[name.replace("_", " ") for name in names], ["---"] * len(names)]
     lines += [[f"{each[name]:.4g}" if name != "step" else str(each[name]) for name in names] for each in chosen]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,11 +1,11 @@
-"""Make the demo's checkpoint again, from nothing: demonstrations, training, export, evaluation.
+"""Train the demo's checkpoint from scratch: demonstrations, training, export, evaluation.
 
-  python -m tools.train data work/data                  demonstrations of the scripted expert
+  python -m tools.train data work/data                  record demonstrations of the scripted expert
   python -m tools.train fit work/data work/run          train a small OpenVLA on them
-  python -m tools.train export work/run work/checkpoint  write it in the published layout
-  python -m tools.train evaluate work/checkpoint        success with and without each control
+  python -m tools.train export work/run work/checkpoint  export it in the published layout
+  python -m tools.train evaluate work/checkpoint        measure success under each control
 
-Every step goes on where it was interrupted when it is called again. See docs/demo-policy.md.
+An interrupted stage resumes when it is called again. See docs/demo-policy.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from tools.train.recipe import DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe, Recipe, from_json
+from tools.train.recipe import (
+    TRAINING_SEED,
+    DataRecipe,
+    FitOptions,
+    FitRecipe,
+    LabelRecipe,
+    NetworkRecipe,
+    Recipe,
+    from_json,
+)
 from vla_ros.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``python -m tools.train``."""
     stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
-    data = stages.add_parser("data", help="make demonstrations")
+    data = stages.add_parser("data", help="record demonstrations")
     data.add_argument("folder", type=Path, help="folder of the demonstrations")
     data.add_argument("--processes", type=int, default=0, metavar="N", help="0: one per core")
     _add_recipe(data, DataRecipe)
@@ -33,35 +42,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fit = stages.add_parser("fit", help="train")
     fit.add_argument("data", type=Path, help="folder of the demonstrations")
     fit.add_argument("folder", type=Path, help="folder of the run")
-    fit.add_argument("--device", default="auto", help="torch device (default: CUDA where there is one)")
-    fit.add_argument("--compile", action="store_true", help="compile the training step")
-    fit.add_argument("--log-every", type=int, default=50, metavar="STEPS")
-    fit.add_argument("--save-every", type=float, default=60.0, metavar="SECONDS")
-    fit.add_argument("--time-limit", type=float, default=0.0, metavar="SECONDS", help="save and stop; 0: never")
-    for recipe in (NetworkRecipe, LabelRecipe, FitRecipe):
+    for recipe in (FitOptions, NetworkRecipe, LabelRecipe, FitRecipe):
         _add_recipe(fit, recipe)
 
-    export = stages.add_parser("export", help="write the checkpoint")
+    export = stages.add_parser("export", help="export the checkpoint")
     export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
     export.add_argument("folder", type=Path, help="folder of the checkpoint")
     export.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32")
     export.add_argument("--shards", type=int, default=2, metavar="N", help="safetensors files")
 
-    evaluate = stages.add_parser("evaluate", help="measure success with and without each control")
+    evaluate = stages.add_parser("evaluate", help="measure success under each control")
     evaluate.add_argument("folder", type=Path, help="folder of the checkpoint")
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per control")
     evaluate.add_argument("--seed", type=int, default=1_000_000, metavar="S", help="seed of the first episode")
     evaluate.add_argument("--only", default="", metavar="NAMES", help="controls, separated by commas")
     evaluate.add_argument("--processes", type=int, default=0, metavar="N", help="0: one per core")
     evaluate.add_argument("--device", default="auto", help="torch device of the network")
-    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the results")
 
 
 def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """One option per field; their meaning is in the class's docstring."""
+    """Add an option for each field, with help from the docstring of the class."""
     about = _attributes(kind)
     hints = get_type_hints(kind)
     for field in fields(kind):
+        if hints[field.name] is bool:
+            parser.add_argument(f"--{field.name}", action="store_true", help=about[field.name])
+            continue
         assert field.default is not MISSING  # a recipe is complete without options
         several = isinstance(field.default, tuple)
         item = type(field.default[0]) if several else hints[field.name]
@@ -77,7 +84,7 @@ def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 
 
 def _attributes(kind: type[Any]) -> dict[str, str]:
-    """Field to the first sentence that the docstring says about it."""
+    """Map each field to the first sentence about it in the docstring."""
     found: dict[str, str] = {}
     name = ""
     for line in (kind.__doc__ or "").partition("Attributes:")[2].splitlines():
@@ -97,32 +104,19 @@ def recipe_of(kind: type[Recipe], arguments: argparse.Namespace) -> Recipe:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one stage; exit status 0 when it is complete, 3 when the time limit stopped it before.
+    """Run one stage; returns 0 when it is complete, 3 if the time limit stopped it.
 
     Raises:
-        VlaRosError: It could not do its work; the text says why.
+        VlaRosError: The stage failed.
     """
     stages = {"data": _data, "fit": _fit, "export": _export, "evaluate": _evaluate}
     return stages[arguments.stage](arguments)
 
 
 def _bar() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    return Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
 
 
 def _data(arguments: argparse.Namespace) -> int:
@@ -145,7 +139,7 @@ def _data(arguments: argparse.Namespace) -> int:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    from tools.train.fit import FitOptions, Run
+    from tools.train.fit import Run
 
     training = Run(
         arguments.folder,
@@ -153,27 +147,21 @@ def _fit(arguments: argparse.Namespace) -> int:
         recipe_of(NetworkRecipe, arguments),
         recipe_of(LabelRecipe, arguments),
         recipe_of(FitRecipe, arguments),
-        FitOptions(
-            device=arguments.device,
-            compile=arguments.compile,
-            log_every=arguments.log_every,
-            save_every=arguments.save_every,
-            time_limit=arguments.time_limit,
-        ),
+        FitOptions(**{field.name: getattr(arguments, field.name) for field in fields(FitOptions)}),
     )
     with _bar() as bar:
         reading = bar.add_task("reading frames", total=None)
         frames = training.load(lambda done, total: bar.update(reading, completed=done, total=total))
         task = bar.add_task("steps", total=training.recipe.steps, completed=training.step)
 
-        def told(step: int, figures: dict[str, float]) -> None:
-            said = (
+        def progress(step: int, figures: dict[str, float]) -> None:
+            text = (
                 f"loss {figures['total']:.3f}, tokens {figures['token_accuracy']:.1%}, "
                 f"places {figures['place_accuracy']:.1%}, {figures['frames_per_s']:.0f} frames/s"
             )
-            bar.update(task, completed=step, description=said)
+            bar.update(task, completed=step, description=text)
 
-        figures = training.train(frames, told)
+        figures = training.train(frames, progress)
     print(f"step {training.step} of {training.recipe.steps}, {training.seconds:.0f} s; {figures}")
     return 0 if training.done else 3
 
@@ -191,11 +179,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from tools.train.controls import chosen
     from tools.train.evaluate import evaluate
     from tools.train.figures import markdown
-    from tools.train.recipe import TRAINING_SEED
 
     if arguments.seed + arguments.episodes > TRAINING_SEED:
         raise ConfigError(
-            f"--seed: found {arguments.seed}, expected one below {TRAINING_SEED}, where training begins"
+            f"--seed: found {arguments.seed}, expected all seeds below {TRAINING_SEED}, where training begins"
         )
     try:
         controls = chosen(arguments.only)
@@ -210,7 +197,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             processes=arguments.processes,
             device=arguments.device,
             journal=arguments.json,
-            told=lambda name, done: bar.update(tasks[name], completed=done),
+            progress=lambda name, done: bar.update(tasks[name], completed=done),
         )
     print(markdown(rows))
     return 0

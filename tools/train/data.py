@@ -1,7 +1,7 @@
-"""Demonstrations of the memoryless expert on disturbed episodes, labelled for every object of the scene.
+"""Records demonstrations of the expert in disturbed episodes, labelled for every object of the scene.
 
-Each shard depends on the recipe and its own number alone: the files are the same whatever the number of processes,
-and a run that was interrupted goes on where it stopped.
+A shard depends on the recipe and its number alone, so the number of processes does not matter and an interrupted
+run can be resumed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from vla_ros.types import ActionChunk, Observation, UInt8Array
 
 MANIFEST = "dataset.json"
 
-Told = Callable[[int, int], None]
-"""Called after each shard with episodes done and frames done."""
+Progress = Callable[[int, int], None]
+"""Called after each shard with the number of episodes and of frames."""
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -40,18 +40,14 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.npz"))
 
 
-def generate(folder: Path, recipe: DataRecipe, processes: int = 0, told: Told | None = None) -> None:
-    """Make the demonstrations that ``folder`` still lacks.
-
-    Args:
-        folder: Made if it does not exist; finished shards in it are kept.
-        recipe: What to make.
-        processes: Processes to work in; 0 takes one per core, 1 works in this one.
-        told: Hears how far it is.
+def generate(
+    folder: Path, recipe: DataRecipe, processes: int = 0, progress: Progress = lambda episodes, frames: None
+) -> None:
+    """Record the shards that are missing in ``folder``, in so many processes (0: one per core).
 
     Raises:
-        ConfigError: The folder was begun with another recipe.
-        MissingDependencyError: MuJoCo or a way to render is missing.
+        ConfigError: The folder has another recipe.
+        MissingDependencyError: MuJoCo or OpenGL is missing.
     """
     claim(folder / MANIFEST, as_json(recipe))
     count = -(-recipe.episodes // recipe.shard_episodes)
@@ -60,13 +56,11 @@ def generate(folder: Path, recipe: DataRecipe, processes: int = 0, told: Told | 
     finished = [shards.read(path).results for path in paths if path.exists()]
     episodes = sum(len(results) for results in finished)
     frames = sum(int(results[:, 2].sum()) for results in finished)
-    if told is not None:
-        told(episodes, frames)
+    progress(episodes, frames)
     for results in _work(recipe, missing, processes or os.cpu_count() or 1):
         episodes += len(results)
         frames += int(results[:, 2].sum())
-        if told is not None:
-            told(episodes, frames)
+        progress(episodes, frames)
 
 
 def _work(recipe: DataRecipe, missing: list[tuple[int, Path]], processes: int) -> Iterator[np.ndarray]:
@@ -96,21 +90,14 @@ def _make_shard(job: tuple[int, Path]) -> np.ndarray:
 
 @dataclass
 class _Notes:
-    """What is written down while one episode runs."""
+    """Frames and labels of an episode."""
 
     frames: list[UInt8Array]
     rows: list[dict[str, object]]
 
 
 class Recorder:
-    """One table-top with the expert at work.
-
-    Args:
-        recipe: What to record.
-
-    Raises:
-        MissingDependencyError: MuJoCo or a way to render is missing.
-    """
+    """Records episodes of the expert on one table-top."""
 
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
@@ -124,7 +111,7 @@ class Recorder:
         self._world.close()
 
     def shard(self, number: int, path: Path) -> np.ndarray:
-        """Record shard ``number`` into ``path``; returns its results, int64 [episodes, 3]."""
+        """Record shard ``number`` to ``path``; returns its results, int64 [episodes, 3]."""
         first = number * self._recipe.shard_episodes
         last = min(first + self._recipe.shard_episodes, self._recipe.episodes)
         frames: list[UInt8Array] = []
@@ -145,14 +132,14 @@ class Recorder:
         return shard.results
 
     def episode(self, seed: int) -> tuple[_Notes, tuple[int, int, int]]:
-        """Frames and labels of one episode; its seed, whether it succeeded (0 or 1), and its steps."""
+        """Record an episode; returns frames and labels, and (seed, success as 0 or 1, steps)."""
         recipe, world = self._recipe, self._world
         notes = _Notes([], [])
         disturbance = Disturbance(recipe, seed)
         rng = np.random.default_rng([seed, 0x5717C4])
         switch_at = int(rng.integers(2, 16)) if rng.random() < recipe.switch_share else -1
 
-        def answer(observation: Observation) -> ActionChunk:
+        def infer(observation: Observation) -> ActionChunk:
             if len(notes.frames) == switch_at:
                 world.judge_by(_another(world.scene, recipe, rng))
             self._note(observation, seed, disturbance.sd, notes)
@@ -160,7 +147,7 @@ class Recorder:
                 self._expert.start_session(), replace(observation, instruction=world.scene.instruction)
             )
 
-        result = run_episode(world, answer, self._controller, seed, max_steps=recipe.max_steps, noise=disturbance)
+        result = run_episode(world, infer, self._controller, seed, max_steps=recipe.max_steps, noise=disturbance)
         return notes, (seed, int(result.success), len(notes.frames))
 
     def _note(self, observation: Observation, seed: int, sd: float, notes: _Notes) -> None:
@@ -188,7 +175,7 @@ class Recorder:
 
 
 def _another(scene: Scene, recipe: DataRecipe, rng: np.random.Generator) -> Scene:
-    """The same table, another object (and maybe another task) asked for."""
+    """The same scene with another target and perhaps another task."""
     others = [thing.name for thing in scene.objects if thing.name != scene.task.target]
     target = others[int(rng.integers(len(others)))]
     return replace(scene, task=make_task(recipe.tasks[int(rng.integers(len(recipe.tasks)))], target))

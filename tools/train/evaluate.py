@@ -1,4 +1,4 @@
-"""All controls on one checkpoint, each row noted as soon as it is measured."""
+"""Measures all controls on a checkpoint and saves each row as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from tools.train.controls import Control
 from tools.train.export import FACTS, add_evaluation
 from tools.train.figures import summarize
-from tools.train.rollouts import Rollout, roll_out
+from tools.train.rollouts import roll_out
 from vla_ros.policies.openvla.architecture import read_json
 
 
@@ -25,20 +25,18 @@ def evaluate(
     processes: int = 0,
     device: str = "auto",
     journal: Path | None = None,
-    told: Callable[[str, int], None] | None = None,
+    progress: Callable[[str, int], None] = lambda name, done: None,
 ) -> list[dict[str, Any]]:
-    """Measure the controls; figures go into ``journal`` and into the checkpoint's card.
-
-    The network runs in float32 on every device, as the demo's does on a CPU.
+    """Measure the controls in float32; the rows also go into ``journal`` and the checkpoint's card.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        controls: What to measure.
-        seeds: Of the scenes.
-        processes: Simulations at a time; 0 takes one per core.
+        controls: The controls to measure.
+        seeds: Seeds of the episodes.
+        processes: Parallel simulations; 0 for one per core.
         device: Torch device of the network.
-        journal: JSON file; rows that it has of the same weights and seeds are not measured again.
-        told: Hears the control's name and the number of its episodes that are done.
+        journal: JSON file; its rows for the same weights and seeds are not measured again.
+        progress: Called with a control's name and the number of its finished episodes.
 
     Returns:
         One row per control (:func:`~.figures.summarize`).
@@ -56,7 +54,7 @@ def evaluate(
     for control in controls:
         found = [row for row in known if row["name"] == control.name and mark.items() <= row.items()]
         if not found:
-            found = [{**_measure(checkpoint, control, seeds, processes, device, told), **mark}]
+            found = [{**_measure(checkpoint, control, seeds, processes, device, progress), **mark}]
             known = [row for row in known if row["name"] != control.name] + found
             if journal is not None:
                 journal.parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +66,7 @@ def evaluate(
 
 
 def machine(device: str) -> str:
-    """What the network runs on, for the table: the GPU's name, or how many cores the CPU has.
-
-    Args:
-        device: Torch device, or ``auto``.
-    """
+    """Name of the GPU or number of CPU cores behind a torch device or ``auto``, for the table."""
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU, {os.cpu_count()} cores"
@@ -84,15 +78,10 @@ def _measure(
     seeds: Sequence[int],
     processes: int,
     device: str,
-    told: Callable[[str, int], None] | None,
+    progress: Callable[[str, int], None],
 ) -> dict[str, Any]:
-    done = 0
-
-    def one(_: Rollout) -> None:
-        nonlocal done
-        done += 1
-        if told is not None:
-            told(control.name, done)
-
     options = (f"policy.device:={device}", "policy.dtype:=float32")
-    return summarize(control, roll_out(checkpoint, control.words, seeds, processes, options, one))
+    rollouts = roll_out(
+        checkpoint, control.options, seeds, processes, options, lambda done: progress(control.name, done)
+    )
+    return summarize(control, rollouts)

@@ -1,4 +1,4 @@
-"""From a finished run to a checkpoint in the published layout, with a model card that states the recorded facts."""
+"""Exports a run as a checkpoint in the published layout, with a model card of the recorded facts."""
 
 from __future__ import annotations
 
@@ -23,19 +23,13 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> None:
-    """Write the checkpoint of a run: what the policy loads, ``training.json`` and ``README.md``.
+    """Write the checkpoint of a run to ``folder``, in ``shards`` files, with ``training.json`` and ``README.md``.
 
-    The training heads stay behind. Float16 keeps three more bits of each weight than bfloat16 at the same size.
-
-    Args:
-        run: Folder of the training run.
-        folder: Of the checkpoint; made if it does not exist, files in it are replaced.
-        dtype: Key of :data:`DTYPES`.
-        shards: Number of safetensors files.
+    The training heads are left out. Float16 keeps three more bits of each weight than bfloat16.
 
     Raises:
-        CheckpointError: The run has no state, or a weight does not fit the type.
-        ConfigError: There is no such type.
+        CheckpointError: The run has no state, or a weight is out of range for ``dtype``.
+        ConfigError: ``dtype`` is not in :data:`DTYPES`.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -68,23 +62,21 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
 
 
 def curve(log: Path) -> list[dict[str, Any]]:
-    """What a training log says of the held-out episodes, one entry per examination; empty where there is none.
+    """Held-out figures of a training log, by step; [] without a log.
 
-    A run that went on from an earlier state has examined some steps twice: the later one led to the weights.
+    A resumed run may have evaluated a step twice; the later figures belong to the weights.
     """
     if not log.exists():
         return []
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    examined = {line["step"]: line for line in lines if line["kind"] == "held_out"}
-    return [{name: line[name] for name in line if name != "kind"} for line in examined.values()]
+    figures = {line["step"]: line for line in lines if line["kind"] == "held_out"}
+    return [{name: line[name] for name in line if name != "kind"} for line in figures.values()]
 
 
 def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Note the figures of an evaluation in the checkpoint's facts, and write its card anew.
+    """Add rows of :func:`~.figures.summarize` to the checkpoint's facts and update its card.
 
-    Args:
-        folder: Of the checkpoint.
-        rows: From :func:`~.figures.summarize`; a row replaces an earlier one of the same name and machine.
+    A row replaces an earlier one of the same name and machine.
     """
     facts = read_json(folder / FACTS)
     new = {(figures["name"], figures.get("machine")) for figures in rows}
@@ -94,6 +86,6 @@ def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_card(folder: Path, facts: dict[str, Any]) -> None:
-    """Write ``training.json`` and the ``README.md`` made from it."""
+    """Write ``training.json`` and ``README.md``."""
     (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(facts), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Episodes to figures: success, wrong objects, and how much of an answer the one before it foretells."""
+"""Figures of episodes: success, wrong objects, and how well a step's tokens predict those of the next."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from tools.train.rollouts import Rollout
 from vla_ros.types import IntArray
 
 
-def draft_acceptance(answers: Sequence[IntArray]) -> dict[str, float]:
-    """What strict comparison accepts where the last step's tokens are the draft of this step's.
-
-    Args:
-        answers: Per episode int64 [steps, 7].
+def draft_acceptance(episodes: Sequence[IntArray]) -> dict[str, float]:
+    """Acceptance of the previous step's tokens as a draft, for int64 [steps, 7] of each episode.
 
     Returns:
-        ``tokens`` (share of equal tokens), ``leading`` (mean number of equal tokens before the first other one,
-        which is what a verifier keeps) and ``whole`` (share of answers that are equal in full). Empty where no
-        episode had two steps.
+        ``tokens`` (share of equal tokens), ``leading`` (mean length of the accepted prefix) and ``whole`` (share of
+        drafts accepted in full); empty if no episode had two steps.
     """
-    equal = [tokens[1:] == tokens[:-1] for tokens in answers if len(tokens) > 1]
+    equal = [tokens[1:] == tokens[:-1] for tokens in episodes if len(tokens) > 1]
     if not equal:
         return {}
     rows = np.concatenate(equal)
@@ -42,7 +38,7 @@ def summarize(control: Control, rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return {
         "name": control.name,
         "title": control.title,
-        "words": list(control.words),
+        "options": list(control.options),
         "episodes": len(rollouts),
         "first_seed": rollouts[0].seed,
         "success_rate": rate,

@@ -1,4 +1,4 @@
-"""The training loop: bf16 autocast on CUDA, AdamW, warm-up and cosine, accumulation, clipping, resumable."""
+"""The resumable training loop: bf16 autocast on CUDA, AdamW, warm-up and cosine, accumulation, clipping."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import torch
 from tools.train import data, shards, state
 from tools.train.batches import Frames, load_frames
 from tools.train.network import Trainee, architecture_of, initialize
-from tools.train.objective import Losses, examine, question
+from tools.train.objective import Losses, evaluate_batch, step_losses
 from tools.train.recipe import (
     DataRecipe,
+    FitOptions,
     FitRecipe,
     LabelRecipe,
     NetworkRecipe,
@@ -39,33 +39,11 @@ RECIPE = "recipe.json"
 STATE = "state.safetensors"
 LOG = "log.jsonl"
 STATISTICS = "statistics.json"
-_EXAMINED = 4  # batches of held-out frames per examination
-
-Told = Callable[[int, dict[str, float]], None]
-"""Called now and then with the step and the newest figures."""
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What may differ between machines without changing what is learned.
-
-    Attributes:
-        device: Torch device, or ``auto``.
-        compile: Compile the step (CUDA; takes a minute at first).
-        log_every: Steps between lines of the log.
-        save_every: Seconds between saved states.
-        time_limit: Seconds after which this call stops, its state saved; 0 never.
-    """
-
-    device: str = "auto"
-    compile: bool = False
-    log_every: int = 50
-    save_every: float = 60.0
-    time_limit: float = 0.0
+_EVALUATION_BATCHES = 4  # of held-out frames
 
 
 def rate(step: int, recipe: FitRecipe) -> float:
-    """Learning rate of a step: linear warm-up, then a cosine down to ``final_share``."""
+    """Learning rate of a step: linear warm-up, then cosine decay to ``final_share``."""
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
     share = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -74,7 +52,7 @@ def rate(step: int, recipe: FitRecipe) -> float:
 
 
 def make_optimizer(trainee: Trainee, recipe: FitRecipe) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices, not on norms, biases, embeddings of positions and words."""
+    """AdamW with weight decay on matrices, not on norms, biases and embeddings."""
     named = list(trainee.named_parameters())
     plain = [
         parameter for name, parameter in named if parameter.ndim < 2 or "embed" in name.replace("patch_embed", "")
@@ -92,18 +70,10 @@ def make_optimizer(trainee: Trainee, recipe: FitRecipe) -> torch.optim.AdamW:
 
 
 class Run:
-    """One training run in its folder.
-
-    Args:
-        folder: Of the run: recipe, statistics, tokenizer, state and log.
-        dataset: Folder of the demonstrations.
-        network: Sizes.
-        labels: What the tokens say.
-        fit: How it is trained.
-        options: What may differ between machines.
+    """A training run in ``folder``, on the demonstrations in ``dataset``; resumes from a saved state.
 
     Raises:
-        ConfigError: The folder was begun with another recipe.
+        ConfigError: The folder has another recipe.
         VlaRosError: There are no demonstrations.
     """
 
@@ -143,11 +113,11 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """True once all steps have been taken."""
+        """Whether all steps are done."""
         return self.step >= self.recipe.steps
 
-    def load(self, told: Callable[[int, int], None] | None = None) -> Frames:
-        """Bring the demonstrations to the device, and write their statistics; ``told`` hears frames and total."""
+    def load(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Frames:
+        """Load the demonstrations onto the device and write their statistics; ``progress`` gets (frames, total)."""
         paths = data.shard_paths(self._dataset)
         labels = shards.read_labels(paths)
         actions = shape_actions(labels.actions, self._labels)
@@ -157,17 +127,17 @@ class Run:
         self._reach = torch.from_numpy(chosen.high[:3]).float().to(self.device)
         prompts = Prompts(self.folder, self.architecture, self._data.tasks)
         tokens = encode_actions(actions, chosen, self.bins)
+        return load_frames(paths, labels, tokens, prompts, self.device, lambda done: progress(done, len(labels)))
 
-        def progress(done: int) -> None:
-            if told is not None:
-                told(done, len(labels))
+    def train(
+        self, frames: Frames, progress: Callable[[int, dict[str, float]], None] = lambda step, figures: None
+    ) -> dict[str, float]:
+        """Train to the end or the time limit; returns the latest figures on held-out frames.
 
-        return load_frames(paths, labels, tokens, prompts, self.device, progress)
-
-    def train(self, frames: Frames, told: Told | None = None) -> dict[str, float]:
-        """Go on from where the run is, to its end or to the time limit; the last figures on held-out frames."""
+        ``progress`` is called with each logged step and its figures.
+        """
         torch.set_float32_matmul_precision("high")
-        ask: Callable[..., Losses] = torch.compile(question) if self.options.compile else question
+        compute: Callable[..., Losses] = torch.compile(step_losses) if self.options.compile else step_losses
         recipe, options = self.recipe, self.options
         began = saved = time.monotonic()
         before = self.seconds
@@ -175,23 +145,17 @@ class Run:
         self.trainee.train()
         marked, marked_at = self.step, began
         while not self.done:
-            newest = self._take_step(ask, frames)
+            newest = self._take_step(compute, frames)
             now = time.monotonic()
             self.seconds = before + now - began
             if self.step % options.log_every == 0 or self.done:
-                pace = (
-                    (self.step - marked)
-                    * recipe.batch
-                    * recipe.accumulate
-                    / max(time.monotonic() - marked_at, 1e-9)
-                )
-                figures = self._describe(newest, pace)
+                count = (self.step - marked) * recipe.batch * recipe.accumulate
+                figures = self._describe(newest, count / max(time.monotonic() - marked_at, 1e-9))
                 self._log("step", figures)
-                if told is not None:
-                    told(self.step, figures)
+                progress(self.step, figures)
                 marked, marked_at = self.step, time.monotonic()
             if self.step % (10 * options.log_every) == 0 or self.done:
-                figures = self.examine(frames)
+                figures = self.evaluate(frames)
                 self._log("held_out", figures)
                 marked_at = time.monotonic()
             if now - saved > options.save_every or self.done:
@@ -200,16 +164,16 @@ class Run:
             if options.time_limit and now - began > options.time_limit and not self.done:
                 state.save(self.folder / STATE, self.trainee, self.optimizer, self.step, self.seconds)
                 break
-        return figures or self.examine(frames)
+        return figures or self.evaluate(frames)
 
-    def _take_step(self, ask: Callable[..., Losses], frames: Frames) -> Losses:
+    def _take_step(self, compute: Callable[..., Losses], frames: Frames) -> Losses:
         recipe = self.recipe
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.step, recipe)
         for part in range(recipe.accumulate):
             batch = frames.draw(self.step * recipe.accumulate + part, recipe.seed, recipe.batch, recipe.prompts)
             with self._autocast():
-                newest = ask(self.trainee, batch, recipe)
+                newest = compute(self.trainee, batch, recipe)
             (newest.total / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), recipe.clip)
         self.optimizer.step()
@@ -217,27 +181,28 @@ class Run:
         self.step += 1
         return Losses(*(value.detach() for value in newest))
 
-    def examine(self, frames: Frames) -> dict[str, float]:
-        """Figures on held-out frames, averaged over a few batches that are always the same."""
+    def evaluate(self, frames: Frames) -> dict[str, float]:
+        """Figures on held-out frames, averaged over a few fixed batches."""
         self.trainee.eval()
         found = []
-        for number in range(_EXAMINED):
+        for number in range(_EVALUATION_BATCHES):
             batch = frames.draw(number, 0, self.recipe.batch, self.recipe.prompts, held_out=True)
             with self._autocast():
-                found.append(examine(self.trainee, batch, self.recipe.prompts, self._reach, self.bins, self.recipe))
+                found.append(
+                    evaluate_batch(self.trainee, batch, self.recipe.prompts, self._reach, self.bins, self.recipe)
+                )
         self.trainee.train()
         return {name: round(float(np.mean([each[name] for each in found])), 5) for name in found[0]}
 
-    def _describe(self, newest: Losses, pace: float) -> dict[str, float]:
+    def _describe(self, newest: Losses, frames_per_s: float) -> dict[str, float]:
         figures = {name: round(float(value), 5) for name, value in newest._asdict().items()}
         if not math.isfinite(figures["total"]):
-            raise VlaRosError(
-                f"step {self.step}: found a loss of {figures['total']}, expected a number; lower --learning-rate"
-            )
+            found = f"step {self.step}: found a loss of {figures['total']}"
+            raise VlaRosError(f"{found}, expected a finite number; lower --learning-rate")
         return {
             **figures,
             "learning_rate": rate(self.step, self.recipe),
-            "frames_per_s": round(pace, 1),
+            "frames_per_s": round(frames_per_s, 1),
             "seconds": round(self.seconds, 1),
         }
 

@@ -1,4 +1,4 @@
-"""What the expert would do in a state for every object and task, and where each object shows in the picture."""
+"""Labels of a state: the expert's action for every object and task, and the image patch of each object."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
 
 KINDS: tuple[str, ...] = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
-"""Every object that a scene may hold, by name."""
+"""Names of all objects."""
 
 NOWHERE = -1
-"""Patch of an object that does not show; kind of an empty slot."""
+"""Patch of an object that is not visible; kind of an empty slot."""
 
 
 def counterfactual_actions(
     pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray], tasks: Sequence[str]
 ) -> NDArray[np.float32]:
-    """The expert's action for each task and each object in the same state.
+    """The expert's action for each task and object in the same state.
 
-    A network that is only ever asked for the object which the arm is approaching learns to follow the arm and not
-    the words; the other answers for the same picture cost no rendering.
+    A network trained only on the object that the arm approaches learns to follow the arm, not the instruction.
 
     Args:
         pose: Pose of the tool in the base frame, float64 [4, 4], metres.
@@ -50,7 +49,7 @@ def kinds_of(objects: Sequence[str]) -> NDArray[np.int8]:
 
 
 def patch_of(pixel: FloatArray, image_size: int = 224, patch_size: int = 14) -> int:
-    """Index of the patch, rows first, that holds ``pixel`` (row, column); :data:`NOWHERE` outside the picture."""
+    """Row-major index of the patch that holds ``pixel`` (row, column); :data:`NOWHERE` outside the image."""
     row, column = (int(np.floor(value / patch_size)) for value in pixel)
     side = image_size // patch_size
     return row * side + column if 0 <= row < side and 0 <= column < side else NOWHERE

@@ -1,4 +1,4 @@
-"""The small OpenVLA as it is trained: the modules that the policy loads, and two heads for training only."""
+"""The small OpenVLA in training: the policy's modules and two auxiliary heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTION_TOKENS = 7
 BINS = 256
 PADDING = 64
 EMPTY_TOKEN = 440
-"""Closes every prompt; above the words, below the action tokens."""
+"""Ends every prompt; above the word tokens, below the action tokens."""
 VOCABULARY = 768 - PADDING
 """Tokens without padding: specials, bytes, words, the empty token, and the actions at the end."""
 
@@ -30,7 +30,7 @@ def token_ids() -> dict[str, int]:
 
 
 def architecture_of(recipe: NetworkRecipe) -> Architecture:
-    """OpenVLA's architecture in small: both kinds of tower, fused projector, Llama decoder."""
+    """A small OpenVLA: both vision towers, fused projector, Llama decoder."""
     towers = tuple(
         TowerShape(
             width=recipe.vision_width,
@@ -70,12 +70,12 @@ def architecture_of(recipe: NetworkRecipe) -> Architecture:
 
 
 class Predictions(NamedTuple):
-    """What one forward pass says; R = frames times prompts.
+    """Outputs of a forward pass; R = frames times prompts.
 
     Attributes:
         actions: Logits of the action tokens [R, 7, vocab_size].
         places: Logits of the patch that holds the named object [R, patches].
-        kinds: Logits of what each patch shows [F, patches, len(KINDS) + 1]; the last class is "nothing".
+        kinds: Logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none.
     """
 
     actions: Tensor
@@ -84,11 +84,7 @@ class Predictions(NamedTuple):
 
 
 class Trainee(nn.Module):
-    """The network with its two training heads.
-
-    Args:
-        architecture: Sizes.
-    """
+    """The network with its two auxiliary heads."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -99,11 +95,11 @@ class Trainee(nn.Module):
         self.patches = architecture.patches
 
     def forward(self, images: Tensor, prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Predictions:
-        """All action tokens at once, each from the right ones before it.
+        """Predict all action tokens at once with teacher forcing.
 
         Args:
             images: [F, H, W, 3] RGB in 0 to 255, uint8 or float.
-            prompts: Int64 [R, L], R a multiple of F: rows r * F / R... of one frame follow each other. Padded.
+            prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
             lengths: Int64 [R], tokens of each prompt.
             tokens: Int64 [R, 7], the action tokens.
         """
@@ -113,7 +109,7 @@ class Trainee(nn.Module):
         hidden = self.model.hidden_states(
             self.model.embed_sequence(repeated, with_actions(prompts, lengths, tokens))
         )
-        # Position patches + i predicts input_ids[i + 1]; what pads a shorter prompt lies behind all that counts.
+        # Position patches + i predicts input_ids[i + 1]; padding comes after the tokens that count.
         first = self.patches + lengths - 1
         where = first[:, None] + torch.arange(ACTION_TOKENS, device=first.device)
         chosen = hidden.gather(1, where[..., None].expand(-1, -1, hidden.shape[-1]))  # [R, 7, width]
@@ -122,7 +118,7 @@ class Trainee(nn.Module):
 
 
 def with_actions(prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
-    """Prompts [R, L] with the first six action tokens right behind each, int64 [R, L + 6]."""
+    """Append the first six action tokens to each prompt [R, L]; int64 [R, L + 6]."""
     room = torch.zeros(prompts.shape[0], ACTION_TOKENS - 1, dtype=prompts.dtype, device=prompts.device)
     where = lengths[:, None] + torch.arange(ACTION_TOKENS - 1, device=lengths.device)
     return torch.cat([prompts, room], dim=1).scatter(1, where, tokens[:, :-1])
@@ -132,8 +128,8 @@ _POSITION = 0.5
 _SLOWEST = 100.0
 
 
-def waves(patches: int, width: int) -> Tensor:
-    """Sines and cosines of row and column at several wavelengths, float32 [patches, width]."""
+def sincos_positions(patches: int, width: int) -> Tensor:
+    """Sine-cosine position embedding of rows and columns, float32 [patches, width]."""
     side = round(math.sqrt(patches))
     rates = _SLOWEST ** -(torch.arange(width // 4) / (width // 4))
     row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
@@ -143,10 +139,9 @@ def waves(patches: int, width: int) -> Tensor:
 
 @torch.no_grad()
 def initialize(trainee: Trainee, seed: int) -> None:
-    """Weights to start from: normal with deviation 0.02, smaller where a block adds to its residual stream.
+    """Initialize weights as GPT-2 and Llama do: deviation 0.02, smaller where a block adds to the residual stream.
 
-    As GPT-2 and Llama are begun; norms and LayerScale stay at one, biases at zero. Positions begin as waves, since
-    "where is it?" is most of the task (Beyer et al., 2022, begin plain ViTs so).
+    Norms and LayerScale start at one, biases at zero, positions as sines and cosines (Beyer et al., 2022).
     """
     generator = torch.Generator().manual_seed(seed)
     depth = {
@@ -159,11 +154,11 @@ def initialize(trainee: Trainee, seed: int) -> None:
         elif "norm" in name or name.endswith("scale_factor"):
             parameter.fill_(1.0)
         elif name.endswith("pos_embed"):
-            parameter.copy_(_POSITION * waves(parameter.shape[1], parameter.shape[2]))
+            parameter.copy_(_POSITION * sincos_positions(parameter.shape[1], parameter.shape[2]))
         else:
             deviation = 0.02
             if name.endswith(("attn.proj.weight", "mlp.fc2.weight", "o_proj.weight", "down_proj.weight")):
                 deviation /= math.sqrt(2 * next(count for part, count in depth.items() if part in name))
             if "patch_embed" in name or "projector" in name:
-                deviation = parameter[0].numel() ** -0.5  # these stand at the entrance: keep the signal's size
+                deviation = parameter[0].numel() ** -0.5  # input projections keep the scale of their input
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)

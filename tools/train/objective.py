@@ -1,7 +1,7 @@
-"""The loss: action tokens, and the two questions that make the network look where the words point.
+"""The loss: action tokens, and two auxiliary losses that ground the instruction in the image.
 
-Cross entropy on the actions alone is content with grasping *something*: the instruction decides few of the frames.
-The auxiliary losses ask for the named object's patch and for what each patch shows; their heads are thrown away.
+Cross entropy on the actions alone is low for grasping *something*, because few frames depend on the instruction.
+The auxiliary heads predict the patch of the named object and the object in each patch; the policy has neither.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Losses(NamedTuple):
     """Scalars of one batch.
 
     Attributes:
-        total: What is minimised.
-        actions: Cross entropy of the action tokens, weighted.
-        places: Of the named object's patch.
-        kinds: Of what the patches show.
-        token_accuracy: Share of action tokens that are right.
-        place_accuracy: Share of named objects whose patch is found.
+        total: The loss to minimise.
+        actions: Weighted cross entropy of the action tokens.
+        places: Cross entropy of the named object's patch.
+        kinds: Cross entropy of the object in each patch.
+        token_accuracy: Share of correct action tokens.
+        place_accuracy: Share of named objects whose patch is correct.
     """
 
     total: Tensor
@@ -45,7 +45,7 @@ def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
     flat = functional.cross_entropy(predictions.actions.flatten(0, 1), batch.tokens.flatten(), reduction="none")
     weights = torch.tensor([1.0] * 3 + [recipe.rotation_weight] * 3 + [1.0], device=device)
     actions = (flat.view_as(batch.tokens) * weights).mean(0).sum() / weights.sum()
-    # A frame in which the object does not show asks nothing; a batch without any must not divide by zero.
+    # Objects that are not visible do not count; a batch may have none that is.
     asked = batch.places != NOT_ASKED
     missed = functional.cross_entropy(predictions.places, batch.places, ignore_index=NOT_ASKED, reduction="sum")
     places = missed / asked.sum().clamp(min=1)
@@ -58,24 +58,18 @@ def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
     return Losses(total, actions, places, kinds, right, found)
 
 
-def question(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
-    """Forward pass and losses; what ``torch.compile`` gets."""
+def step_losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
+    """Forward pass and losses, to be compiled."""
     return losses(trainee(batch.images, batch.prompts, batch.lengths, batch.tokens), batch, recipe)
 
 
 @torch.no_grad()
-def examine(
+def evaluate_batch(
     trainee: Trainee, batch: Batch, prompts: int, reach: Tensor, bins: ActionBins, recipe: FitRecipe
 ) -> dict[str, float]:
-    """What the network gets right, in figures that mean something.
+    """Accuracy and errors in millimetres on a held-out batch.
 
-    Args:
-        trainee: The network.
-        batch: Of held-out frames; the first of ``prompts`` instructions per frame was followed.
-        prompts: Instructions per frame.
-        reach: Float [3], metres per normalised unit of the translation.
-        bins: Tokens to normalised values.
-        recipe: Weights of the losses.
+    The first of ``prompts`` instructions per frame was followed; ``reach`` [3] is metres per normalised unit.
     """
     predictions = trainee(batch.images, batch.prompts, batch.lengths, batch.tokens)
     found = losses(predictions, batch, recipe)

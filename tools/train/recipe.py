@@ -1,4 +1,4 @@
-"""What decides a trained checkpoint, as data: the same recipes give the same demonstrations and the same steps."""
+"""Everything that determines a trained checkpoint: equal recipes give equal demonstrations and steps."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 from vla_ros.errors import ConfigError
 
 TRAINING_SEED = 10_000_000
-"""First seed of demonstrations. Demos and evaluations use seeds far below, so that no scene is met twice."""
+"""First seed of demonstrations; demos and evaluations use seeds far below."""
 
 HELD_OUT_EVERY = 50
-"""Each 50th episode is kept from training and used to measure what the network has learned."""
+"""Every 50th episode is held out from training."""
 
 
 DATASET = "table_10hz"
-"""Name of the statistics that the demo un-normalises with."""
+"""Key of the demo's statistics in ``norm_stats``."""
 
 FOREIGN_DATASET = "fractal20220817_data"
-"""Name of the second entry of ``norm_stats``: another robot's data set, for people who pick the wrong key."""
+"""Key of another robot's statistics in ``norm_stats``, to show the effect of a wrong key."""
 
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """How demonstrations are made.
+    """How demonstrations are recorded.
 
     Attributes:
         episodes: Number of episodes; their seeds are ``seed`` and the following ones.
@@ -33,9 +33,9 @@ class DataRecipe:
         tasks: Tasks that are drawn and labelled (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
         max_steps: Steps after which an episode ends.
         noise_m: Standard deviations of the disturbance, metres; each episode draws one.
-        burst_chance: Chance per step of a shove over a few steps.
-        flip_chance: Chance per step that the gripper does the opposite for a few steps.
-        switch_share: Share of episodes in which the command changes to another object on the way.
+        burst_chance: Probability per step of a push over a few steps.
+        flip_chance: Probability per step that the gripper does the opposite for a few steps.
+        switch_share: Share of episodes in which the instruction switches to another object.
         shard_episodes: Episodes in one file.
     """
 
@@ -75,13 +75,12 @@ class NetworkRecipe:
 
 @dataclass(frozen=True)
 class LabelRecipe:
-    """What the action tokens say.
+    """How actions become labels.
 
     Attributes:
-        closed_value: Gripper number of a closing hand (1 opens). See ``docs/demo-policy.md``: it is read as an
-            analog trigger that is pressed part of the way, so that a consumer has to apply the threshold.
-        step_cap: Longest translation of a label, metres; 0 leaves the expert's.
-        step_grid: Labels are rounded to multiples of this many metres; 0 does not round.
+        closed_value: Gripper value of a closing hand (1 opens). ``docs/demo-policy.md`` says why it is not 0.
+        step_cap: Longest translation of a label, metres; 0 for no limit.
+        step_grid: Labels are rounded to multiples of this many metres; 0 for no rounding.
     """
 
     closed_value: float = 0.7
@@ -96,18 +95,18 @@ class FitRecipe:
     Attributes:
         steps: Optimiser steps.
         batch: Frames of one micro-batch.
-        prompts: Instructions that each frame is asked: the one followed and others (counterfactual labels).
+        prompts: Instructions per frame: the one followed and others (counterfactual labels).
         accumulate: Micro-batches per step.
         learning_rate: Highest rate.
         warmup: Steps of linear warm-up.
         final_share: Share of the rate at the end of the cosine.
         weight_decay: AdamW's, on matrices only.
         clip: Largest norm of the gradient.
-        seed: Of the initial weights and of the order of the frames.
+        seed: Seed of the initial weights and of the order of frames.
         rotation_weight: Weight of the three rotation tokens, which hardly vary.
-        location_weight: Weight of the auxiliary loss "in which patch is the named object?".
-        kind_weight: Weight of the auxiliary loss "what does this patch show?".
-        background_weight: Weight of the class "nothing" in it.
+        location_weight: Weight of the auxiliary loss on the named object's patch.
+        kind_weight: Weight of the auxiliary loss on the object in each patch.
+        background_weight: Weight of the class "none" in it.
     """
 
     steps: int = 6000
@@ -124,6 +123,25 @@ class FitRecipe:
     location_weight: float = 0.5
     kind_weight: float = 0.5
     background_weight: float = 0.02
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options that do not change what is learned.
+
+    Attributes:
+        device: Torch device, or ``auto`` for CUDA if available.
+        compile: Compile the training step.
+        log_every: Steps between lines of the log.
+        save_every: Seconds between saved states.
+        time_limit: Seconds after which to save and stop; 0 for no limit.
+    """
+
+    device: str = "auto"
+    compile: bool = False
+    log_every: int = 50
+    save_every: float = 60.0
+    time_limit: float = 0.0
 
 
 Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, LabelRecipe, FitRecipe)
@@ -150,7 +168,7 @@ def from_json(kind: type[Recipe], values: dict[str, Any]) -> Recipe:
 
 
 def claim(path: Path, values: dict[str, Any]) -> None:
-    """Write ``values`` to ``path``, or check that it holds them already: work goes on only with its own recipe.
+    """Write ``values`` to ``path``, or check that it already holds them.
 
     Raises:
         ConfigError: The file holds another recipe; the text names the first difference.
@@ -163,6 +181,6 @@ def claim(path: Path, values: dict[str, Any]) -> None:
     if found != values:
         name = next(key for key in {**found, **values} if found.get(key) != values.get(key))
         raise ConfigError(
-            f"{path}: was begun with {name}={found.get(name)!r}, now {values.get(name)!r} is asked for; "
-            "take the same options to go on, or another folder"
+            f"{path}: found {name}={found.get(name)!r}, expected {values.get(name)!r}; "
+            "resume with the same options, or use another folder"
         )

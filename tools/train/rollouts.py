@@ -1,7 +1,7 @@
-"""Many episodes in a short time: simulations in their own processes, one network that answers them in batches.
+"""Runs many episodes fast: parallel simulations, and one network that infers for them in batches.
 
-Everything else is the demo's own: the camera's pictures come upside down and are prepared by :mod:`vla_ros.vision`,
-actions go through the node's controller, and the options are those of the ``vla-ros demo`` command line.
+Everything else is as in the demo: images come upside down and are processed by :mod:`vla_ros.vision`, actions go
+through the node's controller, and the options are those of ``vla-ros demo``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, ActionSpec, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
 
-Ask = Callable[[UInt8Array, str], IntArray]
-"""From a prepared picture and an instruction to action tokens."""
+Infer = Callable[[UInt8Array, str], IntArray]
+"""Maps a processed image and an instruction to action tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Rollout:
 
     Attributes:
         seed: Seed of the scene.
-        success: True where the named object was lifted.
-        reason: As :class:`~vla_ros.sim.results.EpisodeResult` has it.
+        success: Whether the named object was moved as the instruction says.
+        reason: As in :class:`~vla_ros.sim.results.EpisodeResult`.
         steps: Control steps.
-        tokens: Int64 [steps, 7], what the network said.
+        tokens: Int64 [steps, 7], the network's tokens.
     """
 
     seed: int
@@ -53,34 +53,23 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What turns tokens into actions.
-
-    Attributes:
-        spec: Of the policy.
-        bins: Tokens to normalised values.
-        statistics: Normalised values to metres and radians.
-    """
+    """How tokens become actions: to normalised values by ``bins``, to metres and radians by ``statistics``."""
 
     spec: ActionSpec
     bins: ActionBins
     statistics: ActionStatistics
 
 
-def read_words(checkpoint: Path, words: Sequence[str]) -> argparse.Namespace:
+def parse_options(checkpoint: Path, options: Sequence[str]) -> argparse.Namespace:
     """Arguments of ``vla-ros demo`` with the OpenVLA policy and this checkpoint."""
     parser = argparse.ArgumentParser()
     demo.add_arguments(parser)
     given = ("--policy", "openvla", "--checkpoint", str(checkpoint), "-p", f"policy.unnorm_key:={DATASET}")
-    return parser.parse_args([*given, *words])
+    return parser.parse_args([*given, *options])
 
 
 class Simulation:
-    """One table-top that runs the episodes of a demo command line without a graph.
-
-    Args:
-        arguments: From :func:`read_words`.
-        meaning: Of the policy's tokens.
-    """
+    """Runs episodes without a ROS graph; ``arguments`` come from :func:`parse_options`."""
 
     def __init__(self, arguments: argparse.Namespace, meaning: Meaning) -> None:
         self._arguments = arguments
@@ -94,40 +83,35 @@ class Simulation:
         """Free the renderer."""
         self._world.close()
 
-    def run(self, seed: int, ask: Ask) -> Rollout:
-        """One episode."""
+    def run(self, seed: int, infer: Infer) -> Rollout:
+        """Run one episode."""
         options = self._arguments
-        said: list[IntArray] = []
-        words = ""
+        sent: list[IntArray] = []
+        instruction = ""
 
-        def answer(observation: Observation) -> ActionChunk:
-            nonlocal words
+        def step(observation: Observation) -> ActionChunk:
+            nonlocal instruction
             scene: Scene = self._world.scene
-            if not said:
-                words = shuffled_instruction(scene) if options.shuffle else scene.instruction
-            if options.switch_at and len(said) == options.switch_at:
+            if not sent:
+                instruction = shuffled_instruction(scene) if options.shuffle else scene.instruction
+            if options.switch_at and len(sent) == options.switch_at:
                 scene = switched(scene)
                 self._world.judge_by(scene)
-                words = scene.instruction
-            shown = observation.images["image"]
-            picture = np.zeros_like(shown) if options.blank else shown
-            tokens = ask(process(self._preprocessor.raw(np.ascontiguousarray(picture[::-1, ::-1]))), words)
-            said.append(tokens)
+                instruction = scene.instruction
+            rendered = observation.images["image"]
+            image = np.zeros_like(rendered) if options.blank else rendered
+            tokens = infer(process(self._preprocessor.raw(np.ascontiguousarray(image[::-1, ::-1]))), instruction)
+            sent.append(tokens)
             action = self._meaning.statistics.unnormalize(self._meaning.bins.decode(tokens))
             return ActionChunk(actions=action[None], stamp=observation.stamp, tokens=tokens)
 
-        result = run_episode(self._world, answer, self._controller, seed, max_steps=options.max_steps)
+        result = run_episode(self._world, step, self._controller, seed, max_steps=options.max_steps)
         judge = self._world.judge
-        return Rollout(seed, judge.success, judge.reason or "timeout", result.steps, np.array(said))
+        return Rollout(seed, judge.success, judge.reason or "timeout", result.steps, np.array(sent))
 
 
 class Network:
-    """The policy's own model, asked for several pictures at once.
-
-    Args:
-        arguments: From :func:`read_words`.
-        assignments: Further options, such as ``policy.device:=cuda``.
-    """
+    """The policy's model, for batches of images; ``assignments`` are further options of the node."""
 
     def __init__(self, arguments: argparse.Namespace, assignments: Sequence[str] = ()) -> None:
         from vla_ros.config import load
@@ -143,48 +127,48 @@ class Network:
         """Free the weights."""
         self._policy.close()
 
-    def __call__(self, pictures: Sequence[UInt8Array], instructions: Sequence[str]) -> list[IntArray]:
-        """Tokens of each picture with its instruction, int64 [7]; prompts of one length go together."""
+    def __call__(self, images: Sequence[UInt8Array], instructions: Sequence[str]) -> list[IntArray]:
+        """Infer tokens, int64 [7], for each image and instruction; prompts of equal length share a batch."""
         import torch
 
         loaded = self._policy.loaded
         model = loaded.model
-        prompts = [loaded.prompt.encode(words) for words in instructions]
-        answers: dict[int, IntArray] = {}
+        prompts = [loaded.prompt.encode(instruction) for instruction in instructions]
+        results: dict[int, IntArray] = {}
         with torch.inference_mode():
             for length in {len(prompt) for prompt in prompts}:
                 rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
-                images = torch.from_numpy(np.stack([pictures[row] for row in rows])).to(model.device)
+                pixels = torch.from_numpy(np.stack([images[row] for row in rows])).to(model.device)
                 ids = torch.from_numpy(np.stack([prompts[row] for row in rows])).to(model.device)
-                patches = model.embed_image(model.normalize(images))
+                patches = model.embed_image(model.normalize(pixels))
                 logits, cache = model.prefill(patches, ids, room=self.meaning.spec.dimension)
                 tokens = model.greedy(logits, cache, self.meaning.spec.dimension).tokens.cpu().numpy()
-                answers.update(zip(rows, tokens, strict=True))
-        return [answers[row] for row in range(len(prompts))]
+                results.update(zip(rows, tokens, strict=True))
+        return [results[row] for row in range(len(prompts))]
 
 
 def roll_out(
     checkpoint: Path,
-    words: Sequence[str],
+    options: Sequence[str],
     seeds: Sequence[int],
     processes: int = 0,
     assignments: Sequence[str] = (),
-    told: Callable[[Rollout], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Rollout]:
-    """Run the episodes of ``seeds``; results in their order.
+    """Run the episodes of ``seeds`` and return their results in order.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        words: Arguments of ``vla-ros demo`` (:mod:`~tools.train.controls`).
-        seeds: Of the scenes.
-        processes: Simulations at a time; 0 takes one per core, 1 runs them in this process.
-        assignments: Options of the policy, ``name:=value``.
-        told: Hears each result as it comes.
+        options: Options of ``vla-ros demo`` (:mod:`~tools.train.controls`).
+        seeds: Seeds of the episodes.
+        processes: Parallel simulations; 0 for one per core, 1 to run in this process.
+        assignments: Further options of the node, ``name:=value``.
+        progress: Called with the number of finished episodes.
 
     Raises:
         VlaRosError: The checkpoint does not load, or a simulation ended.
     """
-    arguments = read_words(checkpoint, words)
+    arguments = parse_options(checkpoint, options)
     network = Network(arguments, assignments)
     results: dict[int, Rollout] = {}
     count = min(processes or os.cpu_count() or 1, len(seeds))
@@ -192,8 +176,7 @@ def roll_out(
     try:
         for rollout in play(arguments, network, list(seeds), count):
             results[rollout.seed] = rollout
-            if told is not None:
-                told(rollout)
+            progress(len(results))
     finally:
         network.close()
     return [results[seed] for seed in seeds]
@@ -203,14 +186,14 @@ def _alone(arguments: argparse.Namespace, network: Network, seeds: list[int], _:
     simulation = Simulation(arguments, network.meaning)
     try:
         for seed in seeds:
-            yield simulation.run(seed, lambda picture, words: network([picture], [words])[0])
+            yield simulation.run(seed, lambda image, instruction: network([image], [instruction])[0])
     finally:
         simulation.close()
 
 
 def _together(arguments: argparse.Namespace, network: Network, seeds: list[int], count: int) -> Iterator[Rollout]:
     context = multiprocessing.get_context("spawn")
-    lines: list[Connection] = []
+    connections: list[Connection] = []
     workers = []
     for number in range(count):
         here, there = context.Pipe()
@@ -219,48 +202,50 @@ def _together(arguments: argparse.Namespace, network: Network, seeds: list[int],
         )
         worker.start()
         there.close()
-        lines.append(here)
+        connections.append(here)
         workers.append(worker)
     try:
-        while lines:
-            asked: list[tuple[Connection, Any]] = []
-            for line in wait(lines):
-                assert isinstance(line, Connection)
+        while connections:
+            requests: list[tuple[Connection, Any]] = []
+            for connection in wait(connections):
+                assert isinstance(connection, Connection)
                 try:
-                    message = line.recv()
+                    message = connection.recv()
                 except EOFError:
                     raise VlaRosError("a simulation ended early; its message is above") from None
                 if isinstance(message, Rollout):
                     yield message
                 elif message is None:
-                    lines.remove(line)
+                    connections.remove(connection)
                 else:
-                    asked.append((line, message))
-            if asked:
-                pictures, words = zip(*(message for _, message in asked), strict=True)
-                for (line, _), tokens in zip(asked, network(pictures, words), strict=True):
-                    line.send(tokens)
+                    requests.append((connection, message))
+            if requests:
+                images, instructions = zip(*(message for _, message in requests), strict=True)
+                for (connection, _), tokens in zip(requests, network(images, instructions), strict=True):
+                    connection.send(tokens)
     finally:
-        for line in lines:
-            line.close()
+        for connection in connections:
+            connection.close()
         for worker in workers:
             worker.join(5)
             if worker.is_alive():
                 worker.terminate()
 
 
-def _simulate(line: Connection, arguments: argparse.Namespace, meaning: Meaning, seeds: Sequence[int]) -> None:
-    """Body of a simulation's process: questions and results out, tokens in; None at the end."""
+def _simulate(
+    connection: Connection, arguments: argparse.Namespace, meaning: Meaning, seeds: Sequence[int]
+) -> None:
+    """Simulation process: sends (image, instruction) and gets tokens; sends each Rollout, and None at the end."""
     simulation = Simulation(arguments, meaning)
 
-    def ask(picture: UInt8Array, words: str) -> IntArray:
-        line.send((picture, words))
-        tokens: IntArray = line.recv()
+    def infer(image: UInt8Array, instruction: str) -> IntArray:
+        connection.send((image, instruction))
+        tokens: IntArray = connection.recv()
         return tokens
 
     try:
         for seed in seeds:
-            line.send(simulation.run(seed, ask))
-        line.send(None)
+            connection.send(simulation.run(seed, infer))
+        connection.send(None)
     finally:
         simulation.close()

@@ -1,4 +1,4 @@
-"""Files of demonstrations: frames as losslessly compressed bytes beside plain arrays, one ``.npz`` per shard."""
+"""Files of demonstrations: losslessly compressed frames and plain arrays, one ``.npz`` per shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vla_ros.errors import VlaRosError
 from vla_ros.types import UInt8Array
 
-_LEVEL = 1  # a rendered frame shrinks to a twelfth in about a millisecond; higher levels gain little
+_LEVEL = 1  # compresses a rendered frame to a twelfth in about a millisecond; higher levels gain little
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Labels:
         seeds: Int64 [N], seed of the episode.
         steps: Int16 [N], step within it.
         kinds: Int8 [N, SLOTS], index in :data:`~.labels.KINDS` of each object, -1 for empty slots.
-        patches: Int16 [N, SLOTS], patch that holds the object's centre, -1 where it does not show.
-        actions: Float32 [N, tasks, SLOTS, 7], the expert's clean answer for every task and object.
+        patches: Int16 [N, SLOTS], patch of the object's centre, -1 if it is not visible.
+        actions: Float32 [N, tasks, SLOTS, 7], the expert's clean action for every task and object.
         asked: Int8 [N, 2], task and slot that the arm was following.
         noise: Float32 [N], standard deviation of the episode's disturbance, metres.
     """
@@ -52,8 +52,8 @@ class Shard:
 
     Attributes:
         labels: Their labels.
-        blob: Uint8, the compressed frames one behind the other.
-        offsets: Int64 [N + 1], where each begins.
+        blob: Uint8, the concatenated compressed frames.
+        offsets: Int64 [N + 1], start of each frame.
         size: (height, width) of a frame.
         results: Int64 [episodes, 3]: seed, 1 where it succeeded, steps.
     """
@@ -78,7 +78,7 @@ def pack(frames: Sequence[UInt8Array]) -> tuple[UInt8Array, NDArray[np.int64]]:
 
 
 def write(path: Path, shard: Shard) -> None:
-    """Write a shard; a reader never sees half of one."""
+    """Write a shard atomically."""
     arrays: dict[str, Any] = {field.name: getattr(shard.labels, field.name) for field in fields(Labels)}
     arrays |= {
         "blob": shard.blob,
@@ -110,7 +110,7 @@ def read(path: Path) -> Shard:
 
 
 def read_labels(paths: Sequence[Path]) -> Labels:
-    """Labels of several shards, one behind the other.
+    """Concatenated labels of several shards.
 
     Raises:
         VlaRosError: A shard is damaged, or there is none.
@@ -124,7 +124,7 @@ def read_labels(paths: Sequence[Path]) -> Labels:
 
 
 def unpack(shard: Shard, pool: ThreadPoolExecutor) -> UInt8Array:
-    """All frames of a shard, uint8 [N, H, W, 3]; zlib lets go of the interpreter, so threads help."""
+    """All frames of a shard, uint8 [N, H, W, 3]; zlib releases the GIL, so threads help."""
     frames = np.empty((len(shard.labels), *shard.size, 3), np.uint8)
 
     def one(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Everything that a run needs to go on as if it had never stopped, as safetensors: no pickle."""
+"""Saves and restores the state of a training run as safetensors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
-    """Write weights and AdamW's moments; a reader never sees half of it.
-
-    Args:
-        path: File.
-        trainee: The network with its heads.
-        optimizer: AdamW over its parameters.
-        step: Optimiser steps done.
-        seconds: Time spent on them.
-    """
+    """Write weights and AdamW's moments atomically, after ``step`` steps in ``seconds``."""
     tensors = {}
     for name, parameter in trainee.named_parameters():
         tensors[f"weight.{name}"] = parameter.detach().cpu()
@@ -39,7 +31,7 @@ def save(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer, step: i
 
 
 def restore(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer | None = None) -> tuple[int, float]:
-    """Read what :func:`save` wrote into ``trainee`` and ``optimizer``; the steps done and the seconds spent.
+    """Restore what :func:`save` wrote; returns steps and seconds.
 
     Raises:
         CheckpointError: The file is missing, damaged or of another network.
@@ -56,7 +48,7 @@ def restore(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer | Non
                     continue
                 moments = {moment: file.get_tensor(f"{moment}.{name}").to(parameter.device) for moment in _MOMENTS}
                 fused = any(group.get("fused") for group in optimizer.param_groups)
-                device = parameter.device if fused else torch.device("cpu")  # where AdamW keeps its count
+                device = parameter.device if fused else torch.device("cpu")  # where AdamW keeps its step count
                 optimizer.state[parameter] = {
                     "step": torch.tensor(float(step), dtype=torch.float32, device=device),
                     **moments,
@@ -64,5 +56,5 @@ def restore(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer | Non
             return step, float(facts["seconds"])
     except (SafetensorError, OSError, KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: no state of this network ({error}); begin again in another folder"
+            f"{path}: not a state of this network ({error}); start again in another folder"
         ) from error

@@ -1,4 +1,4 @@
-"""From the expert's actions to the tokens that the network learns, and from tasks to prompts."""
+"""Converts the expert's actions to tokens, and tasks to prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vla_ros.policies.openvla.vocabulary import write_tokenizer
 from vla_ros.sim.tasks import make_task
 from vla_ros.types import FloatArray, IntArray
 
-_TURN = 0.05  # rad: the hand hardly turns, so percentiles would be tiny and every bin noise
+_TURN = 0.05  # rad; the hand hardly turns, so bins from percentiles would only hold noise
 _MASK = (True, True, True, True, True, True, False)
 
 FOREIGN_STATISTICS: dict[str, Any] = {
@@ -32,20 +32,15 @@ FOREIGN_STATISTICS: dict[str, Any] = {
     },
     "num_transitions": 3786400,
 }
-"""Percentiles of RT-1's robot data as openvla/openvla-7b publishes them (``fractal20220817_data``, rounded).
+"""Percentiles of RT-1's robot data from openvla/openvla-7b (``fractal20220817_data``, rounded).
 
-Beside ``bridge_orig`` this is the key that people take over from examples. The robot was another one, with wider
-and lopsided motions: standing still, the middle of every bin, becomes 2 cm back and 0.12 rad about x.
+Beside ``bridge_orig`` this is the key that is often copied from examples. With it, standing still becomes 2 cm back
+and 0.12 rad about x.
 """
 
 
 def shape_actions(actions: NDArray[np.float32], recipe: LabelRecipe) -> FloatArray:
-    """The expert's actions as labels: translation capped and rounded, gripper in the data's convention.
-
-    Args:
-        actions: [..., 7], gripper 1 open and 0 closed.
-        recipe: Cap, grid and value of a closing hand.
-    """
+    """Turn the expert's actions [..., 7] (gripper 1 open, 0 closed) into labels as ``recipe`` says."""
     shaped = actions.astype(np.float64)
     way = shaped[..., :3]
     if recipe.step_cap:
@@ -58,20 +53,16 @@ def shape_actions(actions: NDArray[np.float32], recipe: LabelRecipe) -> FloatArr
 
 
 def followed(labels: Labels, actions: FloatArray) -> FloatArray:
-    """Float64 [N, 7]: of all labels [N, tasks, SLOTS, 7] those that the arm was following."""
+    """Select the labels that the arm was following: float64 [N, 7] of [N, tasks, SLOTS, 7]."""
     rows = np.arange(len(labels))
     return actions[rows, labels.asked[:, 0], labels.asked[:, 1]]
 
 
 def statistics_json(labels: Labels, actions: FloatArray) -> dict[str, Any]:
-    """``norm_stats`` of the demonstrations, and beside them the foreign ones (:data:`FOREIGN_STATISTICS`).
+    """``norm_stats`` of the demonstrations with labels [N, tasks, SLOTS, 7], and :data:`FOREIGN_STATISTICS`.
 
-    Percentiles 1 and 99 of what was followed, as OpenVLA takes them, made symmetric so that standing still is the
-    middle of a bin; rotations get +-0.05 rad.
-
-    Args:
-        labels: Of all frames.
-        actions: Their labels, float64 [N, tasks, SLOTS, 7].
+    Percentiles 1 and 99 of the followed actions as in OpenVLA, made symmetric so that zero is the middle of a bin;
+    rotations get +-0.05 rad.
     """
     steps = followed(labels, actions)
     return {DATASET: _entry(steps), FOREIGN_DATASET: FOREIGN_STATISTICS}
@@ -92,23 +83,16 @@ def statistics_of(entry: dict[str, Any], key: str = DATASET) -> ActionStatistics
 
 
 def encode_actions(actions: FloatArray, statistics: ActionStatistics, bins: ActionBins) -> NDArray[np.int16]:
-    """Tokens of actions, int16 of the same shape.
+    """Tokens of actions, int16 of the same shape; only the 255 tokens with a bin of their own.
 
-    Only the 255 tokens that decode to a bin of their own: the 256th that the encoder of OpenVLA gives to the value
-    1 means the same as its neighbour.
+    OpenVLA's encoder has a 256th token, for the value 1, that decodes like its neighbour.
     """
     tokens = bins.encode(statistics.normalize(actions))
     return np.maximum(tokens, bins.vocab_size - (bins.count - 1)).astype(np.int16)
 
 
 class Prompts:
-    """The prompt of every task for every kind of object, as the policy will write it.
-
-    Args:
-        folder: Gets the tokenizer's files, from which the prompts are then made.
-        architecture: Sizes.
-        tasks: Names of tasks.
-    """
+    """The policy's prompts of all tasks and objects; writes the tokenizer's files to ``folder``."""
 
     def __init__(self, folder: Path, architecture: Architecture, tasks: tuple[str, ...]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A few real demonstrations and a network that is small enough to train in a test, made once."""
+"""A few real demonstrations and a network small enough to train in a test."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 import torch
 
 from tools.train import data
-from tools.train.recipe import DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe
+from tools.train.recipe import DataRecipe, FitRecipe, NetworkRecipe
 
 DATA = DataRecipe(episodes=3, shard_episodes=2, max_steps=7, tasks=("pick", "push_left"))
 SMALL = NetworkRecipe(
@@ -37,11 +37,6 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small() -> NetworkRecipe:
     return SMALL
-
-
-@pytest.fixture(scope="session")
-def labels() -> LabelRecipe:
-    return LabelRecipe()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Demonstrations: the same for the same recipe, however they were made, and labelled as the expert would act."""
+"""Demonstrations depend on the recipe alone and carry the expert's actions as labels."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.sim.world import TableTop
 
 
-def test_two_processes_make_the_files_of_one(demonstrations: Path, recipe: DataRecipe, tmp_path: Path) -> None:
+def test_two_processes_write_the_files_of_one(demonstrations: Path, recipe: DataRecipe, tmp_path: Path) -> None:
     data.generate(tmp_path, recipe, processes=2)
     expected = data.shard_paths(demonstrations)
     assert [path.name for path in data.shard_paths(tmp_path)] == [path.name for path in expected]
@@ -25,19 +25,19 @@ def test_two_processes_make_the_files_of_one(demonstrations: Path, recipe: DataR
         assert mine.read_bytes() == other.read_bytes()
 
 
-def test_an_interrupted_run_goes_on_and_keeps_what_is_done(
+def test_an_interrupted_run_resumes_and_keeps_finished_shards(
     demonstrations: Path, recipe: DataRecipe, tmp_path: Path
 ) -> None:
     first, last = data.shard_paths(demonstrations)
     kept = tmp_path / first.name
     kept.write_bytes(first.read_bytes())
     before = kept.stat().st_mtime_ns
-    told: list[tuple[int, int]] = []
-    data.generate(tmp_path, recipe, processes=1, told=lambda *done: told.append(done))
+    reported: list[tuple[int, int]] = []
+    data.generate(tmp_path, recipe, processes=1, progress=lambda *done: reported.append(done))
     assert kept.stat().st_mtime_ns == before
     assert (tmp_path / last.name).read_bytes() == last.read_bytes()
     counts = [len(shards.read_labels(paths)) for paths in ([first], [first, last])]
-    assert told == [(2, counts[0]), (3, counts[1])]
+    assert reported == [(2, counts[0]), (3, counts[1])]
 
 
 def test_another_recipe_is_refused_in_the_same_folder(demonstrations: Path, recipe: DataRecipe) -> None:
@@ -45,7 +45,7 @@ def test_another_recipe_is_refused_in_the_same_folder(demonstrations: Path, reci
         data.generate(demonstrations, dataclasses.replace(recipe, flip_chance=0.5), processes=1)
 
 
-def test_a_frame_is_what_the_camera_saw(demonstrations: Path, recipe: DataRecipe) -> None:
+def test_the_first_frame_shows_the_scene_of_the_seed(demonstrations: Path, recipe: DataRecipe) -> None:
     shard = shards.read(data.shard_paths(demonstrations)[0])
     with TableTop() as world:
         world.options = dataclasses.replace(world.options, tasks=recipe.tasks)
@@ -70,7 +70,7 @@ def test_the_patch_of_an_object_has_its_colour(demonstrations: Path) -> None:
         assert contrast.max() > 60, KINDS[kind]
 
 
-def test_labels_are_the_experts_answer_for_each_object_and_task() -> None:
+def test_labels_are_the_experts_action_for_each_object_and_task() -> None:
     joints = np.array([0.1, 0.5, 0.0, 1.7, 0.05, 0.9, 0.0])
     objects = {"red_cube": np.array([0.5, 0.1, 0.02]), "blue_ball": np.array([0.45, -0.1, 0.023])}
     tasks = ("pick", "push_right")
@@ -96,19 +96,17 @@ def test_all_objects_are_labelled_and_the_followed_one_is_named(demonstrations: 
 
 def test_kinds_and_patches() -> None:
     assert kinds_of(["red_cube", "yellow_ball"]).tolist() == [0, 11, NOWHERE, NOWHERE]
-    assert patch_of(np.array([0.0, 13.9])) == 0
-    assert patch_of(np.array([14.0, 223.9])) == 31
-    assert patch_of(np.array([-0.1, 5.0])) == NOWHERE
-    assert patch_of(np.array([5.0, 224.0])) == NOWHERE
+    pixels = np.array([(0.0, 13.9), (14.0, 223.9), (-0.1, 5.0), (5.0, 224.0)])
+    assert [patch_of(pixel) for pixel in pixels] == [0, 31, NOWHERE, NOWHERE]
 
 
-def test_noise_spoils_what_is_executed_and_is_the_same_for_a_seed(recipe: DataRecipe) -> None:
+def test_noise_changes_the_executed_action_and_depends_on_the_seed(recipe: DataRecipe) -> None:
     clean = np.array([0.01, 0.0, -0.01, 0.0, 0.0, 0.0, 1.0])
     wild = dataclasses.replace(recipe, noise_m=(0.006,), burst_chance=0.3, flip_chance=0.3)
     first, second = Disturbance(wild, 7), Disturbance(wild, 7)
     runs = [np.array([noise(step, clean) for step in range(200)]) for noise in (first, second)]
     np.testing.assert_array_equal(runs[0], runs[1])
-    assert clean[0] == 0.01  # the label itself stays clean
+    assert clean[0] == 0.01  # the label stays clean
     assert 0.002 < np.abs(runs[0][:, 0] - clean[0]).mean() < 0.03
     assert set(runs[0][:, 6]) == {0.0, 1.0}
     np.testing.assert_array_equal(runs[0][:, 3:6], 0.0)
@@ -116,7 +114,7 @@ def test_noise_spoils_what_is_executed_and_is_the_same_for_a_seed(recipe: DataRe
     np.testing.assert_array_equal(calm(0, clean), clean)
 
 
-def test_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp_path: Path) -> None:
     path = tmp_path / "shard-00000.npz"
     whole = data.shard_paths(demonstrations)[0].read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

@@ -1,4 +1,4 @@
-"""The exported checkpoint: what the policy loads, and a card that says what happened."""
+"""The policy loads the exported checkpoint, and its card states the recorded facts."""
 
 import argparse
 import dataclasses
@@ -16,9 +16,17 @@ from tools.train.card import command
 from tools.train.controls import Control, chosen
 from tools.train.evaluate import evaluate
 from tools.train.export import FACTS, add_evaluation, export
-from tools.train.fit import STATE, FitOptions, Run
+from tools.train.fit import STATE, Run
 from tools.train.labels import KINDS
-from tools.train.recipe import DATASET, FOREIGN_DATASET, DataRecipe, FitRecipe, LabelRecipe, NetworkRecipe
+from tools.train.recipe import (
+    DATASET,
+    FOREIGN_DATASET,
+    DataRecipe,
+    FitOptions,
+    FitRecipe,
+    LabelRecipe,
+    NetworkRecipe,
+)
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.openvla import OpenVLAPolicy
@@ -51,22 +59,18 @@ def policy_of(folder: Path, key: str = DATASET) -> OpenVLAPolicy:
     return policy
 
 
-def test_the_policy_says_the_tokens_of_the_trainer(trained: tuple[Run, Frames], checkpoint: Path) -> None:
-    """Greedy decoding of the loaded checkpoint, against the trainer's own argmax on the same frames and words."""
+def test_the_policy_infers_the_tokens_of_the_trainer(trained: tuple[Run, Frames], checkpoint: Path) -> None:
+    """Greedy decoding of the loaded checkpoint equals the trainer's argmax on the same inputs."""
     run, frames = trained
     policy = policy_of(checkpoint)
     run.trainee.eval()
     batch = frames.draw(1, 0, frames=3, prompts=2, held_out=True)
-    words = {tuple(ids[:length].tolist()): None for ids, length in zip(batch.prompts, batch.lengths, strict=True)}
-    for task in ("pick", "push_left"):
-        for kind in KINDS:
-            text = make_task(task, kind).instruction
-            words[tuple(policy.loaded.prompt.encode(text).tolist())] = text  # type: ignore[assignment]
+    texts = [make_task(task, kind).instruction for task in ("pick", "push_left") for kind in KINDS]
+    instructions = {tuple(policy.loaded.prompt.encode(text).tolist()): text for text in texts}
     for row in range(6):
         length = int(batch.lengths[row])
         image = batch.images[row // 2]
-        text = words[tuple(batch.prompts[row, :length].tolist())]
-        assert text is not None
+        text = instructions[tuple(batch.prompts[row, :length].tolist())]
         answer = policy.infer(policy.start_session(), Observation({"image": image.numpy()}, text, 0))
         tokens = torch.from_numpy(answer.tokens)[None]
         with torch.inference_mode():
@@ -77,11 +81,11 @@ def test_the_policy_says_the_tokens_of_the_trainer(trained: tuple[Run, Frames], 
     policy.close()
 
 
-def test_a_wrong_key_gives_other_actions_from_the_same_tokens(checkpoint: Path) -> None:
+def test_a_wrong_key_gives_other_actions_for_the_same_tokens(checkpoint: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
-    seen = Observation({"image": image}, "pick up the red cube", 0)
+    observation = Observation({"image": image}, "pick up the red cube", 0)
     right, wrong = (
-        policy.infer(policy.start_session(), seen)
+        policy.infer(policy.start_session(), observation)
         for policy in (policy_of(checkpoint, key) for key in (DATASET, FOREIGN_DATASET))
     )
     np.testing.assert_array_equal(right.tokens, wrong.tokens)
@@ -99,7 +103,7 @@ def test_half_precision_is_half_the_size_and_loads(trained: tuple[Run, Frames], 
     assert policy_of(tmp_path).loaded.model.dtype == torch.float32
 
 
-def test_weights_that_do_not_fit_the_type_are_refused(trained: tuple[Run, Frames], tmp_path: Path) -> None:
+def test_weights_out_of_range_of_the_type_are_refused(trained: tuple[Run, Frames], tmp_path: Path) -> None:
     run = trained[0]
     for name in ("recipe.json", "statistics.json"):
         (tmp_path / name).write_bytes((run.folder / name).read_bytes())
@@ -114,7 +118,7 @@ def test_weights_that_do_not_fit_the_type_are_refused(trained: tuple[Run, Frames
         export(tmp_path, tmp_path / "out", "int8")
 
 
-def test_the_card_states_what_was_done_and_how_to_repeat_it(
+def test_the_card_states_the_facts_and_the_commands(
     trained: tuple[Run, Frames], checkpoint: Path, fit: FitRecipe, small: NetworkRecipe
 ) -> None:
     card = (checkpoint / "README.md").read_text()
@@ -126,8 +130,8 @@ def test_the_card_states_what_was_done_and_how_to_repeat_it(
     assert "push the ... to the left" in card
     row = {
         "name": "plain",
-        "title": "as it is meant",
-        "words": [],
+        "title": "unchanged",
+        "options": [],
         "episodes": 4,
         "first_seed": 0,
         "success_rate": 0.75,
@@ -140,7 +144,7 @@ def test_the_card_states_what_was_done_and_how_to_repeat_it(
     }
     add_evaluation(checkpoint, [row])
     card = (checkpoint / "README.md").read_text()
-    assert "| as it is meant |  | 4 | 75.0% | 25.0% | 17.5 | >= 97% MISSED | 80%, 2.5, 31% |" in card
+    assert "| unchanged |  | 4 | 75.0% | 25.0% | 17.5 | >= 97% MISSED | 80%, 2.5, 31% |" in card
     assert "Not evaluated yet" not in card
     add_evaluation(checkpoint, [{**row, "success_rate": 1.0, "met": True}])
     facts = json.loads((checkpoint / FACTS).read_text())
@@ -149,7 +153,7 @@ def test_the_card_states_what_was_done_and_how_to_repeat_it(
     assert len(json.loads((checkpoint / FACTS).read_text())["evaluation"]) == 1
 
 
-def test_the_commands_of_the_card_are_understood(checkpoint: Path, fit: FitRecipe, small: NetworkRecipe) -> None:
+def test_the_commands_of_the_card_parse(checkpoint: Path, fit: FitRecipe, small: NetworkRecipe) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     lines = command(json.loads((checkpoint / FACTS).read_text())).splitlines()
@@ -160,17 +164,17 @@ def test_the_commands_of_the_card_are_understood(checkpoint: Path, fit: FitRecip
     assert dataclasses.asdict(cli.recipe_of(DataRecipe, parsed[0]))["tasks"] == ("pick", "push_left")
 
 
-def test_an_evaluation_is_noted_row_by_row_and_not_repeated(
+def test_an_evaluation_is_saved_row_by_row_and_not_repeated(
     trained: tuple[Run, Frames], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two simulations in processes of their own, answered by one network, through the whole table's machinery."""
+    """With two parallel simulations and one network, as in a full evaluation."""
     folder, journal = tmp_path / "checkpoint", tmp_path / "evaluation.json"
     export(trained[0].folder, folder, "float32")
-    hasty = (
-        dataclasses.replace(chosen("blank")[0], words=("--blank", "--max-steps", "3")),
-        dataclasses.replace(chosen("plain")[0], words=("--max-steps", "3")),
+    short = (
+        dataclasses.replace(chosen("blank")[0], options=("--blank", "--max-steps", "3")),
+        dataclasses.replace(chosen("plain")[0], options=("--max-steps", "3")),
     )
-    told: list[tuple[str, int]] = []
+    reported: list[tuple[str, int]] = []
 
     def measure(*controls: Control, processes: int) -> list[dict[str, Any]]:
         return evaluate(
@@ -180,21 +184,21 @@ def test_an_evaluation_is_noted_row_by_row_and_not_repeated(
             processes=processes,
             device="cpu",
             journal=journal,
-            told=lambda *done: told.append(done),
+            progress=lambda *done: reported.append(done),
         )
 
-    measure(hasty[0], processes=2)
-    rows = measure(*hasty, processes=1)
-    assert told == [("blank", 1), ("blank", 2), ("plain", 1), ("plain", 2)]
+    measure(short[0], processes=2)
+    rows = measure(*short, processes=1)
+    assert reported == [("blank", 1), ("blank", 2), ("plain", 1), ("plain", 2)]
     assert [row["episodes"] for row in rows] == [2, 2]
-    assert rows[0]["draft_acceptance"]["whole"] == 1.0  # the same black picture gives the same answer
+    assert rows[0]["draft_acceptance"]["whole"] == 1.0  # the same black image gives the same tokens
     assert json.loads(journal.read_text()) == rows
-    assert "| black picture | CPU, " in (folder / "README.md").read_text()
+    assert "| black image | CPU, " in (folder / "README.md").read_text()
 
     def refuse(*_: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr("tools.train.evaluate.roll_out", refuse)
-    assert evaluate(folder, hasty, range(2), journal=journal) == rows
+    assert evaluate(folder, short, range(2), journal=journal) == rows
     with pytest.raises(AssertionError, match="measured again"):
-        evaluate(folder, hasty, range(1, 3), journal=journal)
+        evaluate(folder, short, range(1, 3), journal=journal)

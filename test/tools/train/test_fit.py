@@ -1,7 +1,8 @@
-"""Training: what is trained is what the policy runs, runs go on as if never stopped, and the loss teaches."""
+"""Training runs the policy's network, resumes exactly and lowers the loss."""
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,33 +10,37 @@ import pytest
 import torch
 
 from tools.train import state
-from tools.train.batches import NOT_ASKED, Frames, augment, kind_map
-from tools.train.fit import LOG, STATE, FitOptions, Run, rate
+from tools.train.batches import Frames, augment, kind_map
+from tools.train.fit import LOG, STATE, Run, rate
 from tools.train.labels import KINDS
-from tools.train.objective import losses, question
-from tools.train.recipe import FitRecipe, LabelRecipe, NetworkRecipe
+from tools.train.objective import losses, step_losses
+from tools.train.recipe import FitOptions, FitRecipe, LabelRecipe, NetworkRecipe
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.sim.tasks import SLOTS
 
 CPU = FitOptions(device="cpu", log_every=2, save_every=1e9)
 
 
-def make_run(
-    folder: Path,
-    demonstrations: Path,
-    small: NetworkRecipe,
-    fit: FitRecipe,
-    options: FitOptions = CPU,
-) -> tuple[Run, Frames]:
-    run = Run(folder, demonstrations, small, LabelRecipe(), fit, options)
-    return run, run.load()
+MakeRun = Callable[..., tuple[Run, Frames]]
 
 
-def test_training_logits_are_the_policys(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
+@pytest.fixture(scope="module")
+def make_run(demonstrations: Path, small: NetworkRecipe, fit: FitRecipe) -> MakeRun:
+    def make(folder: Path, recipe: FitRecipe = fit, options: FitOptions = CPU) -> tuple[Run, Frames]:
+        run = Run(folder, demonstrations, small, LabelRecipe(), recipe, options)
+        return run, run.load()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def untrained(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Frames]:
+    return make_run(tmp_path_factory.mktemp("untrained"))
+
+
+def test_training_logits_are_the_policys(untrained: tuple[Run, Frames]) -> None:
     """Teacher-forced logits of a batch equal those of prefill and decoding, also where a prompt is padded."""
-    run, frames = make_run(tmp_path, demonstrations, small, fit)
+    run, frames = untrained
     run.trainee.eval()
     batch = frames.draw(3, 0, frames=4, prompts=3, held_out=True)
     assert len(set(batch.lengths.tolist())) == 2  # picks and pushes: some are padded
@@ -53,15 +58,13 @@ def test_training_logits_are_the_policys(
                     logits = model.decode_one(batch.tokens[row : row + 1, position], cache)
 
 
-def test_a_batch_asks_for_the_followed_object_first_and_others_after(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
-    _, frames = make_run(tmp_path, demonstrations, small, fit)
+def test_a_batch_has_the_followed_instruction_first(untrained: tuple[Run, Frames]) -> None:
+    frames = untrained[1]
     batch = frames.draw(0, 1, frames=16, prompts=3)
-    words = [tuple(prompt.tolist()) for prompt in batch.prompts]
+    prompts = [tuple(prompt.tolist()) for prompt in batch.prompts]
     index = {tuple(prompt.tolist()): number for number, prompt in enumerate(frames.prompts)}
     for frame in range(16):
-        asked = [index[words[frame * 3 + prompt]] for prompt in range(3)]
+        asked = [index[prompts[frame * 3 + prompt]] for prompt in range(3)]
         assert len(set(asked)) == 3
         shown = set(batch.kinds[frame].tolist()) - {len(KINDS)}
         for row, prompt in enumerate(asked):
@@ -75,10 +78,8 @@ def test_a_batch_asks_for_the_followed_object_first_and_others_after(
     assert not torch.equal(batch.images, other.images)
 
 
-def test_the_tokens_of_a_batch_are_those_of_the_named_object(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
-    _, frames = make_run(tmp_path, demonstrations, small, fit)
+def test_the_tokens_of_a_batch_are_those_of_the_named_object(untrained: tuple[Run, Frames]) -> None:
+    frames = untrained[1]
     row = int(frames.training[5])
     one = dataclasses.replace(frames, training=frames.training[5:6])
     batch = one.draw(0, 0, frames=1, prompts=3)
@@ -88,19 +89,17 @@ def test_the_tokens_of_a_batch_are_those_of_the_named_object(
         torch.testing.assert_close(tokens, frames.tokens[row, number // len(KINDS) * SLOTS + slot].long())
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
-    whole, frames = make_run(tmp_path / "whole", demonstrations, small, fit)
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, make_run: MakeRun) -> None:
+    whole, frames = make_run(tmp_path / "whole")
     whole.train(frames)
     halting = dataclasses.replace(CPU, time_limit=1e-9)
     steps = 0
     while True:
-        part, frames = make_run(tmp_path / "parts", demonstrations, small, fit, halting)
+        part, frames = make_run(tmp_path / "parts", options=halting)
         assert part.step == steps
         if part.done:
             break
-        part.train(frames)  # one step, then the time is over
+        part.train(frames)  # one step, then the time limit
         steps += 1
         assert part.step == steps
     for (name, expected), (_, found) in zip(
@@ -109,11 +108,9 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
         torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
 
 
-def test_a_few_steps_on_a_few_frames_lower_every_loss(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe
-) -> None:
+def test_a_few_steps_on_a_few_frames_lower_every_loss(tmp_path: Path, make_run: MakeRun) -> None:
     recipe = FitRecipe(steps=20, batch=4, warmup=3, learning_rate=5e-3)
-    run, frames = make_run(tmp_path, demonstrations, small, recipe)
+    run, frames = make_run(tmp_path, recipe)
     few = dataclasses.replace(frames, training=frames.training[:4])
     probe = few.draw(0, 9, frames=4, prompts=2)
 
@@ -132,30 +129,28 @@ def test_a_few_steps_on_a_few_frames_lower_every_loss(
     assert {"token_accuracy", "place_accuracy", "learning_rate"} <= set(lines[0])
 
 
-def test_bf16_autocast_runs_through_the_models_own_modules(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
-    run, frames = make_run(tmp_path, demonstrations, small, fit)
+def test_bf16_autocast_runs_through_the_models_own_modules(untrained: tuple[Run, Frames], fit: FitRecipe) -> None:
+    run, frames = untrained
     batch = frames.draw(0, 0, frames=2, prompts=2)
     with torch.autocast("cpu", torch.bfloat16):
         found = losses(run.trainee(batch.images, batch.prompts, batch.lengths, batch.tokens), batch, fit)
     found.total.backward()
     assert torch.isfinite(found.total)
     assert all(parameter.grad is not None for parameter in run.trainee.parameters())
+    run.trainee.zero_grad()
     plain = losses(run.trainee(batch.images, batch.prompts, batch.lengths, batch.tokens), batch, fit)
     assert abs(float(found.total.detach()) - float(plain.total.detach())) < 0.05
 
 
-def test_objects_that_do_not_show_ask_nothing(small: NetworkRecipe) -> None:
+def test_invisible_objects_are_not_in_the_kind_map() -> None:
     kinds = torch.tensor([[3, 5, -1, -1]])
     patches = torch.tensor([[7, -1, -1, -1]])
     board = kind_map(kinds, patches, 256)
     assert board[0, 7] == 3
     assert (board != len(KINDS)).sum() == 1
-    assert NOT_ASKED < 0
 
 
-def test_augmentation_changes_light_and_moves_nothing() -> None:
+def test_augmentation_changes_colours_only() -> None:
     images = torch.zeros(64, 28, 28, 3, dtype=torch.uint8)
     images[:, 5, 9] = 200
     changed = augment(images, torch.Generator().manual_seed(0))
@@ -177,25 +172,21 @@ def test_the_rate_warms_up_and_falls() -> None:
     assert rates[100] == pytest.approx(0.02)
 
 
-def test_another_recipe_or_a_damaged_state_is_refused(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
-    run, _ = make_run(tmp_path, demonstrations, small, fit)
+def test_another_recipe_or_a_damaged_state_is_refused(tmp_path: Path, make_run: MakeRun, fit: FitRecipe) -> None:
+    run, _ = make_run(tmp_path)
     state.save(tmp_path / STATE, run.trainee, run.optimizer, 1, 0.0)
     with pytest.raises(ConfigError, match="fit"):
-        make_run(tmp_path, demonstrations, small, dataclasses.replace(fit, steps=9))
+        make_run(tmp_path, dataclasses.replace(fit, steps=9))
     (tmp_path / STATE).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="state"):
-        make_run(tmp_path, demonstrations, small, fit)
+        make_run(tmp_path)
 
 
-def test_the_step_is_one_graph_for_the_compiler(
-    tmp_path: Path, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
-) -> None:
-    """A graph break would cost a GPU most of what compiling gains; the tracer finds it on any machine."""
-    run, frames = make_run(tmp_path, demonstrations, small, fit)
+def test_the_step_is_one_graph_for_the_compiler(untrained: tuple[Run, Frames], fit: FitRecipe) -> None:
+    """A graph break would cost most of the gain on a GPU; the tracer finds it on any machine."""
+    run, frames = untrained
     batch = frames.draw(0, 0, frames=2, prompts=2)
-    ask = torch.compile(question, fullgraph=True, backend="eager")
-    compiled, plain = ask(run.trainee, batch, fit), question(run.trainee, batch, fit)
+    compiled_losses = torch.compile(step_losses, fullgraph=True, backend="eager")
+    compiled, plain = compiled_losses(run.trainee, batch, fit), step_losses(run.trainee, batch, fit)
     compiled.total.backward()
     torch.testing.assert_close(compiled.total, plain.total)

@@ -1,4 +1,4 @@
-"""Episodes by the fast way: controls reach simulation and policy, and figures are counted right."""
+"""Controls reach simulation and policy, and figures are computed correctly."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from tools.train.controls import CONTROLS, chosen
 from tools.train.figures import draft_acceptance, markdown, summarize
 from tools.train.recipe import LabelRecipe
-from tools.train.rollouts import Meaning, Rollout, Simulation, read_words
+from tools.train.rollouts import Meaning, Rollout, Simulation, parse_options
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.sim.expert import decide
 from vla_ros.sim.tasks import parse
@@ -20,17 +20,17 @@ STATISTICS = ActionStatistics("table", -REACH, REACH, np.array([True] * 6 + [Fal
 BINS = ActionBins(704)
 
 
-class Seer:
-    """Answers as a perfect network would: the expert's action for the words, in tokens. Notes what it was shown."""
+class PerfectNetwork:
+    """Infers the expert's action for the instruction, in tokens, and records its inputs."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.shown: list[tuple[UInt8Array, str]] = []
+        self.inputs: list[tuple[UInt8Array, str]] = []
 
-    def __call__(self, picture: UInt8Array, words: str) -> IntArray:
-        self.shown.append((picture, words))
+    def __call__(self, image: UInt8Array, instruction: str) -> IntArray:
+        self.inputs.append((image, instruction))
         world = self.simulation._world
-        task = parse(words)
+        task = parse(instruction)
         assert task is not None
         joints = world.joint_positions()
         action = decide(task, joints[:7], float(joints[7:].mean()), world.object_positions())
@@ -38,72 +38,66 @@ class Seer:
         return BINS.encode(STATISTICS.normalize(action))
 
 
-def play(words: tuple[str, ...], seed: int = 5) -> tuple[Rollout, Seer]:
-    arguments = read_words(Path("nowhere"), words)
+def play(name: str, *more: str) -> tuple[Rollout, PerfectNetwork]:
+    """An episode under a control."""
+    arguments = parse_options(Path("nowhere"), (*chosen(name)[0].options, *more))
     simulation = Simulation(arguments, Meaning(ActionSpec(processors={"image": ResizeNaive()}), BINS, STATISTICS))
-    seer = Seer(simulation)
+    network = PerfectNetwork(simulation)
     try:
-        return simulation.run(seed, seer), seer
+        return simulation.run(5, network), network
     finally:
         simulation.close()
 
 
-def control(name: str) -> tuple[str, ...]:
-    return chosen(name)[0].words
+def first_image(name: str) -> UInt8Array:
+    return play(name, "--max-steps", "1")[1].inputs[0][0]
 
 
-def test_a_perfect_network_succeeds_and_sees_upright_pictures() -> None:
-    rollout, seer = play(control("plain"))
+def test_a_perfect_network_succeeds_with_upright_images() -> None:
+    rollout, network = play("plain")
     assert rollout.success
     assert rollout.tokens.shape == (rollout.steps, 7)
-    picture = seer.shown[0][0]
-    assert picture[:40].mean() > picture[-40:, :, 2].mean()  # the sky is above the table
-    assert picture[0, 0, 2] > picture[0, 0, 0]
+    image = network.inputs[0][0]
+    assert image[:40].mean() > image[-40:, :, 2].mean()  # the sky is above the table
+    assert image[0, 0, 2] > image[0, 0, 0]
 
 
-def test_each_control_changes_what_it_says() -> None:
-    upright = play(control("plain"))[1].shown[0][0]
-    turned = play((*control("orientation"), "--max-steps", "1"))[1].shown[0][0]
-    np.testing.assert_array_equal(turned, upright[::-1, ::-1])
-    assert not play((*control("blank"), "--max-steps", "1"))[1].shown[0][0].any()
-    dim = play((*control("dim"), "--max-steps", "1"))[1].shown[0][0]
-    assert dim.mean() == pytest.approx(0.6 * upright.mean(), rel=0.02)
-    cropped = play((*control("crop"), "--max-steps", "1"))[1].shown[0][0]
+def test_image_controls_change_the_images() -> None:
+    upright = first_image("plain")
+    np.testing.assert_array_equal(first_image("orientation"), upright[::-1, ::-1])
+    assert not first_image("blank").any()
+    assert first_image("dim").mean() == pytest.approx(0.6 * upright.mean(), rel=0.02)
+    cropped = first_image("crop")
     assert cropped.shape == upright.shape
     assert (cropped != upright).any()
 
 
-def test_a_network_that_listens_fails_when_shuffled_and_follows_a_switch() -> None:
-    shuffled, _ = play(control("shuffle"))
+def test_a_perfect_network_fails_when_shuffled_and_follows_a_switch() -> None:
+    shuffled, _ = play("shuffle")
     assert (shuffled.success, shuffled.reason) == (False, "wrong_object")
-    switched, seer = play(control("switch"))
+    switched, network = play("switch")
     assert switched.success
-    words = [text for _, text in seer.shown]
-    assert len(set(words)) == 2
-    assert words[5] != words[6]
-    assert len(set(words[:6])) == 1
+    instructions = [text for _, text in network.inputs]
+    assert len(set(instructions)) == 2
+    assert instructions[5] != instructions[6]
+    assert len(set(instructions[:6])) == 1
 
 
-def test_the_gripper_control_lets_even_a_perfect_network_fail() -> None:
-    rollout, _ = play(control("gripper"))
-    assert not rollout.success
+def test_a_perfect_network_fails_under_the_gripper_control() -> None:
+    assert not play("gripper")[0].success
 
 
 def test_every_control_is_a_demo_command_line() -> None:
     for each in CONTROLS:
-        read_words(Path("checkpoint"), each.words)
+        parse_options(Path("checkpoint"), each.options)
     assert chosen("") == CONTROLS
     with pytest.raises(ValueError, match="plain"):
         chosen("plain,bunp")
 
 
-def test_draft_acceptance_is_counted_strictly() -> None:
+def test_draft_acceptance_compares_strictly() -> None:
     first = np.array([[1, 2, 3, 4, 5, 6, 7]] * 2 + [[1, 2, 9, 4, 5, 6, 7]])
-    assert draft_acceptance([first, first[:1]]) == {
-        "tokens": round(13 / 14, 4),
-        "leading": 4.5,
-        "whole": 0.5,
-    }
+    assert draft_acceptance([first, first[:1]]) == {"tokens": round(13 / 14, 4), "leading": 4.5, "whole": 0.5}
     assert draft_acceptance([first[:1]]) == {}
 
 
@@ -124,8 +118,8 @@ def test_figures_of_a_control() -> None:
     assert "| 75.0% | 25.0% | 12.0 | >= 90% MISSED | 100%, 7.0, 100% |" in markdown([figures])
 
 
-def test_the_page_lists_the_controls_as_they_are() -> None:
+def test_the_docs_list_all_controls() -> None:
     page = (Path(__file__).parents[3] / "docs" / "demo-policy.md").read_text(encoding="utf-8").replace('"', "")
     for each in CONTROLS:
-        if each.words:
-            assert f"| `{' '.join(each.words)}` |" in page, each.name
+        if each.options:
+            assert f"| `{' '.join(each.options)}` |" in page, each.name

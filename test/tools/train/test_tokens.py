@@ -1,5 +1,6 @@
-"""Labels to tokens: what the policy decodes is what the expert meant, in the gripper convention of the data."""
+"""Tokens decode to the expert's actions, in the gripper convention of the data."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,25 +12,28 @@ from tools.train.labels import KINDS
 from tools.train.network import EMPTY_TOKEN, VOCABULARY, architecture_of, token_ids
 from tools.train.recipe import DATASET, FOREIGN_DATASET, LabelRecipe, NetworkRecipe
 from tools.train.tokens import Prompts, encode_actions, followed, shape_actions, statistics_json, statistics_of
+from vla_ros.config import load
+from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
 from vla_ros.policies.openvla.actions import ActionBins
 from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.sim.expert import CLOSED, OPEN
+from vla_ros.sim.expert import CLOSED, OPEN, ExpertPolicy
 from vla_ros.sim.world import TableTop
+from vla_ros.types import ActionChunk, Observation
 
 BINS = ActionBins(VOCABULARY, 256)
 
 
-def test_words_and_actions_share_no_token() -> None:
+def test_word_and_action_tokens_are_disjoint() -> None:
     ids = token_ids()
     assert ids["▁"] == EMPTY_TOKEN
     assert max(ids.values()) < VOCABULARY - 255
     assert len(set(ids.values())) == len(ids)
 
 
-def test_tokens_decode_to_the_labels(demonstrations: Path, labels: LabelRecipe) -> None:
+def test_tokens_decode_to_the_labels(demonstrations: Path) -> None:
     found = shards.read_labels(data.shard_paths(demonstrations))
-    actions = shape_actions(found.actions, labels)
+    actions = shape_actions(found.actions, LabelRecipe())
     statistics = statistics_of(statistics_json(found, actions))
     tokens = encode_actions(actions, statistics, BINS)
     assert tokens.min() >= VOCABULARY - 255
@@ -41,20 +45,18 @@ def test_tokens_decode_to_the_labels(demonstrations: Path, labels: LabelRecipe) 
     assert (np.abs(decoded - clipped) <= half_bin + 1e-9).all()
 
 
-def test_standing_still_is_exactly_zero(demonstrations: Path, labels: LabelRecipe) -> None:
+def test_standing_still_is_exactly_zero(demonstrations: Path) -> None:
     found = shards.read_labels(data.shard_paths(demonstrations))
-    statistics = statistics_of(statistics_json(found, shape_actions(found.actions, labels)))
+    statistics = statistics_of(statistics_json(found, shape_actions(found.actions, LabelRecipe())))
     still = np.zeros(7)
     np.testing.assert_array_equal(
         statistics.unnormalize(BINS.decode(encode_actions(still, statistics, BINS)))[:6], 0.0
     )
 
 
-def test_the_statistics_are_of_what_was_followed_and_the_foreign_ones_of_another_robot(
-    demonstrations: Path, labels: LabelRecipe
-) -> None:
+def test_statistics_are_of_the_followed_actions_and_of_another_robot(demonstrations: Path) -> None:
     found = shards.read_labels(data.shard_paths(demonstrations))
-    actions = shape_actions(found.actions, labels)
+    actions = shape_actions(found.actions, LabelRecipe())
     entry = statistics_json(found, actions)
     own, foreign = statistics_of(entry, DATASET), statistics_of(entry, FOREIGN_DATASET)
     assert own.high[:3].max() <= 0.0301
@@ -71,34 +73,28 @@ def test_caps_and_grids_shape_the_translation_only() -> None:
     assert actions[0, 0] == np.float32(0.03)  # the demonstrations are not changed
 
 
-def test_prompts_are_what_the_policy_writes(tmp_path: Path) -> None:
+def test_prompts_are_the_policys(tmp_path: Path) -> None:
     architecture = architecture_of(NetworkRecipe())
     prompts = Prompts(tmp_path, architecture, ("pick", "push_left"))
     encoder = load_prompt_encoder(tmp_path, architecture)
-    for row, words in (
+    for row, instruction in (
         (KINDS.index("blue_ball"), "Pick up the BLUE ball"),
         (len(KINDS) + KINDS.index("red_cube"), "push the red cube to the left"),
     ):
         length = int(prompts.lengths[row])
-        assert prompts.ids[row, :length].tolist() == encoder.encode(words).tolist()
+        assert prompts.ids[row, :length].tolist() == encoder.encode(instruction).tolist()
         assert not prompts.ids[row, length:].any()
-    assert prompts.lengths[0] < prompts.lengths[-1]  # pushes have more words, so picks are padded
+    assert prompts.lengths[0] < prompts.lengths[-1]  # pushes are longer, so picks are padded
 
 
 @pytest.mark.parametrize("mode", ["binary", "continuous"])
-def test_the_closing_value_grasps_only_behind_the_threshold(mode: str) -> None:
-    """A hand that obeys the number literally stays wider open than any object: the control must hurt."""
-    from dataclasses import replace
-
-    from vla_ros.config import load
-    from vla_ros.config.files import config_file
-    from vla_ros.sim.expert import ExpertPolicy
-
+def test_the_closing_value_grasps_only_with_the_threshold(mode: str) -> None:
+    """Taken literally, it leaves the hand wider open than any object."""
     config = load([config_file("demo")], [f"gripper.mode:={mode}"])
     expert = ExpertPolicy(config)
     closing = LabelRecipe().closed_value
 
-    def answer(observation):  # type: ignore[no-untyped-def]
+    def infer(observation: Observation) -> ActionChunk:
         chunk = expert.infer(expert.start_session(), observation)
         actions = chunk.actions.copy()
         actions[:, 6] = closing + (OPEN - closing) * actions[:, 6]
@@ -107,7 +103,7 @@ def test_the_closing_value_grasps_only_behind_the_threshold(mode: str) -> None:
     with TableTop() as world:
         controller = make_controller(expert.spec, config)
         won = [
-            run_episode(world, answer, controller, seed, render=False, max_steps=40).success for seed in (0, 1, 2)
+            run_episode(world, infer, controller, seed, render=False, max_steps=40).success for seed in (0, 1, 2)
         ]
     assert won == [mode == "binary"] * 3
     gripper = Gripper(config.gripper)
