@@ -1,8 +1,8 @@
-"""Middleware profiles that keep large camera frames: generated, written, selected and checked.
+"""Middleware profiles that do not lose large camera frames.
 
-The stock settings of every ROS 2 middleware lose most raw 1080p frames between two processes of one host.
-:func:`select` gives the profile that keeps them, for the ROS 2 distribution that is sourced and for the frames
-that the cameras really send; :func:`examine` says whether it is in force.
+With stock settings, every ROS 2 middleware loses most raw 1080p frames between two processes of one host.
+:func:`select` generates a profile for the sourced ROS 2 distribution and the frame size; :func:`examine` checks
+whether it is in force.
 """
 
 from vla_ros.middleware.checks import Report, examine, uses_iceoryx

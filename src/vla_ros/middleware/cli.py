@@ -1,4 +1,4 @@
-"""Middleware profiles that keep large camera frames: print, write or check them.
+"""Print, write or check middleware profiles that do not lose large camera frames.
 
     vla-ros middleware fastdds --write ~/middleware && . ~/middleware/fastdds.sh    the camera driver's shell
     vla-ros middleware iceoryx --check                                              is it in force here?
@@ -21,21 +21,21 @@ from vla_ros.middleware.selection import NAMES, Profile, default_folder, select,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros middleware``."""
-    parser.add_argument("name", choices=NAMES, help="which middleware")
+    parser.add_argument("name", choices=NAMES, help="name of the profile")
     parser.add_argument("--width", type=int, metavar="PX", help="width of the frames")
     parser.add_argument("--height", type=int, metavar="PX", help="height of the frames")
     parser.add_argument("--cameras", type=int, metavar="N", help="number of cameras")
     parser.add_argument("--bytes-per-pixel", type=int, default=3, metavar="N", help="3 for rgb8 (default)")
-    parser.add_argument("--distro", choices=DISTRIBUTIONS, help="default: the one that is sourced, or jazzy")
+    parser.add_argument("--distro", choices=DISTRIBUTIONS, help="default: the sourced one, or jazzy")
     parser.add_argument("--interface", default="", help="network interface for Cyclone DDS; lo stays on this host")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", type=Path, metavar="FOLDER", help="write the files there, and one to source")
-    action.add_argument("--check", action="store_true", help="say whether it is in force in this shell")
+    action.add_argument("--write", type=Path, metavar="FOLDER", help="write the files, and one to source")
+    action.add_argument("--check", action="store_true", help="check whether it is in force in this shell")
     add_config_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print, write or check a profile; ``--check`` ends with 1 where it is not in force."""
+    """Print, write or check a profile; ``--check`` returns 1 if it is not in force."""
     profile = _profile(arguments)
     if arguments.check:
         report = examine(profile.name, profile.frames, profile.distribution)

@@ -1,4 +1,4 @@
-"""The processes that some middlewares need once per host: are they up, and what do they hold?"""
+"""Daemons of which some middlewares need one per host: RouDi for iceoryx, the router for zenoh."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROUDI_SOCKET = Path("/tmp/roudi")
-"""Where RouDi 2.0 listens for processes that want to join."""
+"""Socket of RouDi 2.0 for registrations."""
 
 ROUDI_MISSING = "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -c roudi.toml"
 
 ROUDI_GONE = (
-    "RouDi has ended: what is connected goes on, nothing new can join. End every process that uses iceoryx, start "
-    "RouDi and then the others again"
+    "RouDi has ended: connected processes continue, new ones cannot join. Stop all processes that use iceoryx, "
+    "start RouDi, then start them again"
 )
 
 ZENOH_ROUTER = ("127.0.0.1", 7447)
 
 
 def roudi_is_up() -> bool:
-    """Whether a RouDi takes registrations: its socket exists and somebody listens on it."""
+    """Whether a process listens on RouDi's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(str(ROUDI_SOCKET))
-        except OSError:  # no such file, or left behind by one that was killed
+        except OSError:  # no such file, or left behind by a killed RouDi
             return False
     return True
 
 
 def wait_for_roudi(ended: Callable[[], bool], say: Callable[[str], object]) -> bool:
-    """Wait until RouDi is up; iceoryx itself would wait as well, but no signal ends that.
+    """Wait until RouDi is up; iceoryx itself waits, too, but cannot be interrupted.
 
     Args:
-        ended: Asked ten times a second; true ends the waiting.
-        say: Told once what is being waited for.
+        ended: Called ten times a second; true ends the wait.
+        say: Called once with what is being waited for.
 
     Returns:
-        False where ``ended()`` was true first.
+        False if ``ended()`` was true first.
     """
     said = False
     while not roudi_is_up():
@@ -55,32 +55,28 @@ def wait_for_roudi(ended: Callable[[], bool], say: Callable[[str], object]) -> b
 
 
 class RoudiWatch:
-    """Notices that the RouDi which this process joined has ended.
-
-    Args:
-        is_up: Whether a RouDi takes registrations.
-    """
+    """Detects that the RouDi of this process has ended."""
 
     def __init__(self, is_up: Callable[[], bool] = roudi_is_up) -> None:
         self._is_up = is_up
         self._gone = False
 
     def check(self) -> str:
-        """What is wrong, or "". Once it has ended that stays so: a new RouDi does not know this process."""
+        """The problem, or "". It is final, because a new RouDi does not know this process."""
         self._gone = self._gone or not self._is_up()
         return ROUDI_GONE if self._gone else ""
 
 
 def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:
-    """Chunk sizes of the running RouDi in bytes, from the file named on its command line; None if unknown."""
+    """Chunk sizes of the running RouDi in bytes, from the file on its command line; None if unknown."""
     for command in sorted(processes.glob("[0-9]*/cmdline")):
         try:
-            words = command.read_text(encoding="utf-8").split("\0")
-        except (OSError, UnicodeDecodeError):  # ended meanwhile
+            arguments = command.read_text(encoding="utf-8").split("\0")
+        except (OSError, UnicodeDecodeError):  # it has ended
             continue
-        if Path(words[0]).name != "iox-roudi":
+        if Path(arguments[0]).name != "iox-roudi":
             continue
-        for flag, value in itertools.pairwise(words):
+        for flag, value in itertools.pairwise(arguments):
             if flag in ("-c", "--config-file"):
                 return _toml_sizes(command.parent / "cwd" / value)
     return None
@@ -94,7 +90,7 @@ def _toml_sizes(path: Path) -> list[int] | None:
 
 
 def zenoh_router_is_up() -> bool:
-    """Whether somebody listens where rmw_zenoh looks for its router."""
+    """Whether a process listens on the port of zenoh's router."""
     try:
         with socket.create_connection(ZENOH_ROUTER, timeout=0.5):
             return True
@@ -103,10 +99,10 @@ def zenoh_router_is_up() -> bool:
 
 
 def start_detached(command: Sequence[str], log: Path) -> int:
-    """Start a daemon that outlives this process and its signals; returns its process id.
+    """Start a daemon in a session of its own; returns its process id.
 
-    RouDi ends every process that uses it when it is told to end, the camera driver too. So it must not get the
-    Ctrl-C of the launch that happened to start it.
+    A RouDi that is interrupted ends every process that uses it, the camera driver included. So it must not get the
+    Ctrl-C of the launch that started it.
     """
     with log.open("ab") as output:
         daemon = subprocess.Popen(

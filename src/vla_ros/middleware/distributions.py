@@ -1,4 +1,4 @@
-"""What differs between the ROS 2 distributions as far as middleware settings are concerned."""
+"""Differences between ROS 2 distributions in their middleware settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class Distribution:
 
     Attributes:
         name: As in ``ROS_DISTRO``.
-        cyclone: Version of Cyclone DDS whose configuration it reads: "0.10", or "11" where shared memory is a
-            PubSubMessageExchange plug-in and ``<SharedMemory>`` is refused.
+        cyclone: Version of Cyclone DDS: "0.10" with ``<SharedMemory>``, or "11" with ``<PubSubMessageExchange>``.
         fastdds_variable: Environment variable with the path of the Fast DDS profile; Fast DDS 3 renamed it.
-        zenoh_pool_in_config: True where zenoh (1.7 and later) takes the size of its shared memory from its own
-            configuration, False where rmw_zenoh takes it from ``ZENOH_SHM_ALLOC_SIZE``.
+        zenoh_pool_in_config: True if zenoh's configuration sets its shared-memory size (1.7 and later), False if
+            ``ZENOH_SHM_ALLOC_SIZE`` does.
     """
 
     name: str
@@ -29,7 +28,7 @@ class Distribution:
 
     @property
     def default_rmw(self) -> str:
-        """The RMW that is used when ``RMW_IMPLEMENTATION`` is not set; the same in all distributions here."""
+        """The RMW if ``RMW_IMPLEMENTATION`` is not set; the same in all known distributions."""
         return "rmw_fastrtps_cpp"
 
 
@@ -48,10 +47,10 @@ DISTRIBUTIONS = {
 
 
 def sourced_distribution(environment: Mapping[str, str] | None = None, fallback: str = "") -> Distribution:
-    """The distribution that ``ROS_DISTRO`` names, or ``fallback`` where none is sourced.
+    """The distribution of ``ROS_DISTRO``, or ``fallback`` if none is sourced.
 
     Raises:
-        ConfigError: None is sourced and there is no fallback, or it is one that this package does not know.
+        ConfigError: None is sourced and there is no fallback, or it is unknown.
     """
     variables = os.environ if environment is None else environment
     name = variables.get("ROS_DISTRO", "").strip() or fallback

@@ -1,4 +1,4 @@
-"""How large the camera messages are: the number that every profile is generated from."""
+"""Number and size of camera messages, from which every profile is generated."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from vla_ros.errors import ConfigError
 
 PAGE = 4096
 IN_FLIGHT = 8
-"""Frames of one camera that may exist at once: a driver's history (5 with SensorDataQoS), the frame being
-written, and one at each of two readers."""
+"""Frames of one camera that may exist at once: 5 in the driver's history (SensorDataQoS), one being written, one at
+each of two readers."""
 
 
 @dataclass(frozen=True)
 class Frames:
-    """What the cameras send.
+    """Number and size of the camera frames.
 
     Attributes:
         width: Pixels in a row.
         height: Rows.
-        cameras: How many cameras send frames of that size.
+        cameras: Number of cameras with frames of that size.
         bytes_per_pixel: 3 for rgb8 and bgr8, 4 with alpha, 2 for yuv422 and 16 bit depth.
     """
 
@@ -37,7 +37,7 @@ class Frames:
 
     @classmethod
     def of(cls, config: Config) -> Frames:
-        """The frames that a configuration promises (``camera.width``, ``.height``, ``.topics``); of the largest."""
+        """Frames of a configuration, all as large as the largest."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))
 
@@ -53,7 +53,7 @@ class Frames:
 
     @property
     def in_flight_bytes(self) -> int:
-        """All messages of all cameras that may exist at once, in bytes."""
+        """Bytes of all messages that may exist at once."""
         return self.message_bytes * self.cameras * IN_FLIGHT
 
     def __str__(self) -> str:
@@ -62,5 +62,5 @@ class Frames:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of ``multiple`` that is not below ``value``."""
+    """Round ``value`` up to a multiple of ``multiple``."""
     return -(-value // multiple) * multiple

@@ -1,8 +1,4 @@
-"""The text of each profile, from the frame size.
-
-Each function returns a whole file. Sizes follow from :class:`~vla_ros.middleware.frames.Frames`; what is not
-derived has its reason beside it.
-"""
+"""Generates the files of each profile from the frame size."""
 
 from __future__ import annotations
 
@@ -12,34 +8,31 @@ from vla_ros.middleware.frames import IN_FLIGHT, PAGE, Frames, round_up
 MIB = 1024**2
 
 UDP_DATAGRAM = 65500
-"""Bytes of the largest UDP datagram that Fast DDS sends. It cuts messages into pieces of the smallest limit of
-its transports, over shared memory too."""
+"""Bytes of Fast DDS's largest UDP datagram. It splits messages by the smallest limit of its transports, over shared
+memory too."""
 
 MIN_SEGMENT = 16 * MIB
-"""No Fast DDS segment is smaller: everything else that a process sends goes through it as well."""
+"""Smallest Fast DDS segment, as it also carries all other messages of a process."""
 
 MAX_RECEIVE_BUFFER = 128 * MIB
-"""Linux accounts a socket's memory in 32 bits and doubles what is asked for; more than this is never useful."""
+"""Linux doubles the requested size and accounts in 32 bits; more than this is never useful."""
 
 
 def segment_bytes(frames: Frames) -> int:
-    """Size of a Fast DDS shared-memory segment that holds the frames in flight, in bytes."""
+    """Size in bytes of a shared-memory segment for the frames in flight."""
     return max(MIN_SEGMENT, round_up(frames.in_flight_bytes, MIB))
 
 
 def receive_buffer_bytes(frames: Frames) -> int:
-    """Socket receive buffer to ask for, in bytes: two frames of every camera.
+    """Socket receive buffer in bytes: two frames of every camera.
 
-    A frame arrives as one burst; the reading thread needs the time of a second one to fall behind safely.
+    A frame arrives as one burst; room for a second one lets the receiving thread fall behind safely.
     """
     return min(MAX_RECEIVE_BUFFER, max(8 * MIB, round_up(2 * frames.message_bytes * frames.cameras, MIB)))
 
 
 def fastdds_xml(frames: Frames) -> str:
-    """Fast DDS profile: a shared-memory transport large enough for the frames, and UDPv4 for other hosts.
-
-    Read by Fast DDS 2.6 (Humble) to 3.6 (Lyrical).
-    """
+    """Fast DDS 2.6 to 3.6: a shared-memory transport large enough for the frames, and UDPv4 for other hosts."""
     segment = segment_bytes(frames)
     pieces = -(-frames.message_bytes // UDP_DATAGRAM)
     queue = max(512, round_up(pieces * IN_FLIGHT * frames.cameras, 512))
@@ -79,16 +72,12 @@ def fastdds_xml(frames: Frames) -> str:
 
 
 def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = False, interface: str = "") -> str:
-    """Cyclone DDS configuration: receive buffers for the frames and, with ``iceoryx``, shared memory.
+    """Cyclone DDS: receive buffers for the frames and, with ``iceoryx``, shared memory through RouDi.
 
-    Args:
-        frames: What the cameras send.
-        distribution: Decides between the syntax of Cyclone 0.10 and of 11.
-        iceoryx: Exchange samples on one host through iceoryx; needs RouDi.
-        interface: Network interface, "" lets Cyclone choose.
+    The distribution decides the syntax; with ``interface`` "" Cyclone chooses the network interface.
     """
     chosen = f'name="{interface}"' if interface else 'autodetermine="true"'
-    # Loopback does not announce multicast; Cyclone multicasts over it when it is asked to.
+    # Loopback does not announce multicast, but Cyclone can use it there.
     multicast = "true" if interface == "lo" else "default"
     interfaces = [f'<NetworkInterface {chosen} priority="default" multicast="{multicast}"/>']
     shared_memory = ""
@@ -126,20 +115,17 @@ def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = F
 
 
 SMALL_POOLS = ((256, 8192), (1024, 4096), (16 * 1024, 1024), (128 * 1024, 128), (MIB, 24))
-"""(chunk size in bytes, chunks) for everything but images: joint states, commands, parameters, compressed
-images. iceoryx takes the smallest pool that fits and never a larger one when that is empty."""
+"""(chunk size in bytes, chunks) for everything but raw images. iceoryx uses the smallest pool that fits, never a
+larger one when that is empty."""
 
 
 def image_chunks(frames: Frames) -> int:
-    """How many image chunks RouDi must have.
-
-    Twice the frames in flight: a reader of iceoryx 2 may still hold what its queue has already dropped.
-    """
+    """Image chunks in RouDi: twice the frames in flight, as a reader may still hold what its queue dropped."""
     return 2 * IN_FLIGHT * frames.cameras
 
 
 def roudi_toml(frames: Frames) -> str:
-    """RouDi configuration (iceoryx 2.0): pools for small messages and one that holds the images."""
+    """RouDi (iceoryx 2.0): pools for small messages and one for images."""
     pools = [pool for pool in SMALL_POOLS if pool[0] < frames.message_bytes]
     pools.append((round_up(frames.message_bytes + PAGE, PAGE), image_chunks(frames)))
     total = sum(size * count for size, count in pools)
@@ -155,7 +141,7 @@ version = 1
 
 
 def zenoh_override(frames: Frames, distribution: Distribution) -> dict[str, str]:
-    """Environment variables that switch zenoh's shared memory on, with room for the frames in flight."""
+    """Environment variables that enable zenoh's shared memory, with room for the frames in flight."""
     enabled = "transport/shared_memory/enabled=true"
     size = segment_bytes(frames)
     if distribution.zenoh_pool_in_config:

@@ -1,13 +1,12 @@
-"""A profile by name: which RMW, which files, which variables, which daemon."""
+"""Selects a profile: RMW, files, environment variables and daemon."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from vla_ros.errors import ConfigError
 from vla_ros.middleware import profiles
@@ -25,47 +24,45 @@ RMW_OF = {
 NAMES = ("default", *RMW_OF)
 
 FOLDER = "{folder}"
-"""Stands in a variable's value for the folder into which the files are written."""
-
-_NONE: Mapping[str, str] = MappingProxyType({})
+"""Placeholder for the folder of the files."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How to run one middleware for given frames.
+    """A middleware configured for given frames.
 
     Attributes:
         name: One of :data:`NAMES`.
-        rmw: Value of ``RMW_IMPLEMENTATION``, or "" to leave the user's choice alone.
-        frames: What it was made for.
-        distribution: What it was made for.
+        rmw: Value of ``RMW_IMPLEMENTATION``, or "" to keep the user's choice.
+        frames: The frames it was generated for.
+        distribution: The distribution it was generated for.
         files: File name to text.
-        variables: Environment variables; :data:`FOLDER` stands for the folder of the files.
-        daemon: Command of the process that one host needs once, or empty.
+        variables: Environment variables, with :data:`FOLDER` for the folder of the files.
+        daemon: Command of the daemon, one per host, with :data:`FOLDER`; empty if none is needed.
     """
 
     name: str
     rmw: str
     frames: Frames
     distribution: Distribution
-    files: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    variables: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    daemon: tuple[str, ...] = ()
+    files: Mapping[str, str]
+    variables: Mapping[str, str]
+    daemon: tuple[str, ...]
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables to set, with the files in ``folder``."""
+        """Environment variables, with the files in ``folder``."""
         own = {name: value.replace(FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
         return {"RMW_IMPLEMENTATION": self.rmw, **own} if self.rmw else own
 
     def command(self, folder: Path) -> list[str]:
-        """Command of the daemon, with the files in ``folder``; empty where none is needed."""
+        """Command of the daemon, with the files in ``folder``; empty if none is needed."""
         return [word.replace(FOLDER, str(folder.resolve())) for word in self.daemon]
 
     def shell(self, folder: Path) -> str:
-        """A file to ``source`` in the shell of the camera driver (bash, zsh, sh)."""
+        """Text to ``source`` in the camera driver's shell (bash, zsh, sh)."""
         lines = [f"# {self.name} on ROS 2 {self.distribution.name} for {self.frames}: source this file."]
         stale = sorted({*ALL_VARIABLES} - set(self.environment(folder)))
-        if self.rmw:  # what another profile left behind would act on top of this one
+        if self.rmw:  # variables of another profile would still act
             lines.append("unset " + " ".join(stale))
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment(folder).items()]
         if self.daemon:
@@ -80,63 +77,41 @@ ALL_VARIABLES = (
     "ZENOH_CONFIG_OVERRIDE",
     "ZENOH_SHM_ALLOC_SIZE",
 )
-"""Everything that some profile sets besides ``RMW_IMPLEMENTATION``; what another left behind must go."""
+"""All variables that a profile may set besides ``RMW_IMPLEMENTATION``."""
 
 
 def select(name: str, frames: Frames, distribution: Distribution, interface: str = "") -> Profile:
-    """The profile called ``name`` for these frames on this distribution.
+    """Generate the profile called ``name``, one of :data:`NAMES`; ``default`` sets nothing.
 
-    Args:
-        name: One of :data:`NAMES`. ``default`` sets nothing.
-        frames: What the cameras send.
-        distribution: The one that is sourced.
-        interface: Network interface for Cyclone DDS, "" lets it choose. ``lo`` keeps everything on this host.
+    ``interface`` is Cyclone DDS's network interface: "" lets it choose, ``lo`` keeps everything on this host.
 
     Raises:
         ConfigError: There is no such profile.
     """
-    if name == "default":
-        return Profile(name, "", frames, distribution)
+    if name not in NAMES:
+        raise ConfigError(f"middleware: found '{name}', expected one of {', '.join(NAMES)}")
+    files: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    daemon: tuple[str, ...] = ()
     if name == "fastdds":
-        file = "fastdds.xml"
-        return Profile(
-            name,
-            RMW_OF[name],
-            frames,
-            distribution,
-            {file: profiles.fastdds_xml(frames)},
-            {distribution.fastdds_variable: f"{FOLDER}/{file}"},
-        )
-    if name in ("cyclonedds", "iceoryx"):
+        files["fastdds.xml"] = profiles.fastdds_xml(frames)
+        variables[distribution.fastdds_variable] = f"{FOLDER}/fastdds.xml"
+    elif name in ("cyclonedds", "iceoryx"):
         shared = name == "iceoryx"
         file = f"{name}_{distribution.cyclone}.xml"
-        files = {file: profiles.cyclone_xml(frames, distribution, iceoryx=shared, interface=interface)}
+        files[file] = profiles.cyclone_xml(frames, distribution, iceoryx=shared, interface=interface)
+        variables["CYCLONEDDS_URI"] = f"file://{FOLDER}/{file}"
         if shared:
             files["roudi.toml"] = profiles.roudi_toml(frames)
-        return Profile(
-            name,
-            RMW_OF[name],
-            frames,
-            distribution,
-            files,
-            {"CYCLONEDDS_URI": f"file://{FOLDER}/{file}"},
-            ("iox-roudi", "-c", f"{FOLDER}/roudi.toml") if shared else (),
-        )
-    if name == "zenoh":
-        return Profile(
-            name,
-            RMW_OF[name],
-            frames,
-            distribution,
-            {},
-            profiles.zenoh_override(frames, distribution),
-            ("ros2", "run", "rmw_zenoh_cpp", "rmw_zenohd"),
-        )
-    raise ConfigError(f"middleware: found '{name}', expected one of {', '.join(NAMES)}")
+            daemon = ("iox-roudi", "-c", f"{FOLDER}/roudi.toml")
+    elif name == "zenoh":
+        variables = profiles.zenoh_override(frames, distribution)
+        daemon = ("ros2", "run", "rmw_zenoh_cpp", "rmw_zenohd")
+    return Profile(name, RMW_OF.get(name, ""), frames, distribution, files, variables, daemon)
 
 
 def default_folder(profile: Profile, environment: Mapping[str, str] | None = None) -> Path:
-    """Where the files of a profile are kept: below ``ROS_HOME`` (``~/.ros``), a folder for each frame size."""
+    """Folder of a profile's files below ``ROS_HOME`` (``~/.ros``), one for each frame size."""
     variables = os.environ if environment is None else environment
     home = Path(variables.get("ROS_HOME", "") or Path.home() / ".ros")
     frames = profile.frames
@@ -145,7 +120,7 @@ def default_folder(profile: Profile, environment: Mapping[str, str] | None = Non
 
 
 def write(profile: Profile, folder: Path) -> Path:
-    """Write the files and the one to ``source`` into ``folder``; returns the latter's path.
+    """Write the files to ``folder``; returns the path of the one to ``source``.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -161,11 +136,11 @@ def write(profile: Profile, folder: Path) -> Path:
 
 
 READY_MADE = Frames(1920, 1080, cameras=2)
-"""What the profile files in ``config/`` of the repository are for: two cameras of 1080p and anything smaller."""
+"""Frames of the profile files in ``config/``: two 1080p cameras, or anything smaller."""
 
 
 def ready_made(distributions: Mapping[str, Distribution]) -> dict[str, str]:
-    """File name to text of every profile file, for all ``distributions``, made for :data:`READY_MADE`."""
+    """File name to text of the profile files in ``config/``, for all ``distributions``."""
     return {
         file: text
         for distribution in distributions.values()
