@@ -29,7 +29,7 @@ from vla_ros.graph.launcher import wait_for_end
 
 pytestmark = pytest.mark.ros
 
-NOTICED = 1.0  # s; half of that where the machine has nothing else to do
+NOTICED = 5.0  # s, with discovery, which takes Fast DDS up to 2.5 s on a busy machine; half a second else
 COMMAND = "/arm/joint_command"
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
@@ -196,8 +196,9 @@ def test_two_armed_nodes_of_different_names_do_not_command_together(
     second = program(*command)
     robot.wait(lambda: words.last["stopped_by"] == "command_contested", "the stop", 40)
     assert words.last["detail"] == f"/second publishes on {COMMAND}, too"
-    second.wait_for("not armed: ")
-    assert f"command_contested (/vla_policy publishes on {COMMAND}, too)" in second.output
+    # Refused, or stopped where discovery took longer than it to start.
+    second.wait_for(f"/vla_policy publishes on {COMMAND}, too")
+    assert re.search(r"(not armed: .*|armed -> stopped \()command_contested", second.output)
 
 
 def test_listeners_are_no_contest(robot: Any, policy: Callable[..., Any], program: Callable[..., Any]) -> None:
