@@ -191,3 +191,28 @@ def test_the_demo_launch_file_solves_the_task_with_the_learned_policy(
     content = json.loads(figures.read_text())
     assert (content["policy"], content["checkpoint"]) == ("openvla", "demo")
     assert [episode["reason"] for episode in content["episodes"]] == ["success"] * 2, launch.output
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_an_armed_node_does_not_outlive_its_launch(robot: Any, program: Callable[..., Any], number: str) -> None:
+    """SIGTERM is what a supervisor and `docker stop` send."""
+    import re
+    import signal
+    import time
+
+    from vla_ros.graph.launcher import wait_for_end
+
+    words = ("policy:=hold", WORDS, QUICK, "armed:=true")
+    launch = program("ros2", "launch", "vla_ros", "policy.launch.py", *words)
+    robot.drive()
+    robot.wait(lambda: len(robot.commands) > 5, "commands", 40)
+    started = re.search(r"vla_policy_node.*process started with pid \[(\d+)\]", launch.output)
+    assert started is not None
+    told = time.monotonic()
+    launch.process.send_signal(getattr(signal, number))
+    assert wait_for_end(int(started[1]), 8.0), "the node lives on"
+    launch.process.wait(10)
+    robot.wait(lambda: time.monotonic() > told + 1.5, "what is on its way")
+    late = [at - told for at, _ in robot.commands if at > told]
+    assert 1 <= len(late) <= 2, "the hold, and before it what was on its way"
+    assert max(late) < 1.0
