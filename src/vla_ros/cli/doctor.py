@@ -1,6 +1,6 @@
-"""Say what is installed, what is wrong and the command that fixes it: one table.
+"""Show what is installed, what is wrong and the command that fixes it.
 
-Looks and reads only; loads neither torch nor a model and opens no socket.
+It reads only: it loads neither torch nor a model and opens no socket.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 GIB = 1024**3
 OK, NOTE, WRONG = "ok", "note", "wrong"
 WIDE = 400
-"""Columns of the table in a file or a pipe: no line is broken there."""
+"""Width of the table in a file or pipe, where no line is to wrap."""
 FULL_HD = 1920 * 1080 * 3
-"""Bytes of a 1080p rgb8 frame: what a socket buffer should hold."""
+"""Bytes of a 1080p rgb8 frame, which a socket buffer should hold."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: what was looked at, what was found, ``ok``/``note``/``wrong``, and what fixes it."""
+    """A row: subject, state, level (``ok``, ``note``, ``wrong``) and the fix."""
 
     name: str
     found: str
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table. The exit status is 0 whatever was found: the doctor did its work."""
+    """Print the table; returns 0 whatever was found."""
     findings = list(examine())
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     for title in ("", "what", "found", "to fix it"):
         table.add_column(title, overflow="fold")
     for finding in findings:
-        # As plain text: rich would take the [dds] of a pip command for a style, and show nothing of it.
+        # As plain text, because rich would take the [dds] of a pip command for a style.
         cells = (finding.name, finding.found, finding.fix)
         table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, one finding after the other."""
+    """Examine everything."""
     yield _python()
     yield from _graph()
     yield from _libraries()
@@ -101,7 +101,7 @@ def _graph() -> Iterator[Finding]:
             f"use the distribution's Python: python3 -m venv --system-site-packages, not {sys.executable}",
         )
     else:
-        yield Finding("ROS 2", "not sourced; the embedded DDS participant is used instead", NOTE)
+        yield Finding("ROS 2", "not sourced; the embedded DDS participant is used", NOTE)
     if dds:
         yield Finding("embedded DDS", f"cyclonedds {dds}")
     elif rclpy:
@@ -129,8 +129,8 @@ def _rclpy(distro: str) -> Finding:
     except (subprocess.SubprocessError, OSError) as error:
         asked = os.environ.get("RMW_IMPLEMENTATION")
         why = f"with RMW_IMPLEMENTATION {asked}" if asked else str(error)
-        mend = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
-        return Finding("ROS 2", f"{distro}, rclpy does not load {why}", WRONG, mend)
+        fix = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
+        return Finding("ROS 2", f"{distro}, rclpy does not load {why}", WRONG, fix)
     return Finding("ROS 2", f"{distro}, rclpy imports, {answer.stdout.strip()}")
 
 
@@ -167,10 +167,10 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _engine() -> Finding:
-    """What ``policy.engine: auto`` needs beside the GPU; without it OpenVLA answers several times slower."""
+    """Requirements of the engine beside the GPU; without it OpenVLA is several times slower."""
     triton = _version("triton")
     if triton is None:
-        fix = "pip install triton, or a torch for CUDA, which brings it"
+        fix = "pip install triton, or a torch for CUDA, which includes it"
         return Finding("engine", "Triton is not installed: OpenVLA runs without its engine", NOTE, fix)
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
         return Finding("engine", f"Triton {triton} finds no C compiler", NOTE, "sudo apt-get install gcc")

@@ -1,4 +1,4 @@
-"""``vla-ros``: one command, one module behind each sub-command, loaded only when it is asked for."""
+"""The command ``vla-ros``; the module of a sub-command is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from vla_ros.interpreter import use_environment
 
 COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
-    "demo": ("vla_ros.sim.demo", "watch a policy move the simulated arm; writes a report"),
-    "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; writes a report"),
+    "demo": ("vla_ros.sim.demo", "watch a policy move the simulated arm; can write a report"),
+    "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; can write a report"),
     "compare": ("vla_ros.replay.compare", "compare two replay results"),
-    "bench": ("vla_ros.bench.cli", "measure how fast this machine answers, stage by stage"),
+    "bench": ("vla_ros.bench.cli", "measure latency on this machine, stage by stage"),
     "top": ("vla_ros.cli.top", "watch a running policy node in the terminal"),
-    "doctor": ("vla_ros.cli.doctor", "say what is installed, what is wrong and the command that fixes it"),
-    "middleware": ("vla_ros.middleware.cli", "profiles that keep large camera frames: print, write, check"),
+    "doctor": ("vla_ros.cli.doctor", "show what is installed, what is wrong and the command that fixes it"),
+    "middleware": ("vla_ros.middleware.cli", "print, write or check middleware profiles for large camera frames"),
     "config": ("vla_ros.config.show", "print every option with unit, range and description"),
 }
-"""Name to (module with ``add_arguments(parser)`` and ``run(arguments) -> int``, one line of help)."""
+"""Name to (module with ``add_arguments(parser)`` and ``run(arguments) -> int``, help)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command.
 
     Returns:
-        Exit status: 0 when the command did its work, 1 when it could not, 2 for wrong usage, 130 after Ctrl-C.
+        Exit status: 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
     """
     use_environment("vla_ros.cli")
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     overview = _overview()
-    if not words or words[0] not in COMMANDS:
-        overview.parse_args(words or ["--help"])
+    if not arguments or arguments[0] not in COMMANDS:
+        overview.parse_args(arguments or ["--help"])
         return 0
     try:
-        return _command(words[0], words[1:])
+        return _command(arguments[0], arguments[1:])
     except VlaRosError as error:
-        print(f"vla-ros {words[0]}: {error}", file=sys.stderr)
+        print(f"vla-ros {arguments[0]}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _command(name: str, words: Sequence[str]) -> int:
+def _command(name: str, arguments: Sequence[str]) -> int:
     module = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(
         prog=f"vla-ros {name}",
@@ -57,7 +57,7 @@ def _command(name: str, words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(words)))
+    return int(module.run(parser.parse_args(arguments)))
 
 
 def _overview() -> argparse.ArgumentParser:

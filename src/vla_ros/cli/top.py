@@ -1,6 +1,6 @@
-"""Watch a running policy node in the terminal: state and reasons, latency by stage, frames, resources.
+"""Watch a policy node in the terminal: state and reasons, latency by stage, frames, resources.
 
-Reads ``/diagnostics`` and the node's ``~/status``; changes nothing. Ctrl-C ends it.
+It reads ``/diagnostics`` and the node's ``~/status`` until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ _REFRESH = 0.25  # s
 
 
 class View:
-    """The newest of what one node says.
-
-    Args:
-        node: Fully qualified name of the node, such as ``/vla_policy``.
-    """
+    """Latest diagnostics and status of ``node``, a fully qualified name such as ``/vla_policy``."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -38,7 +34,7 @@ class View:
         self._rates = (0.0, 0.0)
 
     def on_diagnostics(self, message: Any) -> None:
-        """Take a ``diagnostic_msgs/DiagnosticArray``; those of other nodes are left alone."""
+        """Take a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
         prefix = f"{self.node.lstrip('/')}: "
         for status in message.status:
             if status.name.startswith(prefix):
@@ -48,16 +44,16 @@ class View:
         self._count()
 
     def on_status(self, message: Any) -> None:
-        """Take the ``std_msgs/String`` of ``~/status``; what is no JSON object is left alone."""
+        """Take the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
         try:
-            words = json.loads(message.data)
+            status = json.loads(message.data)
         except ValueError:
             return
-        if isinstance(words, dict):
-            self.status = words
+        if isinstance(status, dict):
+            self.status = status
 
     def _count(self) -> None:
-        """Frames and commands per second, between two messages."""
+        """Update frames and commands per second."""
         values = self.parts.get("camera", (0, "", {}))[2]
         now, received, commands = time.monotonic(), _number(values, "received"), _number(values, "commands")
         if self._frames is not None and now - self._frames[0] > 0.5:
@@ -67,7 +63,7 @@ class View:
             self._frames = now, received, commands
 
     def render(self) -> RenderableType:
-        """As it is shown now."""
+        """Render the current state."""
         from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
@@ -82,7 +78,7 @@ class View:
         head.add_row("instruction", Text(values.get("instruction", "")))
         silent = time.monotonic() - self.heard
         if silent > _STALE:
-            head.add_row("", Text(f"no diagnostics for {silent:.0f} s: the node hangs or has ended", "bold red"))
+            head.add_row("", Text(f"no diagnostics for {silent:.0f} s: the node hangs or ended", "bold red"))
         for name, (level, text, _) in self.parts.items():
             if name != "state":
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
@@ -114,7 +110,7 @@ class View:
 
 
 def _level(level: Any) -> int:
-    """A ``byte`` field: bytes of length one in rclpy and here."""
+    """Value of a ``byte`` field, which is bytes of length one in rclpy."""
     return int(level[0]) if isinstance(level, bytes) else int(level)
 
 
@@ -126,11 +122,11 @@ def _number(values: Mapping[str, str], key: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros top``."""
     parser.add_argument(
-        "--node", default="/vla_policy", metavar="NAME", help="its full name (default: /vla_policy)"
+        "--node", default="/vla_policy", metavar="NAME", help="full name of the node (default: /vla_policy)"
     )
-    parser.add_argument("--once", action="store_true", help="print what is so now, and end")
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="how long --once waits (default: 10)"
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="longest wait of --once (default: 10)"
     )
     parser.add_argument(
         "--backend", choices=("auto", "rclpy", "dds"), default="auto", help="as node.backend (default: auto)"
@@ -138,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show it until Ctrl-C."""
+    """Show the node until Ctrl-C, or once."""
     from rich.console import Console
     from rich.live import Live
 
@@ -160,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
             if view.heard is None:
                 raise VlaRosError(
                     f"nothing on /diagnostics from {name} within {arguments.timeout:g} s; is the node running, is "
-                    "its name right (--node), and are both sides on the same ROS_DOMAIN_ID?"
+                    "its name right (--node), and are both on the same ROS_DOMAIN_ID?"
                 )
             console.print(view.render())
             return 0

@@ -1,6 +1,6 @@
-"""What the launch files share. Imports ``launch`` and ``launch_ros``; only launch files import this.
+"""Shared code of the launch files; only they import it, because it needs ``launch`` and ``launch_ros``.
 
-Options are checked here with the same code as in the node, so that a mistake is told before anything starts.
+Options are checked with the node's own code before anything starts.
 """
 
 from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare, value

@@ -1,4 +1,4 @@
-"""Launch arguments, and the options of the node that they come to."""
+"""Launch arguments and the node options that they set."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Argument:
 
     Attributes:
         name: As in ``name:=value``.
-        default: Text; "" leaves the option as the configuration file has it.
+        default: Text; "" keeps the value of the configuration file.
         description: Shown by ``--show-args``.
         choices: Allowed texts; empty for any.
-        option: Option of the tree that it sets, or "".
+        option: Node option that it sets, or "".
     """
 
     name: str
@@ -106,12 +106,12 @@ def declare(*groups: Sequence[Argument], **defaults: str) -> list[DeclareLaunchA
 
 
 def value(context: LaunchContext, name: str) -> str:
-    """Text of a launch argument."""
+    """Value of a launch argument, or ""."""
     return str(context.launch_configurations.get(name, ""))
 
 
 def overrides(context: LaunchContext) -> list[str]:
-    """``name:=value`` of every option that was given on the command line."""
+    """``name:=value`` of every option given as a launch argument."""
     given = [
         f"{argument.option}:={value(context, argument.name)}"
         for argument in POLICY
@@ -121,22 +121,22 @@ def overrides(context: LaunchContext) -> list[str]:
 
 
 def given_file(context: LaunchContext) -> Path | None:
-    """The parameter file, or None where the defaults are enough.
+    """The parameter file, or None if none is given.
 
     Raises:
-        ConfigError: There is no such file; the text lists those that come with the package.
+        ConfigError: There is no such file; the message lists those of the package.
     """
     name = value(context, "config")
     return config_file(name).resolve() if name else None
 
 
 def node_name(context: LaunchContext) -> str:
-    """The node with its namespace, such as ``/robot_1/vla_policy``."""
+    """Fully qualified name of the node, such as ``/robot_1/vla_policy``."""
     return "/".join(["", *filter(None, [value(context, "namespace").strip("/"), value(context, "name")])])
 
 
 def configuration(context: LaunchContext) -> Config:
-    """The checked tree that the node will have.
+    """The node's options, checked.
 
     Raises:
         ConfigError: As :func:`vla_ros.config.load`.

@@ -1,4 +1,4 @@
-"""The middleware that a launch file selects: environment, daemon, and the line that says whether it works."""
+"""Sets up the middleware of a launch: environment, daemon, and a line that says whether it is active."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from vla_ros.middleware.selection import ALL_VARIABLES
 
 
 def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
-    """Set the environment of everything that starts after this, start the daemon, and say whether it works.
+    """Set the environment of later actions, start the daemon, and log whether the profile is active.
 
     Raises:
-        RuntimeError: The RMW is not installed, or the distribution is not known; the text says what to do.
+        RuntimeError: The RMW is not installed or the distribution unknown; the message says what to do.
     """
     name = value(context, "middleware") or "default"
     try:
@@ -48,7 +48,7 @@ def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
 
 
 def _daemon(profile: Profile, folder: Path) -> list[Any]:
-    """Start the daemon unless the host has one, and say whether the profile is in force."""
+    """Start the daemon unless the host has one, and log whether the profile is active."""
     up = {"iceoryx": roudi_is_up, "zenoh": zenoh_router_is_up}.get(profile.name)
     if up is None or up():
         return [_say_when(profile, lambda: True, 0)]
@@ -58,14 +58,13 @@ def _daemon(profile: Profile, folder: Path) -> list[Any]:
         log = folder / f"{profile.name}.log"
         try:
             pid = start_detached(profile.command(folder), log)
-        except OSError:  # not installed: the line below says so
+        except OSError:  # not installed, as the check reports
             return []
         name = profile.daemon[0] if profile.name == "iceoryx" else profile.daemon[-1]
-        return [
-            LogInfo(msg=f"middleware {profile.name}: started {name}, pid {pid}, log {log}; it stays, one per host")
-        ]
+        started = f"started {name}, pid {pid}, log {log}; it keeps running, one per host"
+        return [LogInfo(msg=f"middleware {profile.name}: {started}")]
 
-    # In the environment that was just set: rmw_zenohd reads it.
+    # rmw_zenohd reads the environment that was just set.
     return [OpaqueFunction(function=start), _say_when(profile, up, 20)]
 
 
@@ -74,7 +73,7 @@ def _say(profile: Profile) -> LogInfo:
 
 
 def _say_when(profile: Profile, up: Any, attempts: int) -> OpaqueFunction:
-    """Look four times a second whether the daemon is up, for ``attempts`` times; then say what there is."""
+    """Poll four times a second until the daemon is up, at most ``attempts`` times; then log the check."""
 
     def look(context: LaunchContext) -> list[Any]:
         if up() or attempts == 0:

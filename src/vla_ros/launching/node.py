@@ -1,4 +1,4 @@
-"""The policy node as a launch action, and everything of ``policy.launch.py``."""
+"""The policy node as a launch action, and the actions of ``policy.launch.py``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vla_ros.middleware import Frames
 def policy_node(
     context: LaunchContext, file: Path | None = None, assignments: Sequence[str] | None = None, **more: Any
 ) -> Node:
-    """The managed node, with the options that were given over those of the file.
+    """The managed node.
 
     Args:
-        context: Of the launch.
-        file: Parameter file; the one that ``config`` names where None.
-        assignments: ``name:=value`` over the file; those of the launch arguments where None.
+        context: The launch context.
+        file: Parameter file; None for that of the argument ``config``.
+        assignments: ``name:=value`` that override the file; None for those of the launch arguments.
         **more: Further arguments of ``launch_ros.actions.Node``.
     """
     file = file or given_file(context)
@@ -40,7 +40,7 @@ def policy_node(
     node = Node(
         package="vla_ros",
         executable="vla_policy_node",
-        exec_name="vla_policy_node",  # else the interpreter names the lines of the log
+        exec_name="vla_policy_node",  # otherwise log lines show the interpreter's name
         name=value(context, "name") or NODE_NAME,
         namespace=value(context, "namespace"),
         parameters=[*([str(file)] if file else []), given],
@@ -62,7 +62,7 @@ def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = 
 
 
 def policy(context: LaunchContext) -> list[Any]:
-    """Everything of ``policy.launch.py``: middleware, then the node; the launch ends when the node does."""
+    """Actions of ``policy.launch.py``: middleware, then the node; the launch ends with the node."""
     try:
         frames = Frames.of(configuration(context))
     except VlaRosError as error:

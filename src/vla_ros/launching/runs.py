@@ -1,4 +1,4 @@
-"""Runs that end by themselves: the demo, and a bag that is played into the live node."""
+"""The actions of ``demo.launch.py`` and ``replay.launch.py``."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ from vla_ros.launching.node import interpreter, policy_node
 from vla_ros.middleware import Frames
 
 READY = b"is ready"
-"""Part of the line that the node logs once it listens."""
+"""Part of the line that the node logs when it is active."""
 
 RECORDING = b"Subscribed to topic"
-"""Part of the line that `ros2 bag record` logs once it hears the node."""
+"""Part of the line that `ros2 bag record` logs when it is connected to the node."""
 
 
-def _vla_ros(context: LaunchContext, *words: str, **more: Any) -> ExecuteProcess:
+def _vla_ros(context: LaunchContext, *arguments: str, **more: Any) -> ExecuteProcess:
     python = interpreter(context)
-    command = [*python, "-m", "vla_ros.cli", *words] if python else ["vla-ros", *words]
+    command = [*python, "-m", "vla_ros.cli", *arguments] if python else ["vla-ros", *arguments]
     return ends_with_launch(ExecuteProcess(cmd=command, output="screen", additional_env=launched(), **more))
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
-    """Everything of ``demo.launch.py``: the node with the demo's options, and the simulation that attaches to it.
+    """The node with the demo's options, and the simulation that attaches to it.
 
     Args:
-        context: Of the launch.
-        names: Launch arguments that `vla-ros demo` takes as options.
+        context: The launch context.
+        names: Launch arguments that are options of `vla-ros demo`.
     """
     from vla_ros.sim.demo import add_arguments, plan
 
-    words = ["--attach"]
+    arguments = ["--attach"]
     for name in names:
         given = value(context, name)
         if given == "true":
-            words.append(f"--{name.replace('_', '-')}")
+            arguments.append(f"--{name.replace('_', '-')}")
         elif given not in ("", "false"):
-            words += [f"--{name.replace('_', '-')}", given]
+            arguments += [f"--{name.replace('_', '-')}", given]
     for assignment in overrides(context):
-        words += ["-p", assignment]
+        arguments += ["-p", assignment]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     try:
-        options = plan(parser.parse_args(words))
+        options = plan(parser.parse_args(arguments))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
-    simulation = _vla_ros(context, "demo", *words, name="demo", on_exit=shut_down_with("the demo"))
+    simulation = _vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))
     node = policy_node(context, options.files[0], options.assignments, on_exit=shut_down_with("the policy node"))
     return [*middleware(context, Frames.of(options.config)), node, simulation]
 
 
 def replay(context: LaunchContext) -> list[Action]:
-    """Everything of ``replay.launch.py``: node, recorder, player, and the report at the end."""
+    """Play a bag into the live node, record its actions and write the report."""
     bag = Path(value(context, "bag")).expanduser()
     output = Path(value(context, "output")).expanduser()
     if not bag.exists():
         raise RuntimeError(f"bag:={value(context, 'bag')}: no such bag")
     if output.exists():
-        raise RuntimeError(f"output:={output}: is there already; name another folder")
+        raise RuntimeError(f"output:={output}: already exists; name another folder")
     assignments = [*overrides(context), "control.armed:=false"]
     try:
         config = configuration(context)
@@ -87,39 +87,39 @@ def replay(context: LaunchContext) -> list[Action]:
     )
     play = ExecuteProcess(
         cmd=[
-            # The pause is for discovery: frames are best effort, and nobody sends them again.
+            # The delay is for discovery, because lost frames are not sent again.
             *("ros2", "bag", "play", str(bag), "--clock", "100", "--delay", "3", "--rate", value(context, "rate")),
             *("--topics", *_inputs(config, name)),
         ],
         output="screen",
         name="play",
     )
-    report = _vla_ros(context, "replay", str(bag), *_report_words(context, output), name="report")
+    report = _vla_ros(context, "replay", str(bag), *_report_arguments(context, output), name="report")
 
     def on_played(event: Any, played: LaunchContext) -> list[Action]:
         if played.is_shutdown:
             return []
-        said = LogInfo(msg=f"played; the live actions are in {output / 'actions'}")
+        said = LogInfo(msg=f"finished; the live actions are in {output / 'actions'}")
         end = EmitEvent(event=SignalProcess(signal_number=signal.SIGINT, process_matcher=matches_action(record)))
         return [said, end, report]
 
     return [
         *middleware(context, Frames.of(config)),
-        _when_said(node, READY, record),
-        _when_said(record, RECORDING, play),
+        _when_logged(node, READY, record),
+        _when_logged(record, RECORDING, play),
         RegisterEventHandler(OnProcessExit(target_action=play, on_exit=on_played)),
         RegisterEventHandler(OnProcessExit(target_action=report, on_exit=shut_down_with("the report"))),
         node,
     ]
 
 
-def _when_said(process: Any, words: bytes, then: Action) -> RegisterEventHandler:
-    """Do ``then`` once, when ``process`` says ``words``."""
+def _when_logged(process: Any, text: bytes, then: Action) -> RegisterEventHandler:
+    """Run ``then`` once, when ``process`` logs ``text``."""
     done = False
 
     def on_output(event: Any) -> list[Action] | None:
         nonlocal done
-        if done or words not in event.text:
+        if done or text not in event.text:
             return None
         done = True
         return [then]
@@ -133,7 +133,7 @@ def _resolved(topic: str, node: str) -> str:
 
 
 def _inputs(config: Config, node: str) -> list[str]:
-    """Topics that the node listens to and that a bag may hold; never a command."""
+    """Topics of the bag to which the node subscribes, without commands."""
     feeds = [feed.partition("=")[2] for feed in config.robot.state_topics]
     topics = config.topics
     return [
@@ -141,9 +141,9 @@ def _inputs(config: Config, node: str) -> list[str]:
     ]
 
 
-def _report_words(context: LaunchContext, output: Path) -> list[str]:
+def _report_arguments(context: LaunchContext, output: Path) -> list[str]:
     file = given_file(context)
-    words = ["--config", str(file)] if file else []
+    arguments = ["--config", str(file)] if file else []
     for assignment in overrides(context):
-        words += ["-p", assignment]
-    return [*words, "--report", str(output / "report.html"), "--json", str(output / "result.json")]
+        arguments += ["-p", assignment]
+    return [*arguments, "--report", str(output / "report.html"), "--json", str(output / "result.json")]

@@ -1,6 +1,6 @@
-"""Is a middleware profile really in force? One line that says so, or what to install or set.
+"""Checks whether a middleware profile is in force, and says what to install or set if it is not.
 
-Looks at the environment, the files it points to, and the host. Starts nothing and sends nothing.
+It reads the environment, the files named there and the state of the host; it starts and sends nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
 from vla_ros.middleware.selection import RMW_OF
 
 STOCK_FAST_DDS = 160_000
-"""Bytes of frames that Fast DDS's stock segment of 512 KiB carries: three at once (224x224 rgb8 was seen whole)."""
+"""Bytes per frame of which Fast DDS's stock segment of 512 KiB holds three (measured with 224x224 rgb8)."""
 
 STOCK_CYCLONE = 1_000_000
-"""Bytes of frames that Cyclone's stock receive buffer has been seen to carry (640x480 rgb8)."""
+"""Bytes per frame that Cyclone's stock receive buffer was measured to carry (640x480 rgb8)."""
 
 _SHARED_MEMORY_ON = re.compile(r"psmx_iox|<SharedMemory>\s*<Enable>\s*true")
 
@@ -34,7 +34,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that keeps a profile from working, and the command or setting that fixes it."""
+    """A reason why a profile does not work, and the command or setting that fixes it."""
 
     found: str
     fix: str
@@ -42,13 +42,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`examine` found.
+    """Result of :func:`examine`.
 
     Attributes:
         name: The profile that was asked for.
-        facts: What is in force, in words.
-        problems: What is wrong; empty when the profile is active.
-        fatal: True where nothing can run until the problems are fixed (the RMW is not installed).
+        facts: Settings in force.
+        problems: Empty if the profile is active.
+        fatal: Whether nothing can run until the problems are fixed (the RMW is not installed).
     """
 
     name: str
@@ -58,35 +58,28 @@ class Report:
 
     @property
     def active(self) -> bool:
-        """True where the profile does what it is for."""
+        """Whether the profile is in force."""
         return not self.problems
 
     @property
-    def words(self) -> str:
-        """What was found, without the name."""
+    def summary(self) -> str:
+        """Facts or problems in one line."""
         if self.active:
             return "active: " + ", ".join(self.facts)
         listed = "; ".join(f"{problem.found} (to fix it: {problem.fix})" for problem in self.problems)
-        return "NOT as it should be: " + listed
+        return "NOT active: " + listed
 
     def __str__(self) -> str:
-        return f"middleware {self.name}: {self.words}"
+        return f"middleware {self.name}: {self.summary}"
 
 
 def examine(
-    name: str,
-    frames: Frames,
-    distribution: Distribution,
-    environment: Mapping[str, str] | None = None,
+    name: str, frames: Frames, distribution: Distribution, environment: Mapping[str, str] | None = None
 ) -> Report:
-    """Compare what the environment and the host have with what the profile ``name`` needs.
+    """Compare the environment and the host with the needs of the profile ``name``.
 
-    Args:
-        name: One of the profiles' names; ``default`` judges whatever is set.
-        frames: What the cameras send.
-        distribution: The one that is sourced.
-        environment: Variables as the node will see them; where None, this process's, and the RMW is the one that
-            its rclpy uses.
+    ``default`` checks the settings in force. ``environment`` is the node's; None takes that of this process, with
+    the RMW of its rclpy.
     """
     variables = os.environ if environment is None else environment
     rmw = _rmw(environment) or distribution.default_rmw
@@ -116,7 +109,7 @@ def examine(
 
 
 def _rmw(environment: Mapping[str, str] | None) -> str:
-    """The RMW that rclpy uses in this process; of another environment what ``RMW_IMPLEMENTATION`` says, or ""."""
+    """The RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of another environment, or ""."""
     named = (os.environ if environment is None else environment).get("RMW_IMPLEMENTATION", "")
     # rclpy takes the one that is named, or ends the process where that is not installed.
     if environment is not None or (named and "rclpy" not in sys.modules):
@@ -129,7 +122,7 @@ def _rmw(environment: Mapping[str, str] | None) -> str:
 
 
 def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a process in this environment joins RouDi: it needs one to start, and one that lives."""
+    """Whether a process in this environment needs RouDi, to start and to go on."""
     variables = os.environ if environment is None else environment
     if _rmw(environment) != RMW_OF["iceoryx"]:
         return False
@@ -141,7 +134,7 @@ Findings = Iterator["str | Problem"]
 
 
 def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
-    """The ament index lists an RMW once for each prefix that has it."""
+    """Whether the ament index of any prefix lists the RMW."""
     return any(
         (Path(prefix) / "share/ament_index/resource_index/rmw_typesupport" / rmw).exists()
         for prefix in variables.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
@@ -150,7 +143,7 @@ def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
 
 
 def _unknown(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
-    yield "nothing is known about its settings"
+    yield "its settings are not known"
 
 
 def _fast_dds(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
@@ -183,7 +176,7 @@ def _segment_sizes(path: Path) -> list[int] | Problem:
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
-        return Problem(f"{path}: cannot be read ({error})", "middleware:=fastdds writes it anew")
+        return Problem(f"{path}: cannot be read ({error})", "middleware:=fastdds writes it again")
     texts = ((element.tag, (element.text or "").strip()) for element in root.iter())
     return [int(text) for tag, text in texts if tag.rpartition("}")[2] == "segment_size" and text.isdigit()]
 
@@ -207,9 +200,9 @@ def _cyclone(frames: Frames, distribution: Distribution, variables: Mapping[str,
         yield text
         return
     if "SocketReceiveBufferSize" in text:
-        yield f"receive buffers of {receive_buffer_bytes(frames) / 1e6:.0f} MB asked for"
+        yield f"requested receive buffers of {receive_buffer_bytes(frames) / 1e6:.0f} MB"
     else:
-        yield Problem("CYCLONEDDS_URI asks for no receive buffer: large frames are lost", "middleware:=cyclonedds")
+        yield Problem("CYCLONEDDS_URI requests no receive buffer: large frames are lost", "middleware:=cyclonedds")
     yield from _receive_buffer(frames)
 
 
@@ -232,10 +225,10 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
 def _receive_buffer(frames: Frames) -> Findings:
     try:
         limit = int(RECEIVE_MAX.read_text())
-    except (OSError, ValueError):  # not readable in some containers: the host's value holds
+    except (OSError, ValueError):  # not readable in some containers
         yield "net.core.rmem_max could not be read"
         return
-    # The kernel doubles what it grants to allow for its own overhead, so half a frame of each camera is enough.
+    # The kernel doubles the granted size, and half a frame of each camera proved enough.
     if limit < frames.message_bytes * frames.cameras // 2:
         yield Problem(
             f"net.core.rmem_max is {limit:,} B: frames of {frames.image_bytes:,} B are lost over UDP",
@@ -250,7 +243,7 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
     if isinstance(text, Problem):
         yield Problem(text.found, "middleware:=iceoryx")
     elif not _SHARED_MEMORY_ON.search(text):
-        yield Problem("CYCLONEDDS_URI does not switch shared memory on", "middleware:=iceoryx")
+        yield Problem("CYCLONEDDS_URI does not enable shared memory", "middleware:=iceoryx")
     missing = _missing_library(distribution, variables)
     if missing:
         yield missing
@@ -263,7 +256,7 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
 
 
 def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -> Problem | None:
-    """Cyclone must have been built with iceoryx; the packages of all supported distributions were."""
+    """Cyclone must be built with iceoryx, as the packages of all supported distributions are."""
     folders = [Path(entry) for entry in variables.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     if distribution.cyclone != "0.10":
         if any((folder / "libpsmx_iox.so").exists() for folder in folders):
@@ -283,7 +276,7 @@ def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -
 def _pools(frames: Frames) -> Findings:
     pools = roudi_pools()
     if pools is None:
-        yield "RouDi is up (its pools are not known: it was started without a readable -c file)"
+        yield "RouDi is up (its pools are not known, as it has no readable -c file)"
     elif max(pools) < frames.message_bytes:
         yield Problem(
             f"RouDi's largest chunks are {max(pools):,} B and a frame needs {frames.message_bytes:,} B",
@@ -295,9 +288,9 @@ def _pools(frames: Frames) -> Findings:
 
 def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     if "shared_memory/enabled=true" in variables.get("ZENOH_CONFIG_OVERRIDE", ""):
-        yield "shared memory switched on"
+        yield "shared memory enabled"
     else:
-        yield Problem("ZENOH_CONFIG_OVERRIDE does not switch shared memory on", "middleware:=zenoh")
+        yield Problem("ZENOH_CONFIG_OVERRIDE does not enable shared memory", "middleware:=zenoh")
     yield from _shared_memory(segment_bytes(frames))
     if zenoh_router_is_up():
         yield "a router answers on port 7447"
@@ -305,7 +298,7 @@ def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, s
         yield Problem("no zenoh router answers on 127.0.0.1:7447", "ros2 run rmw_zenoh_cpp rmw_zenohd")
 
 
-# What ``default`` judges: whatever the user has set, or nothing.
+# ``default`` checks the user's settings, or the stock ones.
 
 
 def _fast_dds_as_it_is(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:

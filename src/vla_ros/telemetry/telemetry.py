@@ -231,4 +231,4 @@ class Telemetry:
         except ConfigError as error:  # a distribution that is not known here; its frames may well arrive
             self._logger.info(str(error))
             return
-        say(self._logger, f"middleware: {report.words}", "info" if report.active else "warning")
+        say(self._logger, f"middleware: {report.summary}", "info" if report.active else "warning")
