@@ -1,7 +1,6 @@
 """Coverage-guided fuzzing with atheris: ``python fuzz/coverage_guided.py TARGET [libFuzzer arguments]``.
 
-``pip install atheris`` first; it is no dependency of anything else here. New inputs are kept in a folder of the
-system's temporary files; seeds come from ``fuzz/corpus``.
+It needs ``pip install atheris``. Seeds come from ``fuzz/corpus``; new inputs are kept in a temporary folder.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def main() -> None:
-    """Fuzz one target until it fails or the arguments say enough (``-runs=100000``, ``-max_total_time=60``)."""
+    """Fuzz one target until it fails or reaches a limit (``-runs=100000``, ``-max_total_time=60``)."""
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
         raise SystemExit(f"usage: {sys.argv[0]} {{{','.join(TARGETS)}}} [libFuzzer arguments]")
     name = sys.argv[1]

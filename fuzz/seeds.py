@@ -1,4 +1,4 @@
-"""Write the seed corpus again: ``python fuzz/seeds.py``. Small, whole examples of everything that is parsed."""
+"""Write the seed corpus, small valid examples of everything that is parsed: ``python fuzz/seeds.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORPUS = Path(__file__).parent / "corpus"
 STAMP = 1_700_000_000_123_456_789
 
 
-def pictures() -> dict[str, bytes]:
+def images() -> dict[str, bytes]:
     """Serialised images of every layout, by file name below the corpus."""
     rng = np.random.default_rng(1)
     colour = rng.integers(0, 255, (12, 16, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def messages() -> dict[str, bytes]:
-    """Serialised messages of every type that the node takes, by file name (the type with dots)."""
+    """Serialised messages of every type that the node receives, by file name (the type with dots)."""
     types = message_types("jazzy")
     made = {
         "sensor_msgs/msg/JointState": {
@@ -82,7 +82,7 @@ def messages() -> dict[str, bytes]:
 
 def bags() -> dict[str, bytes]:
     """Bags with two topics in every storage and compression."""
-    parts = {**pictures(), **messages()}
+    parts = {**images(), **messages()}
     found = {}
     for name, plugin, compression in (
         ("mcap", StoragePlugin.MCAP, None),
@@ -110,7 +110,7 @@ def bags() -> dict[str, bytes]:
 def main() -> None:
     """Write all seeds."""
     shutil.rmtree(CORPUS, ignore_errors=True)
-    for name, data in {**pictures(), **messages(), **bags()}.items():
+    for name, data in {**images(), **messages(), **bags()}.items():
         path = CORPUS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

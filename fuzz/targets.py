@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that parses bytes from elsewhere. Targets take bytes and raise only our errors."""
+"""Fuzz targets: everything that parses external bytes. A target may raise only our own errors."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ TYPES = (
     "std_srvs/srv/SetBool_Request",
 )
 MOST_RECORDS = 10_000
-"""Records read of one bag; a seed has six."""
+"""Most records that a bag may yield; a seed has six."""
 
 _SUFFIXES = (".mcap", ".db3")
 _FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
 
 def message(data: bytes) -> None:
-    """CDR of every message type that the node takes; the first byte chooses the type."""
+    """CDR of every message type that the node receives; the first byte selects the type."""
     types = message_types("jazzy")
     types.deserialize(data[1:], types.message(TYPES[data[0] % len(TYPES)]))
 
 
 def image(data: bytes) -> None:
-    """A ``sensor_msgs/Image`` as the node takes it: first its stamp, then its pixels."""
+    """A ``sensor_msgs/Image``: first its stamp, then its pixels, as in the node."""
     image_stamp(data)
     decode_image(data)
 
@@ -46,19 +46,18 @@ def compressed(data: bytes) -> None:
 
 
 def bag(data: bytes) -> None:
-    """A bag's file; the first byte chooses the storage."""
+    """A bag file; the first byte selects the storage."""
     with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
         path = Path(folder) / f"bag{_SUFFIXES[data[0] % len(_SUFFIXES)]}"
         path.write_bytes(data[1:])
         with Bag(path) as opened:
-            topics = [topic.name for topic in opened.topics]
-            for count, _ in enumerate(opened.records(topics)):
+            for count, _ in enumerate(opened.records(list(opened.topics))):
                 if count > MOST_RECORDS:
                     raise AssertionError(f"more than {MOST_RECORDS} records in {len(data)} bytes")
 
 
 def only_our_errors(target: Callable[[bytes], None], data: bytes) -> bool:
-    """Run a target; True where the bytes were good, False where they were refused in our words."""
+    """Run a target; returns whether the bytes were accepted, False if refused with our own error."""
     if not data:
         return False
     try:
@@ -77,7 +76,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
 
 
 def seeds(name: str, corpus: Path) -> list[bytes]:
-    """The seeds of a target, as it takes them."""
+    """The inputs of a target from its seed files."""
     files = sorted((corpus / name).iterdir())
     if name == "message":
         return [bytes([TYPES.index(file.name.replace(".", "/"))]) + file.read_bytes() for file in files]

@@ -1,7 +1,6 @@
-"""The one line that says whether a profile is in force: each thing that can be missing is named with its remedy.
+"""Checks of middleware profiles: each missing setting is named with its fix.
 
-Regressions pinned: a stale RouDi socket taken for a RouDi; a profile that was made for smaller frames; an RMW
-that is chosen but not installed.
+Regressions: a stale RouDi socket taken for RouDi; a profile for smaller frames; an RMW that is not installed.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def test_a_segment_for_smaller_frames_is_too_small(host: Path) -> None:
     assert "vla-ros middleware fastdds --width 3840 --height 2160" in text
 
 
-def test_the_default_says_what_the_stock_settings_lose(host: Path) -> None:
+def test_the_default_reports_frames_that_stock_settings_lose(host: Path) -> None:
     variables = {"AMENT_PREFIX_PATH": str(host / "ros")}
     assert "middleware:=fastdds" in only_problem(examine("default", FULL_HD, JAZZY, variables))
     variables["RMW_IMPLEMENTATION"] = "rmw_cyclonedds_cpp"
@@ -98,7 +97,7 @@ def test_a_missing_profile_file_is_named(host: Path) -> None:
     assert "cyclonedds_0.10.xml cannot be read" in str(examine("cyclonedds", FULL_HD, JAZZY, variables))
 
 
-def test_without_roudi_it_is_named_as_missing_or_as_not_running(host: Path) -> None:
+def test_a_missing_or_stopped_roudi_is_named(host: Path) -> None:
     variables = environment(host, "iceoryx")
     nothing = only_problem(examine("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
     assert "iox-roudi is not installed" in nothing
@@ -107,7 +106,7 @@ def test_without_roudi_it_is_named_as_missing_or_as_not_running(host: Path) -> N
     assert "RouDi is not running" in stopped
 
 
-def test_a_listening_roudi_is_up_and_a_socket_left_behind_is_not(host: Path) -> None:
+def test_a_listening_roudi_is_up_but_a_stale_socket_is_not(host: Path) -> None:
     assert not roudi_is_up()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as roudi:
         roudi.bind(str(host / "roudi"))
@@ -117,11 +116,11 @@ def test_a_listening_roudi_is_up_and_a_socket_left_behind_is_not(host: Path) -> 
     assert not roudi_is_up()
 
 
-def process(host: Path, words: list[str]) -> Path:
+def process(host: Path, command: list[str]) -> Path:
     """A /proc with one process."""
     entry = host / "proc/4711"
     entry.mkdir(parents=True)
-    (entry / "cmdline").write_text("\0".join([*words, ""]))
+    (entry / "cmdline").write_text("\0".join([*command, ""]))
     (entry / "cwd").symlink_to(host)
     return host / "proc"
 
@@ -131,20 +130,18 @@ def test_who_needs_a_roudi(host: Path, name: str, uses: bool) -> None:
     assert uses_iceoryx(environment(host, name)) == uses
 
 
-def test_a_roudi_is_waited_for_until_it_comes_or_somebody_ends_the_waiting(
-    host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
+def test_waiting_for_roudi_ends_when_it_is_up_or_on_request(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
     looks = iter([False, False, True])
-    assert not wait_for_roudi(lambda: next(looks), said.append)
-    assert len(said) == 1
-    assert "iox-roudi -c roudi.toml" in said[0]
+    assert not wait_for_roudi(lambda: next(looks), logged.append)
+    assert len(logged) == 1
+    assert "iox-roudi -c roudi.toml" in logged[0]
     answers = iter([False, True])
     monkeypatch.setattr(daemons, "roudi_is_up", lambda: next(answers))
-    assert wait_for_roudi(lambda: False, said.append)
+    assert wait_for_roudi(lambda: False, logged.append)
 
 
-def test_a_roudi_that_ended_and_came_back_does_not_know_this_process() -> None:
+def test_a_restarted_roudi_is_still_reported_as_ended() -> None:
     up = iter([True, True, False, True])
     watch = RoudiWatch(lambda: next(up))
     assert [watch.check()[:15] for _ in range(5)] == ["", "", *["RouDi has ended"] * 3]
@@ -180,7 +177,7 @@ def test_zenoh_needs_its_router(host: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert examine("zenoh", FULL_HD, JAZZY, variables).active
 
 
-def test_the_default_judges_what_is_set(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_checks_the_users_settings(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = environment(host, "fastdds")
     assert "shared-memory segment" in str(examine("default", FULL_HD, JAZZY, fast))
     shared = environment(host, "iceoryx")

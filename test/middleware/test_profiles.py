@@ -1,7 +1,6 @@
-"""The generated profiles: sizes follow the frames, the syntax is what the real libraries read.
+"""Generated profiles have sizes for the frames and a syntax that the real libraries accept.
 
-Regressions pinned: a segment or pool smaller than one frame (all frames lost); Cyclone 0.10's syntax given to
-Cyclone 11; a profile of the repository that differs from what the code generates.
+Regressions: a segment or pool smaller than one frame; Cyclone 0.10's syntax for Cyclone 11; outdated config/ files.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 CYCLONE = "{https://cdds.io/config}"
 FAST = "{http://www.eprosima.com}"
 REGENERATE = (
-    'write all anew: python -c "from pathlib import Path; from vla_ros.middleware import *; '
+    'regenerate: python -c "from pathlib import Path; from vla_ros.middleware import *; '
     "[Path('config', name).write_text(text) for name, text in ready_made(DISTRIBUTIONS).items()]\""
 )
 
@@ -85,7 +84,7 @@ def test_every_buffer_holds_the_frames(frames: Frames) -> None:
     assert chunks[-1][1] >= 16 * frames.cameras
 
 
-def test_the_full_hd_segment_is_about_what_was_measured_to_work() -> None:
+def test_the_full_hd_segment_has_the_measured_size() -> None:
     assert 40e6 < segment_bytes(FULL_HD) < 70e6
 
 
@@ -116,13 +115,13 @@ print("joined")
 
 
 def join_with_cyclone_11(text: str) -> subprocess.CompletedProcess[str]:
-    """Give the text to the real library, in a process of its own: a process has one configuration."""
+    """Load the text into the real library, in a new process because a process has one configuration."""
     command = [sys.executable, "-c", _JOIN]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("interface", ["", "lo"])
-def test_cyclone_11_itself_takes_the_configuration(interface: str) -> None:
+def test_cyclone_11_accepts_the_configuration(interface: str) -> None:
     pytest.importorskip("cyclonedds", reason="no wheel for this platform")
     text = select("cyclonedds", FULL_HD, DISTRIBUTIONS["lyrical"], interface).files["cyclonedds_11.xml"]
     answer = join_with_cyclone_11(text)
@@ -130,7 +129,7 @@ def test_cyclone_11_itself_takes_the_configuration(interface: str) -> None:
     assert "config" not in answer.stderr, "no unknown or deprecated element"
 
 
-def test_cyclone_11_itself_understands_the_iceoryx_configuration() -> None:
+def test_cyclone_11_accepts_the_iceoryx_configuration() -> None:
     pytest.importorskip("cyclonedds", reason="no wheel for this platform")
     text = select("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"]).files["iceoryx_11.xml"]
     answer = join_with_cyclone_11(text)
@@ -138,7 +137,7 @@ def test_cyclone_11_itself_understands_the_iceoryx_configuration() -> None:
     assert "psmx_iox" in answer.stderr, "the wheel has no such library, and got as far as loading it"
 
 
-def test_roudi_itself_takes_the_pools(tmp_path: Path) -> None:
+def test_roudi_accepts_the_pools(tmp_path: Path) -> None:
     roudi = shutil.which("iox-roudi")
     if roudi is None:
         pytest.skip("iox-roudi is not installed")

@@ -1,4 +1,4 @@
-"""Profiles by name and by distribution, the files that are written and the shell that sources them."""
+"""Selection by name and distribution, written files, and shells that source them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_default_changes_nothing(tmp_path: Path) -> None:
     assert "unset" not in profile.shell(tmp_path)
 
 
-def test_an_unknown_name_lists_those_there_are() -> None:
+def test_the_error_for_an_unknown_name_lists_all_names() -> None:
     with pytest.raises(ConfigError, match="found 'dds', expected one of default, fastdds, cyclonedds"):
         select("dds", FULL_HD, JAZZY)
 
