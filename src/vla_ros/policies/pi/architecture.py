@@ -1,0 +1,166 @@
+"""The sizes of pi0 and pi0.5 as data, and how a checkpoint's tensors tell them. No torch here.
+
+Nothing in either published layout names the sizes reliably, so they are read from the shapes of the tensors. One
+number no shape tells: the heads of the vision tower. The published tower (So400m, 1152 wide) has 16; a checkpoint
+with another tower says it in ``architecture.json`` (``{"vision": {"heads": 4}}``) in its folder, or in one of the
+two folders above, where both layouts of a model lie side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.architecture import TIMM_TOWERS, TowerShape, read_json
+
+PI0 = "pi0"
+PI05 = "pi05"
+PROMPT_TOKENS: Mapping[str, int] = {PI0: 48, PI05: 200}
+"""Where each model's training cut the prompt."""
+
+SO400M = replace(TIMM_TOWERS["vit_so400m_patch14_siglip_224"], used_blocks=27)
+"""The published vision tower. Unlike OpenVLA's, all blocks and the final norm run."""
+
+SIGLIP = "paligemma_with_expert.paligemma.model.vision_tower.vision_model."
+PROJECTOR = "paligemma_with_expert.paligemma.model.multi_modal_projector.linear"
+PREFIX = "paligemma_with_expert.paligemma.model.language_model."
+EXPERT = "paligemma_with_expert.gemma_expert.model."
+EMBEDDINGS = (f"{PREFIX}embed_tokens.weight", "paligemma_with_expert.paligemma.lm_head.weight")
+"""Two names of one tied tensor. Files written with safetensors' ``save_model`` have the second one only."""
+
+
+@dataclass(frozen=True)
+class GemmaShape:
+    """One Gemma: the prefix (images and prompt) or the action expert.
+
+    Attributes:
+        width: Features per token.
+        depth: Layers.
+        mlp_width: Hidden features of the gated MLP.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Features per head; not ``width / heads`` in the expert.
+    """
+
+    width: int
+    depth: int
+    mlp_width: int
+    heads: int = 8
+    kv_heads: int = 1
+    head_dim: int = 256
+
+
+@dataclass(frozen=True)
+class PiArchitecture:
+    """One model.
+
+    Attributes:
+        model: ``pi0`` or ``pi05``.
+        vision: The vision tower.
+        prefix: Gemma over images and prompt.
+        expert: Gemma over state and actions; its layer i attends to the keys and values of prefix layer i.
+        vocabulary: Rows of the embedding.
+        action_dim: Numbers that state and actions are padded to (32).
+        horizon: H, actions in one chunk.
+    """
+
+    model: str
+    vision: TowerShape = SO400M
+    prefix: GemmaShape = GemmaShape(width=2048, depth=18, mlp_width=16384)
+    expert: GemmaShape = GemmaShape(width=1024, depth=18, mlp_width=4096)
+    vocabulary: int = 257152
+    action_dim: int = 32
+    horizon: int = 50
+
+    @property
+    def has_state_token(self) -> bool:
+        """True for pi0; pi0.5 reads the state in the prompt."""
+        return self.model == PI0
+
+
+PUBLISHED: Mapping[str, PiArchitecture] = {PI0: PiArchitecture(PI0), PI05: PiArchitecture(PI05)}
+"""The published sizes: what benchmarks build without a checkpoint."""
+
+
+def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, folder: Path) -> PiArchitecture:
+    """Read the sizes from the shapes of the stored tensors.
+
+    Args:
+        shapes: Stored name, without LeRobot's leading ``model.``, to shape.
+        horizon: H, which no tensor tells.
+        folder: The checkpoint, for messages and its ``architecture.json``.
+
+    Raises:
+        CheckpointError: It is neither model, or sizes are missing or contradict each other.
+    """
+    kinds = [kind for kind, mark in ((PI0, "state_proj.weight"), (PI05, "time_mlp_in.weight")) if mark in shapes]
+    if len(kinds) != 1:
+        raise CheckpointError(
+            f"{folder}: found {'both' if kinds else 'neither'} of state_proj.weight (pi0) and time_mlp_in.weight "
+            "(pi0.5), expected one; the files are of another model or damaged"
+        )
+
+    def shape(name: str, axes: int = 2) -> tuple[int, ...]:
+        found = shapes.get(name, ())
+        if len(found) != axes or not all(found):
+            raise CheckpointError(
+                f"{folder}: the tensor {name} is {list(found) if name in shapes else 'missing'}, expected {axes} "
+                "axes; convert or download the checkpoint again"
+            )
+        return found
+
+    embedding = next((name for name in EMBEDDINGS if name in shapes), EMBEDDINGS[1])
+    patch = shape(f"{SIGLIP}embeddings.patch_embedding.weight", axes=4)
+    grid = math.isqrt(shape(f"{SIGLIP}embeddings.position_embedding.weight")[0])
+    blocks = _depth(shapes, f"{SIGLIP}encoder.layers.")
+    vision = TowerShape(
+        width=patch[0],
+        blocks=blocks,
+        heads=_vision_heads(patch[0], folder),
+        mlp_width=shape(f"{SIGLIP}encoder.layers.0.mlp.fc1.weight")[0],
+        used_blocks=blocks,
+        patch_size=patch[-1],
+        image_size=grid * patch[-1],
+    )
+
+    def gemma(stem: str, width: int) -> GemmaShape:
+        head_dim = shape(f"{stem}layers.0.self_attn.k_proj.weight")[0]  # Gemma-2B and its expert have one kv head
+        return GemmaShape(
+            width=width,
+            depth=_depth(shapes, f"{stem}layers."),
+            mlp_width=shape(f"{stem}layers.0.mlp.gate_proj.weight")[0],
+            heads=shape(f"{stem}layers.0.self_attn.q_proj.weight")[0] // head_dim,
+            head_dim=head_dim,
+        )
+
+    width, action_dim = shape("action_in_proj.weight")
+    prefix, expert = gemma(PREFIX, shape(embedding)[1]), gemma(EXPERT, width)
+    if (prefix.depth, prefix.heads, prefix.head_dim) != (expert.depth, expert.heads, expert.head_dim):
+        raise CheckpointError(
+            f"{folder}: action expert {expert} and prefix {prefix} differ in layers, heads or head size, but one "
+            "attends to the keys of the other"
+        )
+    return PiArchitecture(kinds[0], vision, prefix, expert, shape(embedding)[0], action_dim, horizon)
+
+
+def _vision_heads(width: int, folder: Path) -> int:
+    if width == SO400M.width:
+        return SO400M.heads
+    for path in (place / "architecture.json" for place in (folder, *folder.resolve().parents[:2])):
+        if path.exists():
+            vision = read_json(path).get("vision")
+            heads = vision.get("heads") if isinstance(vision, dict) else None
+            if not isinstance(heads, int) or heads < 1 or width % heads:
+                raise CheckpointError(f"{path}: vision.heads is {heads!r}, expected a divisor of the width {width}")
+            return heads
+    raise CheckpointError(
+        f"{folder}: the vision tower is {width} wide, So400m's {SO400M.width}, and no tensor tells how many heads "
+        'it has; write it into architecture.json: {"vision": {"heads": N}}'
+    )
+
+
+def _depth(shapes: Mapping[str, tuple[int, ...]], stem: str) -> int:
+    return len({name[len(stem) :].partition(".")[0] for name in shapes if name.startswith(stem)})

@@ -1,0 +1,140 @@
+"""A checkpoint folder in either published layout: what it says, and what it leaves to the robot's description.
+
+Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, and says
+nothing of robot, prompt or delta actions: a :class:`~vla_ros.policies.pi.robots.Robot` does. LeRobot's has
+``config.json``, two processor files and their statistics, and says everything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
+from vla_ros.policies.pi.lerobot import read_processing
+from vla_ros.policies.pi.loading import Stored, read_stored
+from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.processing import Processing
+from vla_ros.policies.pi.prompt import PromptForm
+from vla_ros.policies.pi.robots import ROBOTS, Robot
+
+OPENPI = "openpi"
+LEROBOT = "lerobot"
+
+
+@dataclass(frozen=True)
+class PiCheckpoint:
+    """A checkpoint that was read but for its weights.
+
+    Attributes:
+        folder: Where it is.
+        layout: ``openpi`` or ``lerobot``.
+        architecture: Sizes.
+        stored: Its tensors.
+        processing: From images, state and instruction to the model's inputs, and back to actions.
+        flow_steps: Euler steps that the checkpoint asks for.
+        trained_delay: Longest delay of trained real-time chunking; 0 where it was not trained for it.
+    """
+
+    folder: Path
+    layout: str
+    architecture: PiArchitecture
+    stored: Mapping[str, Stored]
+    processing: Processing
+    flow_steps: int = 10
+    trained_delay: int = 0
+
+
+def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
+    """``openpi`` or ``lerobot``.
+
+    Raises:
+        CheckpointError: It is neither.
+    """
+    if config.get("type") in PROMPT_TOKENS and "input_features" in config:
+        return LEROBOT
+    if "action_horizon" in config and "type" not in config:
+        return OPENPI
+    raise CheckpointError(
+        f"{folder / 'config.json'}: neither layout of pi0 and pi0.5. LeRobot's has type pi0 or pi05 and "
+        f"input_features, openpi's PyTorch export action_horizon; found type {config.get('type')!r} and entries "
+        f"{sorted(config)[:8]}. Where openpi's JAX format (params/) is all there is, convert it first"
+    )
+
+
+def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -> PiCheckpoint:
+    """Read all of a checkpoint but its weights.
+
+    Args:
+        folder: The checkpoint.
+        robot: Openpi's layout needs it; LeRobot's must not have it.
+        asset: Folder below ``assets`` in place of the robot's own, for a fine-tune with statistics of another name.
+
+    Raises:
+        CheckpointError: Files are missing, damaged or contradict each other.
+        ConfigError: ``robot`` or ``asset`` does not fit the layout.
+    """
+    config = read_json(folder / "config.json")
+    layout = detect_layout(config, folder)
+    stored = read_stored(folder)
+    horizon = config.get("action_horizon" if layout == OPENPI else "chunk_size")
+    if not isinstance(horizon, int) or horizon < 1:
+        raise CheckpointError(f"{folder / 'config.json'}: the horizon is {horizon!r}, expected a whole number")
+    shapes = {name: entry.tensor.shape for name, entry in stored.items()}
+    architecture = infer_architecture(shapes, horizon, folder)
+    if layout == LEROBOT:
+        if robot is not None or asset:
+            raise ConfigError(
+                f"{folder}: LeRobot's layout says itself how its data was prepared; name no robot and no asset"
+            )
+        processing = read_processing(folder, config, architecture)
+        steps = int(config.get("num_inference_steps", 10))
+        delay = int(config.get("rtc_training_max_delay") or 0)
+        return PiCheckpoint(folder, layout, architecture, stored, processing, steps, delay)
+    if robot is None:
+        raise ConfigError(
+            f"{folder}: openpi's layout does not say for which robot it was trained; name one of {sorted(ROBOTS)}"
+        )
+    return PiCheckpoint(folder, layout, architecture, stored, _openpi(folder, architecture, robot, asset))
+
+
+def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str) -> Processing:
+    path = folder / "assets" / (asset or robot.asset) / "norm_stats.json"
+    if not path.is_file():
+        base = folder / "assets"
+        found = sorted(item.parent.relative_to(base).as_posix() for item in base.glob("**/norm_stats.json"))
+        raise CheckpointError(
+            f"{path}: no such file; there are statistics for {found or 'no robot'}. Without its statistics a robot "
+            "cannot be told what to do"
+        )
+    content = read_json(path).get("norm_stats")
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state", "actions")):
+        raise CheckpointError(f"{path}: norm_stats lacks state or actions; copy the training's file again")
+    if max(robot.state, robot.actions) > architecture.action_dim:
+        raise ConfigError(
+            f"{folder}: {robot.name} has {robot.state} numbers in its state and {robot.actions} in an action, the "
+            f"model pads to {architecture.action_dim}"
+        )
+    kind = architecture.model
+    form = "z_score" if kind == PI0 else "quantile"
+    return Processing(
+        images=robot.images,
+        optional_images=robot.optional_images,
+        antialias=True,
+        prompt=PromptForm(
+            length=PROMPT_TOKENS[kind],
+            state="as_is" if kind != PI0 and robot.prompt_state else "none",
+            padded_state=architecture.action_dim,
+        ),
+        state_size=robot.state,
+        action_size=robot.actions,
+        state=make_normalization(form, content["state"], f"{path}: state"),
+        actions=make_normalization(form, content["actions"], f"{path}: actions"),
+        delta=robot.delta.get(kind, ()),
+        adapt=robot.adapt,
+        summed_times=True,
+    )

@@ -1,0 +1,141 @@
+"""What LeRobot's ``config.json`` and processor files say; what is not run here is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture
+from vla_ros.policies.pi.normalization import Normalization, make_normalization
+from vla_ros.policies.pi.processing import Processing
+from vla_ros.policies.pi.prompt import PromptForm
+
+STATE, ACTION = "observation.state", "action"
+NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+FORMS = {"IDENTITY": "none", "MEAN_STD": "z_score", "QUANTILES": "quantile"}
+UNSUPPORTED = ("use_visual_memory", "use_proprioceptive_memory", "use_peft")
+STEPS = {
+    *("rename_observations_processor", "to_batch_processor", "relative_actions_processor", NORMALIZER),
+    *("pi0_new_line_processor", "pi05_prepare_state_tokenizer_processor_step", "tokenizer_processor"),
+    *("device_processor", UNNORMALIZER, "absolute_actions_processor"),
+}
+
+
+def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
+    """How a LeRobot checkpoint prepares its inputs and what its actions mean.
+
+    Raises:
+        CheckpointError: Files or statistics are missing, contradict each other, or ask for what is not supported.
+    """
+    path = folder / "config.json"
+    kind = architecture.model
+    if config["type"] != kind:
+        raise CheckpointError(f"{path}: type is {config['type']}, but the weights are those of {kind}")
+    wrong = [name for name in UNSUPPORTED if config.get(name)]
+    if wrong:
+        raise CheckpointError(f"{path}: {wrong} are set, which is not supported here")
+    resolution = list(config.get("image_resolution", ()))
+    if resolution != [architecture.vision.image_size] * 2:
+        raise CheckpointError(
+            f"{path}: image_resolution is {resolution}, the vision tower takes {architecture.vision.image_size}"
+        )
+    inputs, outputs = config["input_features"], config.get("output_features") or {}
+    state_size = _size(inputs, STATE, path, architecture.action_dim)
+    action_size = _size(outputs, ACTION, path, architecture.action_dim)
+    before, after = _steps(folder / PREPROCESSOR), _steps(folder / POSTPROCESSOR)
+    relative = bool(config.get("use_relative_actions"))
+    enabled = bool(before.get("relative_actions_processor", {}).get("config", {}).get("enabled"))
+    if relative != enabled:
+        raise CheckpointError(
+            f"{path}: use_relative_actions is {relative}, but {PREPROCESSOR} says {enabled}; one of the two is not "
+            "this checkpoint's"
+        )
+    images = [
+        name
+        for name, feature in inputs.items()
+        if feature.get("type") == "VISUAL" and not name.startswith("observation.images.empty_camera_")
+    ]
+    if not images:
+        raise CheckpointError(f"{path}: input_features has no image; found {sorted(inputs)}")
+    return Processing(
+        images=tuple(images),
+        optional_images=tuple(images),
+        antialias=False,
+        prompt=PromptForm(
+            length=int(config.get("tokenizer_max_length", PROMPT_TOKENS[kind])),
+            state="none" if kind == PI0 else "as_is",
+            clean=kind != PI0,
+            padded_state=architecture.action_dim,
+        ),
+        state_size=state_size,
+        action_size=action_size,
+        state=_normalization(folder, before, PREPROCESSOR, NORMALIZER, STATE, "STATE"),
+        actions=_normalization(folder, after, POSTPROCESSOR, UNNORMALIZER, ACTION, "ACTION"),
+        delta=_relative_mask(config, action_size) if relative else (),
+        raw_state=True,
+        summed_times=False,
+    )
+
+
+def _size(features: Mapping[str, Any], name: str, path: Path, limit: int) -> int:
+    shape = features.get(name, {}).get("shape")
+    if not isinstance(shape, list) or len(shape) != 1 or not 1 <= shape[0] <= limit:
+        raise CheckpointError(
+            f"{path}: {name} has the shape {shape}, expected one of at most {limit}; found {sorted(features)}"
+        )
+    return int(shape[0])
+
+
+def _steps(path: Path) -> dict[str, dict[str, Any]]:
+    """Steps of a processor file by name."""
+    steps = read_json(path).get("steps")
+    if not isinstance(steps, list):
+        raise CheckpointError(f"{path}: steps is {steps!r}, expected a list; save it with lerobot 0.4 or newer")
+    named = {step.get("registry_name", step.get("class")): step for step in steps}
+    unknown = sorted(str(name) for name in named.keys() - STEPS)
+    if unknown:
+        raise CheckpointError(f"{path}: unknown steps {unknown}; known are {sorted(STEPS)}")
+    renamed = named.get("rename_observations_processor", {}).get("config", {}).get("rename_map")
+    if renamed:
+        raise CheckpointError(f"{path}: renames {renamed}, which is not supported; name the camera keys themselves")
+    return named
+
+
+def _normalization(
+    folder: Path, steps: Mapping[str, dict[str, Any]], file: str, step_name: str, feature: str, kind: str
+) -> Normalization:
+    step = steps.get(step_name)
+    if step is None:
+        raise CheckpointError(f"{folder / file}: no step {step_name}, so nothing says how to normalise {feature}")
+    mode = step.get("config", {}).get("norm_map", {}).get(kind, "IDENTITY")
+    if mode not in FORMS:
+        raise CheckpointError(f"{folder / file}: {kind} is normalised by {mode}, supported are {sorted(FORMS)}")
+    if mode == "IDENTITY":
+        return make_normalization("none", {}, feature, lerobot=True)
+    name = step.get("state_file")
+    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+        raise CheckpointError(
+            f"{folder / file}: the statistics are in {name!r}, which is no file here; LeRobot would go on without"
+        )
+    try:
+        stored = load_file(folder / name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder / name}: not readable ({error}); download it again") from error
+    stem = f"{feature}."
+    statistics = {key.removeprefix(stem): value for key, value in stored.items() if key.startswith(stem)}
+    return make_normalization(FORMS[mode], statistics, f"{folder / name}: {feature}", lerobot=True)
+
+
+def _relative_mask(config: Mapping[str, Any], size: int) -> tuple[bool, ...]:
+    """True where an action is relative: all, but for names that contain one of ``relative_exclude_joints``."""
+    names, excluded = config.get("action_feature_names"), config.get("relative_exclude_joints") or []
+    if not names:
+        return (True,) * size
+    return tuple(not any(part in str(name).lower() for part in excluded) for name in names)

@@ -1,0 +1,149 @@
+"""Weights of both published layouts into the network, every name and shape checked before the first byte is read.
+
+LeRobot's names are openpi's behind ``model.``. Safetensors only, as for OpenVLA.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.openvla.loading import FLOATS, StoredTensor, read_manifest, read_tensors
+from vla_ros.policies.pi.architecture import PiArchitecture
+from vla_ros.policies.pi.names import Part, Parts, never_run, parameter_parts
+from vla_ros.policies.pi.network import PiNetwork
+
+LEROBOT = "model."
+
+FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
+"""Parameters that stay float32 in a bfloat16 model, as in openpi: small ones to which the flow is sensitive."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as the network reads it.
+
+    Attributes:
+        tensor: File, shape and type.
+        name: Its name in the file.
+    """
+
+    tensor: StoredTensor
+    name: str
+
+
+Manifest = Mapping[str, Stored]
+"""Openpi's name to the stored tensor."""
+
+
+def read_stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint under openpi's name, from the headers of its files alone.
+
+    Raises:
+        CheckpointError: The files are missing or damaged.
+    """
+    manifest = read_manifest(folder)
+    lerobot = any(name.startswith(f"{LEROBOT}paligemma_with_expert.") for name in manifest)
+    return {
+        name.removeprefix(LEROBOT) if lerobot else name: Stored(tensor, name) for name, tensor in manifest.items()
+    }
+
+
+def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) -> Parts:
+    """Compare what the network needs with what the files have; returns the parameters.
+
+    Raises:
+        CheckpointError: Missing or unexpected tensors, wrong shapes or types; the message names them.
+    """
+    parts = parameter_parts(architecture, stored)
+    needed = {part.name: part.shape for group in parts.values() for part in group}
+    unused = never_run(architecture)
+    found = {name: entry.tensor for name, entry in stored.items()}
+    problems = {
+        "missing": sorted(needed.keys() - found.keys()),
+        "unexpected": sorted(name for name in found.keys() - needed.keys() if not unused.match(name)),
+        "of the wrong shape": [
+            f"{name}: {list(found[name].shape)}, expected {list(shape)}"
+            for name, shape in sorted(needed.items())
+            if name in found and found[name].shape != shape
+        ],
+        f"not of a type in {list(FLOATS)}": [
+            f"{name}: {found[name].dtype}"
+            for name in sorted(needed.keys() & found.keys())
+            if found[name].dtype not in FLOATS
+        ],
+    }
+    text = "; ".join(
+        f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        for what, names in problems.items()
+        if names
+    )
+    if text:
+        raise CheckpointError(
+            f"{folder}: the weights are no {architecture.model}: {text}. LoRA adapters must be merged first; files "
+            "that LeRobot wrote before October 2025 must be converted by a newer one"
+        )
+    return parts
+
+
+def build_empty(architecture: PiArchitecture) -> PiNetwork:
+    """The network without memory for its weights, ready for :func:`fill`."""
+    with torch.device("meta"):
+        network = PiNetwork(architecture)
+    return network.eval().requires_grad_(False)
+
+
+def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Data type of one parameter where the matrices have ``dtype``."""
+    return torch.float32 if FLOAT32.match(name) else dtype
+
+
+def fill(
+    network: PiNetwork,
+    parts: Parts,
+    stored: Manifest,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress = no_progress,
+) -> None:
+    """Bring the weights to ``device``, one parameter at a time, file by file where nothing is stacked.
+
+    Args:
+        network: From :func:`build_empty`.
+        parts: From :func:`check_weights`.
+        stored: From :func:`read_stored`.
+        device: Where the weights go.
+        dtype: Of the matrices there.
+        progress: Told the share of numbers read.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    total = sum(prod(part.shape) for group in parts.values() for part in group)
+    done = 0
+    for name, group in parts.items():
+        shape = network.get_parameter(name).shape
+        value = torch.empty(shape, device=device, dtype=parameter_dtype(name, dtype))
+        rows = value.reshape(-1, *group[0].shape[1:])  # a view: the tower's positions have a leading 1
+        start = 0
+        for part, (_, tensor) in zip(group, _tensors(group, stored), strict=True):
+            rows[start : start + part.shape[0]].copy_(tensor)
+            start += part.shape[0]
+            done += tensor.numel()
+        owner, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
+        progress(done / total, "reading weights")
+
+
+def _tensors(group: tuple[Part, ...], stored: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
+    for part in group:
+        entry = stored[part.name]
+        yield from read_tensors(entry.tensor.file, [entry.name])

@@ -1,0 +1,82 @@
+"""What memory pi0 or pi0.5 needs, said before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+
+from vla_ros.errors import OutOfMemoryError
+from vla_ros.policies.openvla.memory import GB, MemoryPlan, available_memory
+from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
+from vla_ros.policies.pi.loading import parameter_dtype
+from vla_ros.policies.pi.names import Parts
+
+
+def plan_memory(
+    parts: Parts,
+    architecture: PiArchitecture,
+    dtype: str,
+    device: str,
+    cameras: int = 3,
+    flow_steps: int = 10,
+) -> MemoryPlan:
+    """Estimate the bytes of one robot's policy.
+
+    Args:
+        parts: Parameters, from :func:`~vla_ros.policies.pi.loading.check_weights`.
+        architecture: Sizes.
+        dtype: ``float32`` or ``bfloat16``.
+        device: ``cpu`` or ``cuda...``.
+        cameras: Images of one observation.
+        flow_steps: Euler steps, whose constants are kept.
+    """
+    torch_dtype = getattr(torch, dtype)
+    item = torch_dtype.itemsize
+    weights = sum(
+        prod(part.shape) * parameter_dtype(name, torch_dtype).itemsize
+        for name, group in parts.items()
+        for part in group
+    )
+    vision, prefix, expert = architecture.vision, architecture.prefix, architecture.expert
+    weights += (flow_steps + 1) * (2 * expert.depth + 1) * 3 * expert.width * 4
+    tokens = cameras * vision.patches + PROMPT_TOKENS[architecture.model]
+    places = tokens + 1 + architecture.horizon
+    cache = 2 * prefix.depth * prefix.kv_heads * prefix.head_dim * places * item
+    towers = cameras * vision.patches * (8 * vision.width + 2 * vision.mlp_width) * item
+    towers += cameras * 2 * vision.heads * vision.patches**2 * item
+    prefill = tokens * (8 * prefix.width + 4 * prefix.mlp_width) * item + 2 * prefix.heads * tokens**2 * item
+    largest = max(prod(part.shape) for group in parts.values() for part in group)
+    libraries = 256_000_000 if device.startswith("cuda") else 32_000_000
+    return MemoryPlan(weights, cache, max(towers, prefill, largest * 4) + libraries)
+
+
+def check_memory(
+    plan: Callable[[str], MemoryPlan],
+    dtype: str,
+    device: str,
+    available: Callable[[str], int | None] = available_memory,
+) -> str:
+    """Say what is needed and what there is, in one line.
+
+    Args:
+        plan: What a data type would need.
+        dtype: The one that is asked for.
+        device: Where.
+        available: Free bytes of a device.
+
+    Raises:
+        OutOfMemoryError: It does not fit; the text says whether bfloat16 would.
+    """
+    need, free = plan(dtype), available(device)
+    if free is None:
+        return f"needs {need} on {device}; how much is free there is not known"
+    if need.total > free:
+        small = plan("bfloat16")
+        fits = dtype != "bfloat16" and small.total <= free
+        advice = f"bfloat16 fits ({small.total / GB:.2f} GB)" if fits else "free memory or take a larger machine"
+        raise OutOfMemoryError(
+            f"the checkpoint needs {need} on {device} in {dtype}, but {free / GB:.2f} GB are free; {advice}"
+        )
+    return f"needs {need} on {device}, {free / GB:.2f} GB are free"

@@ -1,0 +1,124 @@
+"""From images, state and instruction to the model's inputs, and from its chunk to the robot's actions.
+
+Pure functions over arrays; no torch. The order is the training's: robot, normalisation, prompt, padding; and back
+un-normalisation of state and actions, absolute actions, robot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.policies.pi.normalization import Array, Normalization
+from vla_ros.policies.pi.prompt import PromptForm, prompt_tokens
+from vla_ros.policies.pi.robots import add_state, aloha_actions, aloha_state
+from vla_ros.types import IntArray, UInt8Array
+from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_linear
+
+
+@dataclass(frozen=True)
+class Processing:
+    """What a checkpoint was trained with.
+
+    Attributes:
+        images: Keys in the model's order.
+        optional_images: Those that may be missing.
+        antialias: True resizes as openpi does, to uint8; False as LeRobot, to float32.
+        prompt: Form of the prompt.
+        state_size: Numbers in the robot's state.
+        action_size: Numbers in its actions.
+        state: Normalisation of the state.
+        actions: Normalisation of the actions.
+        delta: True where an action is relative to the state; empty for none.
+        raw_state: True adds the state as measured (LeRobot); False the state after normalisation and back (openpi).
+        adapt: True converts ALOHA's joints and grippers.
+        summed_times: Which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`.
+    """
+
+    images: tuple[str, ...]
+    optional_images: tuple[str, ...]
+    antialias: bool
+    prompt: PromptForm
+    state_size: int
+    action_size: int
+    state: Normalization
+    actions: Normalization
+    delta: tuple[bool, ...] = ()
+    raw_state: bool = False
+    adapt: bool = False
+    summed_times: bool = True
+
+    def resized_images(self, images: Mapping[str, UInt8Array], size: int) -> NDArray[Any]:
+        """Images that are there, in the model's order: [cameras, size, size, 3], uint8 or float32 in [0, 1].
+
+        Raises:
+            ImageError: A key is unknown, one that must be there is missing, or an array is no image.
+        """
+        unknown = sorted(images.keys() - set(self.images))
+        missing = sorted(set(self.images) - images.keys() - set(self.optional_images))
+        if unknown or missing or not images:
+            raise ImageError(
+                f"images {sorted(images)} found, expected {list(self.images)}"
+                + (f", of which {list(self.optional_images)} may be missing" if self.optional_images else "")
+            )
+        present = [key for key in self.images if key in images]
+        for key in present:
+            image = images[key]
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+                raise ImageError(
+                    f"image '{key}' is {image.dtype} {list(image.shape)}, expected uint8 [height, width, 3] RGB"
+                )
+        resize: Callable[..., NDArray[Any]] = resize_with_pad if self.antialias else resize_with_pad_linear
+        return np.stack([resize(images[key], (size, size)) for key in present])
+
+    def normalized_state(self, state: Array) -> Array:
+        """The robot's state, float [state_size], as the model knows it, not padded.
+
+        Raises:
+            ConfigError: It has another length, or holds NaN or Inf.
+        """
+        if state.shape != (self.state_size,) or not np.isfinite(state).all():
+            raise ConfigError(f"the state is {state.tolist()}, expected {self.state_size} finite numbers")
+        return self.state.normalize(self._robot_state(state))
+
+    def tokens(self, encode: Callable[[str], list[int]], instruction: str, state: Array) -> IntArray:
+        """Int64 [L] from the instruction and the normalised state.
+
+        Raises:
+            ConfigError: The instruction is empty.
+        """
+        return prompt_tokens(encode, instruction, self.prompt, state)
+
+    def robot_actions(self, normalized: Array, state: Array) -> Array:
+        """The robot's actions from the model's.
+
+        Args:
+            normalized: [H, action_dim].
+            state: The robot's state, [state_size].
+
+        Returns:
+            [H, action_size] in the robot's units.
+        """
+        actions = self.actions.unnormalize(normalized)
+        if self.delta:
+            base = self._robot_state(state)
+            if not self.raw_state:
+                base = self.state.unnormalize(self.state.normalize(base))
+            actions = add_state(actions, base, self.delta)
+        actions = actions[..., : self.action_size]
+        return aloha_actions(actions) if self.adapt else actions
+
+    def _robot_state(self, state: Array) -> Array:
+        return aloha_state(np.asarray(state, np.float64)) if self.adapt else state
+
+
+def pad_state(state: Array, size: int) -> Array:
+    """``state`` with zeros behind it, float32 [size]."""
+    result = np.zeros(size, np.float32)
+    result[: len(state)] = state
+    return result

@@ -1,0 +1,78 @@
+"""The instruction, and in pi0.5 the state, as the tokens of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros.errors import ConfigError
+from vla_ros.policies.pi.normalization import Array
+from vla_ros.policies.pi.tokenizer import BOS
+from vla_ros.types import IntArray
+
+BINS = 256
+STATES = ("none", "as_is", "padded")
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """How a checkpoint's training wrote its prompts.
+
+    Attributes:
+        length: Where they are cut, BOS included; what follows (line break or ``Action:``) is then lost.
+        state: ``none``: the instruction and a line break. ``as_is``: pi0.5's sentence with the state's numbers.
+            ``padded``: the same, zeros up to ``padded_state`` included, as LeRobot before 0.5.0 trained.
+        clean: True strips the instruction and replaces underscores and line breaks by spaces.
+        padded_state: Numbers of a padded state.
+    """
+
+    length: int
+    state: str = "none"
+    clean: bool = True
+    padded_state: int = 32
+
+
+def state_bins(state: Array) -> IntArray:
+    """Bin of each normalised number: 0 to 255 over [-1, 1), -1 below, 255 above."""
+    bins: IntArray = np.digitize(state, np.linspace(-1, 1, BINS + 1)[:-1]).astype(np.int64) - 1
+    return bins
+
+
+def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str, ...]:
+    """The prompt's text, in parts that are tokenised one by one.
+
+    Args:
+        instruction: The command in natural language.
+        form: Of the checkpoint.
+        state: Normalised state, not padded.
+    """
+    text = instruction
+    if form.clean:
+        text = instruction.strip().replace("_", " ").replace("\n", " ")
+    if form.state == "none":
+        if form.clean:
+            return text, "\n"
+        return (text if text.endswith("\n") else f"{text}\n",)
+    if form.state == "padded":
+        state = np.pad(state, (0, max(0, form.padded_state - len(state))))
+    numbers = " ".join(str(number) for number in state_bins(state))
+    return (f"Task: {text}, State: {numbers};\nAction: ",)
+
+
+def prompt_tokens(
+    encode: Callable[[str], list[int]], instruction: str, form: PromptForm, state: Array
+) -> NDArray[np.int64]:
+    """Int64 [L], BOS first, cut to ``form.length`` and not padded.
+
+    Raises:
+        ConfigError: The instruction is empty.
+    """
+    if not instruction.strip():
+        raise ConfigError("policy.instruction: empty; say what the robot should do")
+    ids = [BOS]
+    for part in prompt_parts(instruction, form, state):
+        ids += encode(part)
+    return np.asarray(ids[: form.length], dtype=np.int64)

@@ -1,0 +1,150 @@
+"""What openpi's training did to the data of each robot, and the way back, as data and pure functions on arrays.
+
+Openpi's checkpoints do not say any of it: it follows from the name of the training configuration. LeRobot's say all
+that applies to them and need nothing from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from vla_ros.errors import ConfigError
+from vla_ros.policies.pi.architecture import PI0, PI05
+from vla_ros.policies.pi.normalization import Array
+
+BASE, LEFT_WRIST, RIGHT_WRIST = "base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"
+
+_NO_DELTA: Mapping[str, tuple[bool, ...]] = MappingProxyType({})
+_ARM = (True,) * 6 + (False,)
+
+
+@dataclass(frozen=True)
+class Robot:
+    """One robot as openpi trained it.
+
+    Attributes:
+        name: What presets call it.
+        asset: Folder below ``assets`` that has its statistics.
+        images: Keys in the model's order.
+        optional_images: Those that may be missing; the model leaves them out.
+        state: Numbers in the state.
+        actions: Numbers in one action.
+        delta: By model: True for every number that the model gives relative to the state; absent means none.
+        adapt: True where joints and grippers are converted to the space of openpi's own ALOHA arms.
+        prompt_state: False where pi0.5 was trained without the state in its prompt.
+    """
+
+    name: str
+    asset: str
+    images: tuple[str, ...]
+    state: int
+    actions: int
+    optional_images: tuple[str, ...] = ()
+    delta: Mapping[str, tuple[bool, ...]] = field(default_factory=lambda: _NO_DELTA)
+    adapt: bool = False
+    prompt_state: bool = True
+
+
+_DROID = Robot("droid", "droid", (BASE, LEFT_WRIST), state=8, actions=8)
+_ALOHA = Robot(
+    "aloha",
+    "trossen",
+    (BASE, LEFT_WRIST, RIGHT_WRIST),
+    state=14,
+    actions=14,
+    optional_images=(LEFT_WRIST, RIGHT_WRIST),
+    delta={PI0: _ARM * 2, PI05: _ARM * 2},
+    adapt=True,
+)
+
+ROBOTS: Mapping[str, Robot] = {
+    robot.name: robot
+    for robot in (
+        Robot(
+            "libero",
+            "physical-intelligence/libero",
+            (BASE, LEFT_WRIST),
+            state=8,
+            actions=7,
+            delta={PI0: _ARM},
+            prompt_state=False,
+        ),
+        _DROID,  # joint velocities, so nothing is relative
+        Robot(
+            "droid_joint_position",
+            "droid",
+            _DROID.images,
+            state=8,
+            actions=8,
+            delta={PI0: (True,) * 7 + (False,), PI05: (True,) * 7 + (False,)},
+        ),
+        _ALOHA,
+        Robot("aloha_sim", "trossen", _ALOHA.images, 14, 14, optional_images=_ALOHA.optional_images),
+    )
+}
+
+
+def find_robot(name: str) -> Robot:
+    """The robot of that name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in ROBOTS:
+        raise ConfigError(f"robot: found {name!r}, openpi's checkpoints are known for {sorted(ROBOTS)}")
+    return ROBOTS[name]
+
+
+def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
+    """Absolute actions [..., D] from ones that are relative to ``state`` where ``mask`` is True."""
+    result = np.array(actions)
+    chosen = np.flatnonzero(mask)
+    result[..., chosen] += state[chosen]
+    return result
+
+
+def subtract_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
+    """The inverse of :func:`add_state`: the rest of a chunk against a newer state."""
+    return add_state(actions, -state, mask)
+
+
+# ALOHA. Two arms of six joints and a gripper each. Openpi's arms turn some joints the other way, and measure the
+# gripper as an angle where ALOHA's own runtime has a share of the finger's way.
+_SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2, dtype=np.float64)
+_GRIPPERS = [6, 13]
+_FINGER_CLOSED, _FINGER_OPEN = 0.01844, 0.05800  # metres
+_ARM_LENGTH, _HORN_RADIUS = 0.036, 0.022  # metres
+_ANGLE_CLOSED, _ANGLE_OPEN = 0.5476, 1.6296  # radians, what the model calls 0 and 1
+_JOINT_CLOSED, _JOINT_OPEN = -0.6213, 1.4910  # radians, the gripper joint's range in ALOHA's runtime
+
+
+def aloha_state(state: Array) -> Array:
+    """ALOHA's state [..., 14] as openpi's arms would measure it."""
+    result = state * _SIGNS
+    finger = result[..., _GRIPPERS] * (_FINGER_OPEN - _FINGER_CLOSED) + _FINGER_CLOSED
+    sine = (_HORN_RADIUS**2 + finger**2 - _ARM_LENGTH**2) / (2 * _HORN_RADIUS * finger)
+    angle = np.arcsin(np.clip(sine, -1.0, 1.0))
+    result[..., _GRIPPERS] = (angle - _ANGLE_CLOSED) / (_ANGLE_OPEN - _ANGLE_CLOSED)
+    return result
+
+
+def aloha_actions(actions: Array) -> Array:
+    """Actions [..., 14] of openpi's arms as ALOHA's runtime takes them; not the inverse of :func:`aloha_state`.
+
+    The gripper of an action is the joint's command, that of the state a measured width.
+    """
+    result = actions * _SIGNS
+    angle = result[..., _GRIPPERS] + _ANGLE_CLOSED
+    result[..., _GRIPPERS] = (angle - _JOINT_CLOSED) / (_JOINT_OPEN - _JOINT_CLOSED)
+    return result
+
+
+def droid_command(actions: Array) -> Array:
+    """DROID's client: seven joint velocities within +-1, the gripper closed (1) above one half, else open (0)."""
+    result = np.clip(actions, -1.0, 1.0)
+    result[..., -1] = actions[..., -1] > 0.5
+    return result

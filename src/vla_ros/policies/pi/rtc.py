@@ -1,0 +1,98 @@
+"""Real-time chunking: a new chunk that continues the one the arm is executing meanwhile.
+
+Two forms. *Guided* (any checkpoint) pulls the chunk in each flow step towards what is left of the previous one;
+like LeRobot's it takes the error itself and no Jacobian. *Trained* (pi0.5 checkpoints trained for it) hands the
+previous actions in as finished ones: their time is 0 from the first step on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_ros.errors import ConfigError
+from vla_ros.types import FloatArray
+
+SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
+MODES = ("guided", "trained")
+
+
+@dataclass(frozen=True, eq=False)
+class RealTimeChunk:
+    """What is left of the previous chunk, and how the new one follows it.
+
+    Attributes:
+        previous: Float [T, A] normalised, T actions not executed yet, A at most the model's action width.
+        delay: d, actions that will have been executed when the new chunk arrives.
+        mode: ``guided`` or ``trained``.
+        execution_horizon: Guided: where guidance ends, at most T.
+        schedule: Guided: how the weight falls between ``delay`` and the end.
+        max_guidance_weight: Guided: limit of the correction's factor.
+    """
+
+    previous: FloatArray
+    delay: int
+    mode: str = "guided"
+    execution_horizon: int = 10
+    schedule: str = "LINEAR"
+    max_guidance_weight: float = 10.0
+
+
+def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: int) -> None:
+    """Refuse what the model cannot continue.
+
+    Args:
+        rtc: The request.
+        horizon: H of the model.
+        action_dim: Its action width.
+        max_delay: Longest delay that the checkpoint was trained for; 0 where it was not.
+
+    Raises:
+        ConfigError: Naming what was found and what was expected.
+    """
+    shape = rtc.previous.shape
+    if len(shape) != 2 or not 1 <= shape[0] <= horizon or not 1 <= shape[1] <= action_dim:
+        raise ConfigError(
+            f"RTC: the previous actions have shape {list(shape)}, expected [1 to {horizon}, 1 to {action_dim}]"
+        )
+    if not np.isfinite(rtc.previous).all():
+        raise ConfigError("RTC: the previous actions hold NaN or Inf")
+    if rtc.mode not in MODES or rtc.schedule not in SCHEDULES:
+        raise ConfigError(
+            f"RTC: mode {rtc.mode!r} and schedule {rtc.schedule!r}, expected one of {MODES} and {SCHEDULES}"
+        )
+    limit = min(max_delay, shape[0], horizon - 1) if rtc.mode == "trained" else horizon
+    if not 0 <= rtc.delay <= limit:
+        trained = f" (the checkpoint was trained for at most {max_delay})" if rtc.mode == "trained" else ""
+        raise ConfigError(f"RTC: a delay of {rtc.delay} actions, expected 0 to {limit}{trained}")
+
+
+def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
+    """How strongly each action of the new chunk follows the previous one, float64 [H], 1 to 0."""
+    end = min(rtc.execution_horizon, len(rtc.previous), horizon)
+    start = min(rtc.delay, end)
+    weights = np.zeros(horizon)
+    weights[:start] = 1.0
+    if rtc.schedule == "ONES":
+        weights[:end] = 1.0
+    elif rtc.schedule in ("LINEAR", "EXP"):
+        falling = np.linspace(1.0, 0.0, end - start + 2)[1:-1]
+        weights[start:end] = falling * np.expm1(falling) / (math.e - 1) if rtc.schedule == "EXP" else falling
+    return weights
+
+
+def guidance_scale(time: float, limit: float) -> float:
+    """Factor of the correction at flow time ``time`` (1 noise, 0 actions), at most ``limit``."""
+    done = 1.0 - time
+    if done <= 0.0 or time <= 0.0:
+        return limit
+    return min(limit, time / done * (time**2 + done**2) / time**2)
+
+
+def padded(previous: FloatArray, horizon: int, action_dim: int) -> FloatArray:
+    """The previous actions behind which zeros (the data set's mean) follow, float64 [H, action_dim]."""
+    result = np.zeros((horizon, action_dim))
+    result[: previous.shape[0], : previous.shape[1]] = previous
+    return result

@@ -1,0 +1,115 @@
+"""PaliGemma's tokenizer, from ``tokenizer.json`` or a SentencePiece model; read as data, never downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_ros.errors import CheckpointError, MissingDependencyError
+
+PAD, EOS, BOS = 0, 1, 2
+SPECIAL = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
+FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
+FOLDERS = (".", "tokenizer")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer that fits the checkpoint.
+
+    Attributes:
+        encode: Text to ids, without BOS; control tokens in the text are text.
+        path: Its file.
+    """
+
+    encode: Callable[[str], list[int]]
+    path: Path
+
+
+def find_tokenizer(folder: Path, chosen: Path | None = None) -> Path:
+    """The tokenizer's file: ``chosen`` (a file or its folder), else one in the checkpoint or its ``tokenizer/``.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if chosen is not None and chosen.is_file():
+        return chosen
+    base = folder if chosen is None else chosen
+    for place in FOLDERS:
+        for name in FILES:
+            if (base / place / name).is_file():
+                return base / place / name
+    raise CheckpointError(
+        f"{base}: no tokenizer ({', '.join(FILES)}) here or in tokenizer/. Many checkpoints lack it, nothing is "
+        "downloaded at run time: fetch tokenizer.json of google/paligemma-3b-pt-224 once and name its path"
+    )
+
+
+def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
+    """Read a tokenizer and check that the checkpoint was trained with its vocabulary.
+
+    Args:
+        path: ``*.json`` (tokenizers) or ``*.model`` (SentencePiece).
+        vocabulary: Rows of the checkpoint's embedding.
+
+    Raises:
+        CheckpointError: The file is damaged or has another vocabulary.
+        MissingDependencyError: The library that reads it is not installed.
+    """
+    encode, size, special = _tokenizers(path) if path.suffix == ".json" else _sentencepiece(path)
+    if size != vocabulary or special != SPECIAL:
+        raise CheckpointError(
+            f"{path}: {size} pieces with {special}, but the checkpoint was trained with {vocabulary} pieces and "
+            f"{SPECIAL}; the tokenizer belongs to another model (Gemma's own has 256000 pieces, PaliGemma's 257152)"
+        )
+    if len(encode("\n")) != 1:
+        raise CheckpointError(f"{path}: a line break is {encode(chr(10))}, expected one piece as in PaliGemma's")
+    return Tokenizer(encode, path)
+
+
+Read = tuple[Callable[[str], list[int]], int, dict[str, int | None]]
+
+
+def _tokenizers(path: Path) -> Read:
+    try:
+        from tokenizers import Tokenizer as Backend
+    except ImportError as error:
+        raise MissingDependencyError("tokenizers is not installed: pip install 'vla_ros[openvla]'") from error
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path}: not a tokenizer ({error}); download the file again") from error
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    image = backend.token_to_id("<image>")
+    size = backend.get_vocab_size()
+    # The processor of transformers adds <image> behind the vocabulary; the embedding has no row for it.
+    size -= int(image is not None and image == size - 1)
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in backend.encode(text, add_special_tokens=False).ids]
+
+    return encode, size, {name: backend.token_to_id(name) for name in SPECIAL}
+
+
+def _sentencepiece(path: Path) -> Read:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise MissingDependencyError("sentencepiece is not installed: pip install 'vla_ros[openvla]'") from error
+    try:
+        processor = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: not a SentencePiece model ({error}); download the file again") from error
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in processor.encode(text)]
+
+    special: dict[str, int | None] = {
+        "<pad>": processor.pad_id(),
+        "<eos>": processor.eos_id(),
+        "<bos>": processor.bos_id(),
+    }
+    return encode, int(processor.get_piece_size()), special
