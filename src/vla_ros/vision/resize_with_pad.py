@@ -65,9 +65,9 @@ def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 22
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> Taps:
     """The two samples of ``source`` beside each of ``target``, and the share of the second one."""
-    scale = np.float32(source) / np.float32(target)
-    half = np.float32(0.5)
-    position = np.maximum((np.arange(target, dtype=np.float32) + half) * scale - half, np.float32(0))
+    scale = np.float64(np.float32(source) / np.float32(target))
+    # Rounded once, as by a fused multiplication and addition.
+    position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
     first = np.minimum(position.astype(np.intp), source - 1)
     return first, np.minimum(first + 1, source - 1), position - first.astype(np.float32)
 

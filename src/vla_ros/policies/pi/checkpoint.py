@@ -15,7 +15,7 @@ from typing import Any
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.openvla.architecture import read_json
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
-from vla_ros.policies.pi.lerobot import read_processing
+from vla_ros.policies.pi.lerobot import read_processing, whole
 from vla_ros.policies.pi.loading import Stored, read_stored
 from vla_ros.policies.pi.normalization import make_normalization
 from vla_ros.policies.pi.processing import Processing
@@ -81,9 +81,8 @@ def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -
     config = read_json(folder / "config.json")
     layout = detect_layout(config, folder)
     stored = read_stored(folder)
-    horizon = config.get("action_horizon" if layout == OPENPI else "chunk_size")
-    if not isinstance(horizon, int) or horizon < 1:
-        raise CheckpointError(f"{folder / 'config.json'}: the horizon is {horizon!r}, expected a whole number")
+    path = folder / "config.json"
+    horizon = whole(config, "action_horizon" if layout == OPENPI else "chunk_size", None, path)
     shapes = {name: entry.tensor.shape for name, entry in stored.items()}
     architecture = infer_architecture(shapes, horizon, folder)
     if layout == LEROBOT:
@@ -92,8 +91,8 @@ def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -
                 f"{folder}: LeRobot's layout says itself how its data was prepared; name no robot and no asset"
             )
         processing = read_processing(folder, config, architecture)
-        steps = int(config.get("num_inference_steps", 10))
-        delay = int(config.get("rtc_training_max_delay") or 0)
+        steps = whole(config, "num_inference_steps", 10, path)
+        delay = whole(config, "rtc_training_max_delay", 0, path, least=0)
         return PiCheckpoint(folder, layout, architecture, stored, processing, steps, delay)
     if robot is None:
         raise ConfigError(

@@ -64,12 +64,13 @@ def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArc
     ]
     if not images:
         raise CheckpointError(f"{path}: input_features has no image; found {sorted(inputs)}")
+    keys = _camera_keys(before, images, folder / PREPROCESSOR)
     return Processing(
-        images=tuple(images),
-        optional_images=tuple(images),
+        images=keys,
+        optional_images=keys,
         antialias=False,
         prompt=PromptForm(
-            length=int(config.get("tokenizer_max_length", PROMPT_TOKENS[kind])),
+            length=whole(config, "tokenizer_max_length", PROMPT_TOKENS[kind], path),
             state="none" if kind == PI0 else "as_is",
             clean=kind != PI0,
             padded_state=architecture.action_dim,
@@ -102,10 +103,29 @@ def _steps(path: Path) -> dict[str, dict[str, Any]]:
     unknown = sorted(str(name) for name in named.keys() - STEPS)
     if unknown:
         raise CheckpointError(f"{path}: unknown steps {unknown}; known are {sorted(STEPS)}")
-    renamed = named.get("rename_observations_processor", {}).get("config", {}).get("rename_map")
-    if renamed:
-        raise CheckpointError(f"{path}: renames {renamed}, which is not supported; name the camera keys themselves")
     return named
+
+
+def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Path) -> tuple[str, ...]:
+    """What the cameras were called before the checkpoint's processor renamed them."""
+    renamed = steps.get("rename_observations_processor", {}).get("config", {}).get("rename_map") or {}
+    before = {new: old for old, new in renamed.items()}
+    if len(before) != len(renamed):
+        raise CheckpointError(f"{path}: rename_map {renamed} gives two observations one name")
+    return tuple(before.get(name, name) for name in names)
+
+
+def whole(config: Mapping[str, Any], name: str, default: int | None, path: Path, least: int = 1) -> int:
+    """A whole number of a ``config.json``; ``default`` where it is absent or null.
+
+    Raises:
+        CheckpointError: It is something else, or below ``least``.
+    """
+    value = config.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number of at least {least}")
+    return value
 
 
 def _normalization(

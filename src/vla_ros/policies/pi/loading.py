@@ -6,7 +6,7 @@ LeRobot's names are openpi's behind ``model.``. Safetensors only, as for OpenVLA
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla.loading import FLOATS, StoredTensor, read_manifest, read_tensors
 from vla_ros.policies.pi.architecture import PiArchitecture
-from vla_ros.policies.pi.names import Part, Parts, never_run, parameter_parts
+from vla_ros.policies.pi.names import Parts, never_run, parameter_parts
 from vla_ros.policies.pi.network import PiNetwork
 
 LEROBOT = "model."
@@ -114,7 +114,7 @@ def fill(
     dtype: torch.dtype,
     progress: Progress = no_progress,
 ) -> None:
-    """Bring the weights to ``device``, one parameter at a time, file by file where nothing is stacked.
+    """Bring the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
 
     Args:
         network: From :func:`build_empty`.
@@ -127,23 +127,26 @@ def fill(
     Raises:
         CheckpointError: A file cannot be read.
     """
-    total = sum(prod(part.shape) for group in parts.values() for part in group)
-    done = 0
+    slots: dict[str, tuple[str, int]] = {}  # stored name to parameter and first row
+    values: dict[str, torch.Tensor] = {}
     for name, group in parts.items():
-        shape = network.get_parameter(name).shape
-        value = torch.empty(shape, device=device, dtype=parameter_dtype(name, dtype))
-        rows = value.reshape(-1, *group[0].shape[1:])  # a view: the tower's positions have a leading 1
         start = 0
-        for part, (_, tensor) in zip(group, _tensors(group, stored), strict=True):
-            rows[start : start + part.shape[0]].copy_(tensor)
+        for part in group:
+            slots[part.name] = name, start
             start += part.shape[0]
+    total = sum(prod(stored[name].tensor.shape) for name in slots)
+    done = 0
+    for file in sorted({stored[name].tensor.file for name in slots}):
+        there = {stored[name].name: name for name in slots if stored[name].tensor.file == file}
+        for stored_name, tensor in read_tensors(file, there):
+            name, start = slots[there[stored_name]]
+            if name not in values:
+                shape = network.get_parameter(name).shape
+                values[name] = torch.empty(shape, device=device, dtype=parameter_dtype(name, dtype))
+            rows = values[name].view(-1, *tensor.shape[1:])  # the tower's positions have a leading 1
+            rows[start : start + tensor.shape[0]].copy_(tensor)
             done += tensor.numel()
+            progress(done / total, f"reading {file.name}")
+    for name, value in values.items():
         owner, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
-        progress(done / total, "reading weights")
-
-
-def _tensors(group: tuple[Part, ...], stored: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
-    for part in group:
-        entry = stored[part.name]
-        yield from read_tensors(entry.tensor.file, [entry.name])

@@ -47,9 +47,11 @@ def plan_memory(
     towers = cameras * vision.patches * (8 * vision.width + 2 * vision.mlp_width) * item
     towers += cameras * 2 * vision.heads * vision.patches**2 * item
     prefill = tokens * (8 * prefix.width + 4 * prefix.mlp_width) * item + 2 * prefix.heads * tokens**2 * item
+    working = max(towers, prefill)
+    if device.startswith("cuda"):  # a stored tensor is converted on the host, so loading takes nothing here
+        return MemoryPlan(weights, cache, working + 256_000_000)
     largest = max(prod(part.shape) for group in parts.values() for part in group)
-    libraries = 256_000_000 if device.startswith("cuda") else 32_000_000
-    return MemoryPlan(weights, cache, max(towers, prefill, largest * 4) + libraries)
+    return MemoryPlan(weights, cache, max(working, largest * 4) + 32_000_000)
 
 
 def check_memory(

@@ -7,7 +7,7 @@ un-normalisation of state and actions, absolute actions, robot.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.pi.normalization import Array, Normalization
-from vla_ros.policies.pi.prompt import PromptForm, prompt_tokens
-from vla_ros.policies.pi.robots import add_state, aloha_actions, aloha_state
+from vla_ros.policies.pi.prompt import STATES, PromptForm, prompt_tokens
+from vla_ros.policies.pi.robots import add_state, aloha_actions, aloha_state, subtract_state
 from vla_ros.types import IntArray, UInt8Array
 from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_linear
+
+RESIZES = ("antialias", "linear")
 
 
 @dataclass(frozen=True)
@@ -106,15 +108,55 @@ class Processing:
         """
         actions = self.actions.unnormalize(normalized)
         if self.delta:
-            base = self._robot_state(state)
-            if not self.raw_state:
-                base = self.state.unnormalize(self.state.normalize(base))
-            actions = add_state(actions, base, self.delta)
+            actions = add_state(actions, self._base(state), self.delta)
         actions = actions[..., : self.action_size]
         return aloha_actions(actions) if self.adapt else actions
 
+    def restate(self, normalized: Array, before: Array, now: Array) -> Array:
+        """The rest of a chunk, [T, D] normalised, as a chunk from the state ``now`` would say the same.
+
+        Real-time chunking continues it; where actions are relative to the state, their numbers must count from the
+        newer one. Unchanged where they are not.
+        """
+        if not self.delta:
+            return normalized
+        actions = self.actions.unnormalize(normalized)
+        size = min(actions.shape[-1], len(self.delta))
+        mask = self.delta[:size]
+        absolute = add_state(actions[..., :size], self._base(before), mask)
+        actions[..., :size] = subtract_state(absolute, self._base(now), mask)
+        return self.actions.normalize(actions)
+
+    def _base(self, state: Array) -> Array:
+        """What relative actions count from."""
+        base = self._robot_state(state)
+        return base if self.raw_state else self.state.unnormalize(self.state.normalize(base))
+
     def _robot_state(self, state: Array) -> Array:
         return aloha_state(np.asarray(state, np.float64)) if self.adapt else state
+
+
+def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
+    """Change what no file of a checkpoint tells.
+
+    Args:
+        processing: As the checkpoint's layout suggests.
+        prompt_state: Of pi0.5: ``none``, ``as_is``, or ``padded`` for checkpoints that LeRobot before 0.5 trained.
+        resize: ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that one of them trained and the
+            other wrote.
+
+    Raises:
+        ConfigError: Another value.
+    """
+    for name, value, known in (("prompt_state", prompt_state, STATES), ("resize", resize, RESIZES)):
+        if value not in ("auto", *known):
+            raise ConfigError(f"{name}: found {value!r}, expected auto, {', '.join(known)}")
+    form, antialias = processing.prompt, processing.antialias
+    return replace(
+        processing,
+        prompt=form if prompt_state == "auto" else replace(form, state=prompt_state),
+        antialias=antialias if resize == "auto" else resize == "antialias",
+    )
 
 
 def pad_state(state: Array, size: int) -> Array:

@@ -1,0 +1,137 @@
+"""Tiny checkpoints in both layouts, and the cases that the published code answered."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from vla_ros.policies.pi.architecture import EMBEDDINGS
+from vla_ros.policies.pi.checkpoint import read_checkpoint
+from vla_ros.policies.pi.inference import load_model
+from vla_ros.policies.pi.robots import find_robot
+from vla_ros.policies.pi.rtc import RealTimeChunk
+
+DATA = Path(__file__).parents[2] / "data" / "pi"
+MODELS = ("pi0", "pi05")
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """One thread: tiny matrices gain nothing from more, and on a busy machine threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One observation and what the published code made of it."""
+
+    values: dict
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+    def text(self, name):
+        return str(self.values[name])
+
+    @property
+    def images(self):
+        """Key to uint8 [H, W, 3]; LeRobot's with its prefix."""
+        found = {}
+        for name, value in self.values.items():
+            if name.startswith("image") and value.dtype == np.uint8:
+                key = name.removeprefix("image_") if "_" in name else f"observation.images.{name}"
+                found[key] = np.asarray(Image.open(io.BytesIO(value.tobytes())))
+        return found
+
+    @property
+    def tokens(self):
+        return self.values["tokens"][self.values["token_mask"]]
+
+    @property
+    def rtc(self):
+        if "previous" not in self.values:
+            return None
+        end = int(self["execution_horizon"])
+        return RealTimeChunk(
+            previous=self["previous"],
+            delay=int(self["inference_delay"]),
+            mode=self.text("mode"),
+            execution_horizon=end if end >= 0 else int(self["config_execution_horizon"]),
+            schedule=self.text("schedule"),
+            max_guidance_weight=float(self["max_guidance_weight"]),
+        )
+
+
+def load_cases(name):
+    with np.load(DATA / f"{name}.npz") as file:
+        arrays = {key: file[key] for key in file}
+    numbers = sorted({key[:2] for key in arrays})
+    return [Case({key[3:]: value for key, value in arrays.items() if key[:2] == number}) for number in numbers]
+
+
+CASES = {name: load_cases(name) for kind in MODELS for name in (kind, f"{kind}_lerobot")}
+
+
+def write_layout(folder, kind, layout):
+    """A checkpoint in one of the layouts; LeRobot's weights are openpi's under its names, in float32."""
+    shutil.copytree(DATA / kind / layout, folder)
+    shutil.copy(DATA / "architecture.json", folder)
+    if layout == "openpi":
+        shutil.copy(DATA / "tokenizer.model", folder)
+        return folder
+    (folder / "tokenizer").mkdir()
+    shutil.copy(DATA / "tokenizer.json", folder / "tokenizer")
+    weights = load_file(DATA / kind / "openpi" / "model.safetensors")
+    weights[EMBEDDINGS[0]] = weights[EMBEDDINGS[1]].clone()
+    save_file({f"model.{key}": value.float() for key, value in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """(model, layout) to a checkpoint that no test changes."""
+    base = tmp_path_factory.mktemp("pi")
+    return {
+        (kind, layout): write_layout(base / f"{kind}_{layout}", kind, layout)
+        for kind in MODELS
+        for layout in ("openpi", "lerobot")
+    }
+
+
+@pytest.fixture(scope="session")
+def loaded(folders):
+    """Loads (model, layout, robot, data type), each once."""
+    kept = {}
+
+    def load(kind, layout, robot="libero", dtype="float32"):
+        key = (kind, layout, robot if layout == "openpi" else "", dtype)
+        if key not in kept:
+            chosen = find_robot(robot) if layout == "openpi" else None
+            kept[key] = load_model(read_checkpoint(folders[kind, layout], chosen), dtype=dtype)
+        return kept[key]
+
+    return load
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Makes a checkpoint of the test's own."""
+
+    def make(kind="pi05", layout="openpi"):
+        return write_layout(tmp_path / f"{kind}_{layout}", kind, layout)
+
+    return make

@@ -1,0 +1,369 @@
+"""Folders in both layouts: what is read, and every way in which one can be wrong, by its name."""
+
+import json
+import re
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_ros.errors import CheckpointError, ConfigError, OutOfMemoryError
+from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED
+from vla_ros.policies.pi.checkpoint import read_checkpoint
+from vla_ros.policies.pi.inference import load_model
+from vla_ros.policies.pi.loading import build_empty
+from vla_ros.policies.pi.memory import check_memory, plan_memory
+from vla_ros.policies.pi.names import parameter_parts
+from vla_ros.policies.pi.robots import find_robot
+from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
+
+from .conftest import DATA, MODELS
+
+LIBERO = find_robot("libero")
+
+
+def edit_json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def edit_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def read(folder):
+    return read_checkpoint(folder, None if folder.name.endswith("lerobot") else LIBERO)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_both_layouts_hold_the_same_weights(loaded, kind):
+    one, other = (loaded(kind, layout).network.state_dict() for layout in ("openpi", "lerobot"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_published_sizes(kind):
+    """Parameters as counted on the published classes: what runs, and what no answer depends on."""
+    architecture = PUBLISHED[kind]
+    parts = parameter_parts(architecture, EMBEDDINGS[1:])
+    needed = sum(prod(part.shape) for group in parts.values() for part in group)
+    prefix, expert = architecture.prefix, architecture.expert
+    last_layer = 2 * prefix.width * 2048 + 3 * prefix.width * prefix.mlp_width + 2 * prefix.width
+    unused = last_layer + architecture.vocabulary * expert.width
+    assert needed + unused == {"pi0": 3_501_372_176, "pi05": 3_616_757_520}[kind]
+    stored = {part.name for group in parts.values() for part in group}
+    # Two more norms, the last layer's q, o and MLP, and the expert's head.
+    assert len(stored) + 2 + 5 + 1 == {"pi0": 777, "pi05": 812}[kind]
+    network = build_empty(architecture)
+    sizes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    assert sizes.keys() == parts.keys()
+    assert sum(prod(size) for size in sizes.values()) == needed
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_memory_of_the_published_sizes(kind):
+    parts = parameter_parts(PUBLISHED[kind], EMBEDDINGS[1:])
+    small = plan_memory(parts, PUBLISHED[kind], "bfloat16", "cuda")
+    assert 6.2e9 < small.weights < 6.9e9
+    assert small.total < 8e9
+    large = plan_memory(parts, PUBLISHED[kind], "float32", "cuda")
+
+    def plan(dtype):
+        return {"bfloat16": small, "float32": large}[dtype]
+
+    assert "8.00 GB are free" in check_memory(plan, "bfloat16", "cuda", lambda _: int(8e9))
+    with pytest.raises(OutOfMemoryError, match=r"in float32, but 8\.00 GB are free; bfloat16 fits"):
+        check_memory(plan, "float32", "cuda", lambda _: int(8e9))
+    with pytest.raises(OutOfMemoryError, match="free memory or take a larger machine"):
+        check_memory(plan, "bfloat16", "cuda", lambda _: int(4e9))
+    assert "not known" in check_memory(plan, "bfloat16", "cuda", lambda _: None)
+
+
+def test_the_plan_of_a_loaded_model(loaded, folders):
+    network = loaded("pi05", "openpi").network
+    checkpoint = read(folders["pi05", "openpi"])
+    parts = parameter_parts(checkpoint.architecture, checkpoint.stored)
+    plan = plan_memory(parts, checkpoint.architecture, "float32", "cpu", flow_steps=0)
+    held = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    assert held <= plan.weights <= 1.1 * held
+
+
+def test_the_data_types_of_bfloat16(loaded):
+    network = loaded("pi05", "openpi", dtype="bfloat16").network
+    wide = {name for name, value in network.named_parameters() if value.dtype == torch.float32}
+    assert wide >= {"vision.pos_embed", "vision.patch_embed.proj.weight", "expert.norm.dense.weight"}
+    assert wide >= {"prefix.layers.0.input_norm.weight", "action_in_proj.weight", "time_mlp_out.bias"}
+    assert not wide & {"expert.layers.0.qkv.weight", "vision.norm.weight", "embed_tokens.weight", "projector.bias"}
+
+
+@pytest.mark.parametrize("layout", ["openpi", "lerobot"])
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_the_embedding_under_either_name(checkpoint, loaded, layout, embedding):
+    folder = checkpoint("pi0", layout)
+    prefix = "model." if layout == "lerobot" else ""
+
+    def keep_one(weights):
+        value = next(weights[prefix + name] for name in EMBEDDINGS if prefix + name in weights).clone()
+        for name in EMBEDDINGS:
+            weights.pop(prefix + name, None)
+        weights[prefix + embedding] = value
+
+    edit_weights(folder, keep_one)
+    expected = loaded("pi0", layout).network.embed_tokens.weight
+    assert torch.equal(load_model(read(folder)).network.embed_tokens.weight, expected)
+
+
+@pytest.mark.parametrize("layout", ["openpi", "lerobot"])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (f"{EXPERT}layers.1.mlp.up_proj.weight", None, "1 missing: NAME"),
+        ("action_out_proj.bias", lambda value: value[:5], r"1 of the wrong shape: NAME: \[5\], expected \[32\]"),
+        ("action_in_proj.bias", lambda value: value.long(), "1 not of a type in .*: NAME: I64"),
+        (f"{PREFIX}layers.0.self_attn.q_proj.lora_A.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
+        (f"{PREFIX}layers.1.mlp.visual_memory.weight", lambda _: torch.zeros(2), "1 unexpected: NAME"),
+    ],
+)
+def test_every_wrong_tensor_is_named(checkpoint, layout, name, change, message):
+    folder = checkpoint("pi05", layout)
+    key = f"model.{name}" if layout == "lerobot" else name
+
+    def edit(weights):
+        value = weights.pop(key, None)
+        if change is not None:
+            weights[key] = change(value).contiguous()
+
+    edit_weights(folder, edit)
+    with pytest.raises(CheckpointError, match=message.replace("NAME", re.escape(name))):
+        load_model(read(folder))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_no_answer_depends_on_may_be_missing(checkpoint, loaded, kind):
+    folder = checkpoint(kind)
+
+    def edit(weights):
+        del weights["paligemma_with_expert.gemma_expert.lm_head.weight"]
+        for name in list(weights):
+            if re.match(rf"{re.escape(PREFIX)}(norm|layers\.2\.(mlp|self_attn\.[qo]_proj|post_))", name):
+                del weights[name]
+
+    edit_weights(folder, edit)
+    state = load_model(read(folder)).network.state_dict()
+    assert all(
+        torch.equal(value, state[name]) for name, value in loaded(kind, "openpi").network.state_dict().items()
+    )
+
+
+def test_a_folder_of_neither_layout(tmp_path):
+    with pytest.raises(CheckpointError, match="no such file"):
+        read_checkpoint(tmp_path, LIBERO)
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    with pytest.raises(CheckpointError, match=r"neither layout of pi0 and pi0.5.*'model_type'"):
+        read_checkpoint(tmp_path, LIBERO)
+    (tmp_path / "config.json").write_text('{"action_horizon": 10}')
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"\['model.pt'\] are pickles"):
+        read_checkpoint(tmp_path, LIBERO)
+
+
+def test_weights_of_neither_model(checkpoint):
+    folder = checkpoint("pi0")
+    edit_weights(folder, lambda weights: weights.pop("state_proj.weight"))
+    with pytest.raises(CheckpointError, match="neither of state_proj"):
+        read(folder)
+    edit_weights(folder, lambda weights: weights.pop("action_in_proj.weight"))
+    edit_weights(folder, lambda weights: weights.update({"state_proj.weight": torch.zeros(32, 32)}))
+    with pytest.raises(CheckpointError, match=r"action_in_proj.weight is missing"):
+        read(folder)
+
+
+def test_the_heads_of_the_vision_tower(checkpoint, tmp_path):
+    folder = checkpoint("pi0")
+    text = (folder / "architecture.json").read_text()
+    (folder / "architecture.json").unlink()
+    with pytest.raises(CheckpointError, match=r"64 wide.*architecture.json"):
+        read(folder)
+    (tmp_path / "architecture.json").write_text(text)
+    assert read(folder).architecture.vision.heads == 4
+    (tmp_path / "architecture.json").write_text('{"vision": {"heads": 5}}')
+    with pytest.raises(CheckpointError, match=r"vision\.heads is 5"):
+        read(folder)
+
+
+def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
+    folder = checkpoint("pi05")
+    with pytest.raises(ConfigError, match=r"name one of .*libero"):
+        read_checkpoint(folder)
+    with pytest.raises(CheckpointError, match=r"assets/mine/norm_stats.json: no such file; .*'trossen'"):
+        read_checkpoint(folder, LIBERO, asset="mine")
+    own = read_checkpoint(folder, find_robot("aloha"), asset="droid").processing.state
+    assert len(own.offset) == 8, "the statistics of the asset that was named"
+    path = folder / "assets" / "droid" / "norm_stats.json"
+    edit_json(path, lambda content: content["norm_stats"].pop("actions"))
+    with pytest.raises(CheckpointError, match="lacks state or actions"):
+        read_checkpoint(folder, find_robot("droid"))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="no such file"):
+        read_checkpoint(folder, find_robot("droid"))
+
+
+def test_lerobots_layout_takes_no_robot(folders):
+    with pytest.raises(ConfigError, match="name no robot"):
+        read_checkpoint(folders["pi0", "lerobot"], LIBERO)
+
+
+def test_lerobots_checkpoint(folders):
+    checkpoint = read(folders["pi05", "lerobot"])
+    assert checkpoint.processing.images == ("observation.images.image", "observation.images.image2")
+    assert (checkpoint.architecture.horizon, checkpoint.flow_steps, checkpoint.trained_delay) == (10, 10, 0)
+
+
+def step(content, name):
+    return next(entry for entry in content["steps"] if entry["registry_name"] == name)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", lambda c: c.update(type="pi0"), "type is pi0, but the weights are those of pi05"),
+        ("config.json", lambda c: c.update(use_visual_memory=True), "use_visual_memory"),
+        ("config.json", lambda c: c.update(image_resolution=[256, 256]), r"image_resolution is \[256, 256\]"),
+        ("config.json", lambda c: c["input_features"].pop("observation.state"), "observation.state"),
+        (
+            "config.json",
+            lambda c: c["output_features"]["action"].update(shape=[40]),
+            r"action has the shape \[40\]",
+        ),
+        ("config.json", lambda c: c.update(use_relative_actions=True), "use_relative_actions is True"),
+        ("config.json", lambda c: c.update(chunk_size=0), "chunk_size is 0"),
+        ("config.json", lambda c: c.update(num_inference_steps="ten"), "num_inference_steps is 'ten'"),
+        ("config.json", lambda c: c.update(tokenizer_max_length=True), "tokenizer_max_length is True"),
+        ("policy_preprocessor.json", lambda c: c.pop("steps"), "expected a list"),
+        ("policy_preprocessor.json", lambda c: c["steps"].pop(3), "no step normalizer_processor"),
+        (
+            "policy_preprocessor.json",
+            lambda c: c["steps"].append({"registry_name": "augment_processor"}),
+            r"unknown steps \['augment_processor'\]",
+        ),
+        (
+            "policy_preprocessor.json",
+            lambda c: step(c, "rename_observations_processor")["config"].update(rename_map={"a": "c", "b": "c"}),
+            "gives two observations one name",
+        ),
+        (
+            "policy_postprocessor.json",
+            lambda c: step(c, "unnormalizer_processor").update(state_file="gone.safetensors"),
+            "'gone.safetensors', which is no file here",
+        ),
+        (
+            "policy_postprocessor.json",
+            lambda c: step(c, "unnormalizer_processor").update(state_file="../x.safetensors"),
+            "which is no file here",
+        ),
+        (
+            "policy_postprocessor.json",
+            lambda c: step(c, "unnormalizer_processor")["config"]["norm_map"].update(ACTION="MIN_MAX"),
+            "ACTION is normalised by MIN_MAX",
+        ),
+    ],
+)
+def test_what_lerobots_files_get_wrong_is_named(checkpoint, file, change, message):
+    folder = checkpoint("pi05", "lerobot")
+    edit_json(folder / file, change)
+    with pytest.raises(CheckpointError, match=message):
+        read(folder)
+
+
+def test_missing_statistics_are_not_passed_over(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    path = next(folder.glob("policy_postprocessor_step_0*.safetensors"))
+    statistics = load_file(path)
+    del statistics["action.q99"]
+    save_file(statistics, path)
+    with pytest.raises(CheckpointError, match=r"action: normalising by quantile needs \['q99'\]"):
+        read(folder)
+    path.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="not readable"):
+        read(folder)
+
+
+def test_renamed_cameras_keep_the_names_that_the_robot_gives_them(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    renames = {"observation.images.front": "observation.images.image2", "observation.joints": "observation.state"}
+    edit_json(
+        folder / "policy_preprocessor.json",
+        lambda c: step(c, "rename_observations_processor")["config"].update(rename_map=renames),
+    )
+    assert read(folder).processing.images == ("observation.images.image", "observation.images.front")
+
+
+def test_relative_actions(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    names = ["x.pos", "y.pos", "z.pos", "a.pos", "b.pos", "c.pos", "Gripper.pos"]
+    edit_json(folder / "config.json", lambda c: c.update(use_relative_actions=True, action_feature_names=names))
+    edit_json(
+        folder / "policy_preprocessor.json",
+        lambda c: step(c, "relative_actions_processor")["config"].update(enabled=True),
+    )
+    processing = read(folder).processing
+    assert processing.delta == (True,) * 6 + (False,)
+    state, chunk = np.arange(8, dtype=np.float32), np.zeros((10, 32), np.float32)
+    expected = processing.actions.unnormalize(chunk)[:, :7] + np.array([0, 1, 2, 3, 4, 5, 0])
+    np.testing.assert_allclose(processing.robot_actions(chunk, state), expected, atol=1e-6)
+
+
+def test_the_tokenizer_is_looked_for_and_named(tmp_path):
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        find_tokenizer(tmp_path)
+    assert find_tokenizer(tmp_path, DATA) == DATA / "tokenizer.json"
+    assert find_tokenizer(tmp_path, DATA / "tokenizer.model") == DATA / "tokenizer.model"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_tokenizer_of_another_vocabulary_is_refused(name, tmp_path):
+    tokenizer = load_tokenizer(DATA / name, 900)
+    assert tokenizer.encode("<eos>fold") != [1, *tokenizer.encode("fold")], "control tokens in a text are text"
+    with pytest.raises(CheckpointError, match=r"900 pieces .* trained with 257152 pieces"):
+        load_tokenizer(DATA / name, 257152)
+    damaged = tmp_path / name
+    damaged.write_bytes((DATA / name).read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="not a"):
+        load_tokenizer(damaged, 900)
+
+
+def test_a_tokenizer_with_other_control_tokens_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    text = (DATA / "tokenizer.json").read_text()
+    path.write_text(text.replace("<bos>", "<s>"))
+    with pytest.raises(CheckpointError, match="'<bos>': None"):
+        load_tokenizer(path, 900)
+
+
+def test_an_image_token_behind_the_vocabulary_does_not_count(tmp_path):
+    content = json.loads((DATA / "tokenizer.json").read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 900, "content": "<image>"})
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    assert load_tokenizer(path, 900).encode("fold the towel") == load_tokenizer(DATA / path.name, 900).encode(
+        "fold the towel"
+    )
+
+
+def test_both_tokenizers_give_the_same_ids():
+    one, other = (load_tokenizer(DATA / f"tokenizer.{end}", 900) for end in ("json", "model"))
+    for text in ("pick up the cup", "Task: go, State: -1 128 255;\nAction: ", "\n", " über  zwei"):
+        assert one.encode(text) == other.encode(text)
+
+
+def test_wrong_numbers_of_steps_and_wrong_noise(folders, loaded):
+    with pytest.raises(ConfigError, match="flow steps: found 0"):
+        load_model(read(folders["pi0", "openpi"]), flow_steps=0)
+    with pytest.raises(ConfigError, match=r"noise has shape \[9, 32\], expected \[10, 32\]"):
+        loaded("pi0", "openpi").infer({}, np.zeros(8), "go", np.zeros((9, 32)))
