@@ -241,7 +241,7 @@ def step(content, name):
             lambda c: c["output_features"]["action"].update(shape=[40]),
             r"action has the shape \[40\]",
         ),
-        ("config.json", lambda c: c.update(use_relative_actions=True), "use_relative_actions is True"),
+        ("config.json", lambda c: c.update(use_relative_actions=True), "disagree on whether actions are relative"),
         ("config.json", lambda c: c.update(chunk_size=0), "chunk_size is 0"),
         ("config.json", lambda c: c.update(num_inference_steps="ten"), "num_inference_steps is 'ten'"),
         ("config.json", lambda c: c.update(tokenizer_max_length=True), "tokenizer_max_length is True"),
@@ -304,19 +304,43 @@ def test_renamed_cameras_keep_the_names_that_the_robot_gives_them(checkpoint):
     assert read(folder).processing.images == ("observation.images.image", "observation.images.front")
 
 
-def test_relative_actions(checkpoint):
-    folder = checkpoint("pi05", "lerobot")
-    names = ["x.pos", "y.pos", "z.pos", "a.pos", "b.pos", "c.pos", "Gripper.pos"]
-    edit_json(folder / "config.json", lambda c: c.update(use_relative_actions=True, action_feature_names=names))
+def relative(folder, **options):
+    edit_json(folder / "config.json", lambda c: c.update(use_relative_actions=True))
+    for file, name in (
+        ("policy_preprocessor.json", "relative_actions_processor"),
+        ("policy_postprocessor.json", "absolute_actions_processor"),
+    ):
+        edit_json(folder / file, lambda c, name=name: step(c, name)["config"].update(enabled=True))
     edit_json(
         folder / "policy_preprocessor.json",
-        lambda c: step(c, "relative_actions_processor")["config"].update(enabled=True),
+        lambda c: step(c, "relative_actions_processor")["config"].update(options),
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "mask"),
+    [
+        (["x.pos", "y.pos", "z.pos", "a.pos", "b.pos", "c.pos", "Gripper.pos"], [1, 1, 1, 1, 1, 1, 0]),
+        (["x", "gripper"], [1, 0, 1, 1, 1, 1, 1]),
+        (None, [1] * 7),
+    ],
+)
+def test_relative_actions(checkpoint, names, mask):
+    folder = checkpoint("pi05", "lerobot")
+    relative(folder, action_names=names, exclude_joints=["Gripper", None])
     processing = read(folder).processing
-    assert processing.delta == (True,) * 6 + (False,)
+    assert processing.delta == tuple(map(bool, mask))
     state, chunk = np.arange(8, dtype=np.float32), np.zeros((10, 32), np.float32)
-    expected = processing.actions.unnormalize(chunk)[:, :7] + np.array([0, 1, 2, 3, 4, 5, 0])
+    expected = processing.actions.unnormalize(chunk)[:, :7] + state[:7] * mask
     np.testing.assert_allclose(processing.robot_actions(chunk, state), expected, atol=1e-6)
+
+
+def test_relative_actions_need_as_many_states(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    relative(folder)
+    edit_json(folder / "config.json", lambda c: c["output_features"]["action"].update(shape=[9]))
+    with pytest.raises(CheckpointError, match="9 relative actions, but the state has 8"):
+        read(folder)
 
 
 def test_the_tokenizer_is_looked_for_and_named(tmp_path):

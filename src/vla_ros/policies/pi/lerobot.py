@@ -50,13 +50,7 @@ def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArc
     state_size = _size(inputs, STATE, path, architecture.action_dim)
     action_size = _size(outputs, ACTION, path, architecture.action_dim)
     before, after = _steps(folder / PREPROCESSOR), _steps(folder / POSTPROCESSOR)
-    relative = bool(config.get("use_relative_actions"))
-    enabled = bool(before.get("relative_actions_processor", {}).get("config", {}).get("enabled"))
-    if relative != enabled:
-        raise CheckpointError(
-            f"{path}: use_relative_actions is {relative}, but {PREPROCESSOR} says {enabled}; one of the two is not "
-            "this checkpoint's"
-        )
+    delta = _delta(config, before, after, state_size, action_size, path)
     images = [
         name
         for name, feature in inputs.items()
@@ -79,7 +73,7 @@ def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArc
         action_size=action_size,
         state=_normalization(folder, before, PREPROCESSOR, NORMALIZER, STATE, "STATE"),
         actions=_normalization(folder, after, POSTPROCESSOR, UNNORMALIZER, ACTION, "ACTION"),
-        delta=_relative_mask(config, action_size) if relative else (),
+        delta=delta,
         raw_state=True,
         summed_times=False,
     )
@@ -108,7 +102,7 @@ def _steps(path: Path) -> dict[str, dict[str, Any]]:
 
 def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Path) -> tuple[str, ...]:
     """What the cameras were called before the checkpoint's processor renamed them."""
-    renamed = steps.get("rename_observations_processor", {}).get("config", {}).get("rename_map") or {}
+    renamed = _options(steps, "rename_observations_processor").get("rename_map") or {}
     before = {new: old for old, new in renamed.items()}
     if len(before) != len(renamed):
         raise CheckpointError(f"{path}: rename_map {renamed} gives two observations one name")
@@ -134,7 +128,7 @@ def _normalization(
     step = steps.get(step_name)
     if step is None:
         raise CheckpointError(f"{folder / file}: no step {step_name}, so nothing says how to normalise {feature}")
-    mode = step.get("config", {}).get("norm_map", {}).get(kind, "IDENTITY")
+    mode = _options(steps, step_name).get("norm_map", {}).get(kind, "IDENTITY")
     if mode not in FORMS:
         raise CheckpointError(f"{folder / file}: {kind} is normalised by {mode}, supported are {sorted(FORMS)}")
     if mode == "IDENTITY":
@@ -153,9 +147,33 @@ def _normalization(
     return make_normalization(FORMS[mode], statistics, f"{folder / name}: {feature}", lerobot=True)
 
 
-def _relative_mask(config: Mapping[str, Any], size: int) -> tuple[bool, ...]:
-    """True where an action is relative: all, but for names that contain one of ``relative_exclude_joints``."""
-    names, excluded = config.get("action_feature_names"), config.get("relative_exclude_joints") or []
-    if not names:
-        return (True,) * size
-    return tuple(not any(part in str(name).lower() for part in excluded) for name in names)
+def _delta(
+    config: Mapping[str, Any],
+    before: Mapping[str, dict[str, Any]],
+    after: Mapping[str, dict[str, Any]],
+    state_size: int,
+    size: int,
+    path: Path,
+) -> tuple[bool, ...]:
+    """True where an action is relative to the measured state; empty where none is."""
+    step = _options(before, "relative_actions_processor")
+    said = {
+        "use_relative_actions of config.json": bool(config.get("use_relative_actions")),
+        "relative_actions_processor": bool(step.get("enabled")),
+        "absolute_actions_processor": bool(_options(after, "absolute_actions_processor").get("enabled")),
+    }
+    if len(set(said.values())) > 1:
+        raise CheckpointError(f"{path}: the files disagree on whether actions are relative to the state: {said}")
+    if not step.get("enabled"):
+        return ()
+    if state_size < size:
+        raise CheckpointError(f"{path}: {size} relative actions, but the state has {state_size} numbers")
+    tokens = [str(token).lower() for token in step.get("exclude_joints") or () if token]
+    names = [str(name).lower() for name in step.get("action_names") or ()][:size]
+    mask = [not any(token in name for token in tokens) for name in names]
+    return (*mask, *(True,) * (size - len(mask)))
+
+
+def _options(steps: Mapping[str, dict[str, Any]], name: str) -> Mapping[str, Any]:
+    options = steps.get(name, {}).get("config") or {}
+    return options if isinstance(options, dict) else {}
