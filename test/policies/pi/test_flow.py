@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.architecture import PI05, PUBLISHED, GemmaShape, TowerShape
 from vla_ros.policies.pi.flow import Guidance, Inpainting, euler_times, make_flow, sample_actions
+from vla_ros.policies.pi.loading import build_empty
 from vla_ros.policies.pi.network import PiNetwork, PrefixInput
 from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, guidance_scale, prefix_weights
 
@@ -177,3 +178,21 @@ def test_what_cannot_be_continued_is_refused(rtc, max_delay, message):
 def test_what_can_be_continued():
     check_chunk(request(), 10, 32, 0)
     check_chunk(request(mode="trained", delay=4), 10, 32, 4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_published_shape_runs_through(kind):
+    network = build_empty(PUBLISHED[kind])
+    inputs = PrefixInput(
+        torch.empty(1, 3, 3, 224, 224, device="meta"),
+        torch.empty(1, 60, dtype=torch.long, device="meta"),
+        None,
+        torch.empty(1, 32, device="meta"),
+    )
+    prefix = network.prefill(inputs)
+    places = 3 * 256 + 60 + (kind == "pi0")
+    assert prefix.start == places
+    assert prefix.memory.keys.shape == (18, 1, 1, places + 50, 256)
+    flow = make_flow(network, steps=1)
+    chunk = sample_actions(network, flow, inputs, torch.empty(1, 50, 32, device="meta"))
+    assert chunk.shape == (1, 50, 32)
