@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.policies.openvla.architecture import TowerShape
-from vla_ros.policies.openvla.vision_tower import LAYER_NORM_EPS, Mlp, VisionTower
+from vla_ros.policies.openvla.vision_tower import LAYER_NORM_EPS, Block, Mlp, VisionTower
 
 
 class TanhMlp(Mlp):
@@ -36,7 +36,9 @@ class SiglipTower(VisionTower):
         embedded = self.patch_embed(pixels.to(self.pos_embed.dtype)) + self.pos_embed
         tokens: Tensor = embedded.to(self.norm.weight.dtype)
         for block in self.blocks:
-            tokens = block(tokens)
+            assert isinstance(block, Block)
+            tokens = tokens + block.attn(block.norm1(tokens))
+            tokens = tokens + block.mlp(block.norm2(tokens))
         output: Tensor = self.norm(tokens)
         return output
 
