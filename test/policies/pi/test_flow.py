@@ -80,7 +80,7 @@ def test_a_batch_is_its_robots_one_by_one(kind):
 def test_no_value_is_read_while_sampling(kind, form):
     """Shapes alone decide what is computed, as in a captured graph: it runs with tensors that have no values."""
     network = random_network(kind)
-    flow = make_flow(network)
+    flow = make_flow(network, steps=2)
     inputs, noise = random_inputs()
     rtc = {
         "plain": None,

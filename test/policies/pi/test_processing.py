@@ -140,6 +140,8 @@ def test_robots_are_consistent():
         assert robot.name == name
         assert set(robot.optional_images) < set(robot.images)
         assert all(len(mask) == robot.actions <= robot.state for mask in robot.delta.values())
+    sim = ROBOTS["aloha_sim"]
+    assert (sim.adapt, dict(sim.delta)) == (True, {}), "converted as the real arms are, but absolute"
     with pytest.raises(ConfigError, match="'so101'"):
         find_robot("so101")
 

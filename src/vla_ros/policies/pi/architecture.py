@@ -108,7 +108,7 @@ def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, fold
         if len(found) != axes or not all(found):
             raise CheckpointError(
                 f"{folder}: the tensor {name} is {list(found) if name in shapes else 'missing'}, expected {axes} "
-                "axes; convert or download the checkpoint again"
+                "axes; download the checkpoint again, or convert it (LeRobot's files from before October 2025)"
             )
         return found
 

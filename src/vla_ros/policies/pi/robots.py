@@ -7,7 +7,7 @@ that applies to them and need nothing from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -57,7 +57,7 @@ _ALOHA = Robot(
     state=14,
     actions=14,
     optional_images=(LEFT_WRIST, RIGHT_WRIST),
-    delta={PI0: _ARM * 2, PI05: _ARM * 2},
+    delta=dict.fromkeys((PI0, PI05), _ARM * 2),
     adapt=True,
 )
 
@@ -74,16 +74,9 @@ ROBOTS: Mapping[str, Robot] = {
             prompt_state=False,
         ),
         _DROID,  # joint velocities, so nothing is relative
-        Robot(
-            "droid_joint_position",
-            "droid",
-            _DROID.images,
-            state=8,
-            actions=8,
-            delta={PI0: (True,) * 7 + (False,), PI05: (True,) * 7 + (False,)},
-        ),
+        replace(_DROID, name="droid_joint_position", delta=dict.fromkeys((PI0, PI05), (True,) * 7 + (False,))),
         _ALOHA,
-        Robot("aloha_sim", "trossen", _ALOHA.images, 14, 14, optional_images=_ALOHA.optional_images),
+        replace(_ALOHA, name="aloha_sim", asset="lerobot/aloha_sim_transfer_cube_human", delta=_NO_DELTA),
     )
 }
 
