@@ -2,15 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
-from vla_ros.errors import CheckpointError, ConfigError, OutOfMemoryError
-from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED
+from vla_ros.errors import CheckpointError, ConfigError, OutOfMemoryError, VlaRosError
+from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
 from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model
 from vla_ros.policies.pi.loading import build_empty
@@ -197,6 +201,30 @@ def test_the_heads_of_the_vision_tower(checkpoint, tmp_path):
         read(folder)
 
 
+def test_sizes_that_contradict_each_other(checkpoint):
+    folder = checkpoint("pi0")
+
+    def drop_layer(weights):
+        for name in [name for name in weights if name.startswith(f"{EXPERT}layers.2.")]:
+            del weights[name]
+
+    edit_weights(folder, drop_layer)
+    with pytest.raises(CheckpointError, match="differ in layers, heads or head size"):
+        read(folder)
+
+
+def test_the_published_vision_tower_needs_no_word_of_its_heads(folders, tmp_path):
+    stored = read(folders["pi0", "openpi"]).stored
+    shapes = {name: entry.tensor.shape for name, entry in stored.items()}
+    shapes[f"{SIGLIP}embeddings.patch_embedding.weight"] = (1152, 3, 14, 14)
+    assert infer_architecture(shapes, 10, tmp_path).vision.heads == 16
+
+
+def test_a_robot_with_more_numbers_than_the_model(folders):
+    with pytest.raises(ConfigError, match=r"libero has 33 numbers in its state .* pads to 32"):
+        read_checkpoint(folders["pi0", "openpi"], replace(LIBERO, state=33))
+
+
 def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
     folder = checkpoint("pi05")
     with pytest.raises(ConfigError, match=r"name one of .*libero"):
@@ -242,6 +270,11 @@ def step(content, name):
             r"action has the shape \[40\]",
         ),
         ("config.json", lambda c: c.update(use_relative_actions=True), "disagree on whether actions are relative"),
+        (
+            "config.json",
+            lambda c: [c["input_features"].pop(f"observation.images.{name}") for name in ("image", "image2")],
+            "input_features has no image",
+        ),
         ("config.json", lambda c: c.update(chunk_size=0), "chunk_size is 0"),
         ("config.json", lambda c: c.update(num_inference_steps="ten"), "num_inference_steps is 'ten'"),
         ("config.json", lambda c: c.update(tokenizer_max_length=True), "tokenizer_max_length is True"),
@@ -292,6 +325,16 @@ def test_missing_statistics_are_not_passed_over(checkpoint):
     path.write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="not readable"):
         read(folder)
+
+
+def test_a_feature_that_is_not_normalised(checkpoint):
+    folder = checkpoint("pi05", "lerobot")
+    edit_json(
+        folder / "policy_preprocessor.json",
+        lambda c: step(c, "normalizer_processor")["config"]["norm_map"].update(STATE="IDENTITY"),
+    )
+    state = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(read(folder).processing.normalized_state(state), state)
 
 
 def test_renamed_cameras_keep_the_names_that_the_robot_gives_them(checkpoint):
@@ -370,6 +413,14 @@ def test_a_tokenizer_with_other_control_tokens_is_refused(tmp_path):
         load_tokenizer(path, 900)
 
 
+def test_a_tokenizer_whose_line_break_is_no_piece_is_refused(tmp_path):
+    words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1, "<bos>": 2, "go": 3}, unk_token="<pad>"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"a line break is \[\], expected one piece"):
+        load_tokenizer(tmp_path / "tokenizer.json", 4)
+
+
 def test_an_image_token_behind_the_vocabulary_does_not_count(tmp_path):
     content = json.loads((DATA / "tokenizer.json").read_text())
     content["added_tokens"].append({**content["added_tokens"][0], "id": 900, "content": "<image>"})
@@ -384,6 +435,14 @@ def test_both_tokenizers_give_the_same_ids():
     one, other = (load_tokenizer(DATA / f"tokenizer.{end}", 900) for end in ("json", "model"))
     for text in ("pick up the cup", "Task: go, State: -1 128 255;\nAction: ", "\n", " über  zwei"):
         assert one.encode(text) == other.encode(text)
+
+
+def test_a_chunk_that_is_no_number_is_refused(loaded):
+    model = loaded("pi0", "openpi")
+    images = {key: np.zeros((8, 8, 3), np.uint8) for key in model.processing.images}
+    noise = np.full((10, 32), np.inf)
+    with pytest.raises(VlaRosError, match="NaN or Inf; the frame is dropped"):
+        model.infer(images, np.zeros(8), "go", noise)
 
 
 def test_wrong_numbers_of_steps_and_wrong_noise(folders, loaded):
