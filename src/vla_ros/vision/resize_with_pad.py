@@ -1,7 +1,7 @@
-"""Resize without distortion and pad to a square with black, as openpi and as LeRobot do it.
+"""Resizes images without distortion and pads them with black, as openpi and as LeRobot do.
 
-They differ where an image shrinks: openpi's Pillow filter averages (antialias), LeRobot's looks at four pixels. A
-checkpoint wants what it was trained with; on fine structure the two are up to 70 levels apart.
+The two differ where an image shrinks: openpi uses Pillow's filter with antialias, LeRobot interpolates between four
+pixels. A checkpoint needs the one it was trained with; on fine structure they are up to 70 levels apart.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Taps = tuple[NDArray[np.intp], NDArray[np.intp], Levels]
 
 
 def fitted_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) in pixels of a ``source`` that fits into ``target``; at least one pixel each way."""
+    """Compute the (height, width) of ``source`` scaled into ``target``; at least one pixel each."""
     ratio = max(source[0] / target[0], source[1] / target[1])
     return max(1, int(source[0] / ratio)), max(1, int(source[1] / ratio))
 
 
 def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Openpi's ``resize_with_pad``: Pillow's bilinear filter with antialias, to the bit.
+    """Resize as openpi does: Pillow's bilinear filter with antialias, bit for bit.
 
     Args:
         image: Uint8 [H, W, 3] RGB.
@@ -44,7 +44,7 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
 
 
 def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> Levels:
-    """LeRobot's ``resize_with_pad_torch``: bilinear between four pixels, without antialias and without rounding.
+    """Resize as LeRobot does: bilinear, without antialias and without rounding.
 
     Args:
         image: Uint8 [H, W, 3] RGB.
@@ -64,7 +64,7 @@ def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 22
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> Taps:
-    """The two samples of ``source`` beside each of ``target``, and the share of the second one."""
+    """Neighbours in ``source`` of each sample of ``target``, and the weight of the second one."""
     scale = np.float64(np.float32(source) / np.float32(target))
     # Rounded once, as by a fused multiplication and addition.
     position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))
@@ -78,7 +78,7 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
 
 
 def _centred(small: Pixels, target: tuple[int, int]) -> Pixels:
-    """``small`` in the middle of black; where it cannot be, one pixel nearer to top and left."""
+    """Centre ``small`` on black; odd padding puts the extra pixel at the bottom and right."""
     height, width = small.shape[:2]
     top, left = (target[0] - height) // 2, (target[1] - width) // 2
     result = np.zeros((*target, small.shape[2]), small.dtype)

@@ -192,7 +192,7 @@ def test_the_published_shape_runs_through(kind):
     prefix = network.prefill(inputs)
     places = 3 * 256 + 60 + (kind == "pi0")
     assert prefix.start == places
-    assert prefix.memory.keys.shape == (18, 1, 1, places + 50, 256)
+    assert prefix.cache.keys.shape == (18, 1, 1, places + 50, 256)
     flow = make_flow(network, steps=1)
     chunk = sample_actions(network, flow, inputs, torch.empty(1, 50, 32, device="meta"))
     assert chunk.shape == (1, 50, 32)

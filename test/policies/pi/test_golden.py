@@ -102,9 +102,9 @@ def test_prefix_and_suffix_of_the_first_case(loaded, kind):
     valid = np.concatenate([np.repeat(case["image_mask"], 256), case["token_mask"]])
     kept = np.flatnonzero(valid[::7])  # of the stored rows, every seventh of all
     ours = (np.cumsum(valid) - 1)[::7][kept]
-    memory = network.prefill(inputs).memory
-    np.testing.assert_allclose(memory.keys[1, 0, 0][ours], case["prefix_key_1"][kept], rtol=0, atol=KEYS)
-    np.testing.assert_allclose(memory.values[1, 0, 0][ours], case["prefix_value_1"][kept], rtol=0, atol=KEYS)
+    cache = network.prefill(inputs).cache
+    np.testing.assert_allclose(cache.keys[1, 0, 0][ours], case["prefix_key_1"][kept], rtol=0, atol=KEYS)
+    np.testing.assert_allclose(cache.values[1, 0, 0][ours], case["prefix_value_1"][kept], rtol=0, atol=KEYS)
 
     suffix = network.embed_actions(noise, model.flow.steps[0])[0]
     if network.architecture.has_state_token:

@@ -1,9 +1,9 @@
-"""The sizes of pi0 and pi0.5 as data, and how a checkpoint's tensors tell them. No torch here.
+"""Sizes of pi0 and pi0.5 as data, and how to infer them from a checkpoint's tensors. No torch here.
 
-Nothing in either published layout names the sizes reliably, so they are read from the shapes of the tensors. One
-number no shape tells: the heads of the vision tower. The published tower (So400m, 1152 wide) has 16; a checkpoint
-with another tower says it in ``architecture.json`` (``{"vision": {"heads": 4}}``) in its folder, or in one of the
-two folders above, where both layouts of a model lie side by side.
+Neither layout states its sizes reliably, so they are inferred from the shapes of the tensors. One number follows
+from no shape: the heads of the vision tower. The published tower (So400m, 1152 wide) has 16; a checkpoint with
+another tower states it in ``architecture.json`` (``{"vision": {"heads": 4}}``) in its folder or in one of the two
+folders above, where both layouts of a model lie side by side.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PUBLISHED: Mapping[str, PiArchitecture] = {PI0: PiArchitecture(PI0), PI05: PiArc
 
 
 def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, folder: Path) -> PiArchitecture:
-    """Read the sizes from the shapes of the stored tensors.
+    """Infer the sizes from the shapes of the stored tensors.
 
     Args:
         shapes: Stored name, without LeRobot's leading ``model.``, to shape.

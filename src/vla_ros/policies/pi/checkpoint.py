@@ -1,4 +1,4 @@
-"""A checkpoint folder in either published layout: what it says, and what it leaves to the robot's description.
+"""Reads a checkpoint folder in either published layout.
 
 Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, and says
 nothing of robot, prompt or delta actions: a :class:`~vla_ros.policies.pi.robots.Robot` does. LeRobot's has
@@ -28,7 +28,7 @@ LEROBOT = "lerobot"
 
 @dataclass(frozen=True)
 class PiCheckpoint:
-    """A checkpoint that was read but for its weights.
+    """Everything about a checkpoint except its weights.
 
     Attributes:
         folder: Where it is.
@@ -50,7 +50,7 @@ class PiCheckpoint:
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
-    """``openpi`` or ``lerobot``.
+    """Tell the layout from ``config.json``: ``openpi`` or ``lerobot``.
 
     Raises:
         CheckpointError: It is neither.
@@ -67,11 +67,11 @@ def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -> PiCheckpoint:
-    """Read all of a checkpoint but its weights.
+    """Read everything of a checkpoint except its weights.
 
     Args:
         folder: The checkpoint.
-        robot: Openpi's layout needs it; LeRobot's must not have it.
+        robot: Required by openpi's layout, refused by LeRobot's.
         asset: Folder below ``assets`` in place of the robot's own, for a fine-tune with statistics of another name.
 
     Raises:

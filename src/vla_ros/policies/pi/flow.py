@@ -1,7 +1,7 @@
-"""From noise to actions: Euler steps along the velocities that the network predicts.
+"""Samples actions from noise: Euler steps along the velocities that the network predicts.
 
-Nothing in the loop waits for the device or depends on values: shapes, times and their constants are fixed
-beforehand, so that prefix and steps can be captured as one CUDA graph.
+The loop never synchronises with the device and never branches on a value. Shapes, times and constants are fixed
+beforehand, so prefix and steps can be captured as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Flow:
     """The steps of one integration.
 
     Attributes:
-        steps: What the time enters through, from t = 1 on.
+        steps: Constants of each step, from t = 1 on.
         finished: The same for t = 0, the time of given actions; pi0.5 only.
     """
 
@@ -58,12 +58,12 @@ class Flow:
 
 
 def euler_times(steps: int, summed: bool) -> list[float]:
-    """Times of the steps, float32 values: 1.0, 0.9, ... for ten.
+    """Compute the times of the steps as float32 values: 1.0, 0.9, ... for ten.
 
     Args:
         steps: How many.
-        summed: True adds the step to a float32 time again and again, as openpi does; False multiplies, as LeRobot
-            does. The fast sines of the time turn the difference into up to 1e-4 in the actions.
+        summed: True accumulates the step in float32, as openpi does; False multiplies, as LeRobot does. The
+            difference moves the actions by up to 1e-4, as the time embedding has fast sines.
     """
     delta = np.float32(-1.0 / steps)
     times = [np.float32(1.0)]
@@ -74,10 +74,10 @@ def euler_times(steps: int, summed: bool) -> list[float]:
 
 @torch.no_grad()
 def make_flow(network: PiNetwork, steps: int = 10, summed: bool = True) -> Flow:
-    """Compute what the steps share: time embeddings, time MLPs and all modulations.
+    """Precompute what depends on the time: embeddings, time MLPs and all modulations.
 
     Args:
-        network: With its weights.
+        network: Loaded.
         steps: Euler steps.
         summed: As for :func:`euler_times`.
     """
@@ -93,10 +93,10 @@ def sample_actions(
     noise: Tensor,
     rtc: Guidance | Inpainting | None = None,
 ) -> Tensor:
-    """One chunk.
+    """Sample one chunk per robot.
 
     Args:
-        network: With its weights.
+        network: Loaded.
         flow: From :func:`make_flow`.
         inputs: Images, prompt and state as tensors on the network's device.
         noise: Float32 [B, H, action_dim].
@@ -124,7 +124,7 @@ def sample_actions(
 
 
 def where_given(given: Tensor, finished: StepConstants, step: StepConstants) -> StepConstants:
-    """Constants [B, H, width]: each token's own, ``finished`` where its action is given."""
+    """Choose constants per token, [B, H, width]: ``finished`` where the action is given, else ``step``."""
 
     def choose(one: Modulation, other: Modulation) -> Modulation:
         pairs = zip(one, other, strict=True)

@@ -1,8 +1,8 @@
-"""Gemma as pi0 and pi0.5 use it: layers that write their keys and values into one memory, and adaptive norms.
+"""Gemma as pi0 and pi0.5 use it: layers over one KV cache, with ordinary or adaptive norms.
 
-It differs from OpenVLA's Llama in all but the plan: the norm multiplies by ``1 + weight``, the MLP's gate is tanh
-GELU, nothing is causal, the head size is no share of the width, and every norm of pi0.5's expert is modulated by
-the flow's time. Query, key and value are one matrix here, gate and up another; the loader stacks them.
+Unlike OpenVLA's Llama, the norm multiplies by ``1 + weight``, the MLP's gate is tanh GELU, nothing is causal, the
+head size is independent of the width, and the time modulates every norm of pi0.5's expert. Query, key and value are
+one matrix here, gate and up another; the loader stacks them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class Modulation(NamedTuple):
-    """What one norm does around one sublayer, constant over a flow step.
+    """Scale, shift and gate of one norm and the sublayer behind it; constant over a flow step.
 
     Attributes:
         scale: [width], or [B, H, width] where tokens have times of their own; the norm multiplies by ``1 + scale``.
@@ -37,42 +37,42 @@ class Modulation(NamedTuple):
     gate: Tensor | None = None
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """RMS norm of [B, N, width] in float32, rounded once at the end."""
+        """Normalise [B, N, width] in float32 and round once, at the end."""
         wide = hidden.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_EPS) * (1.0 + self.scale)
         return (wide if self.shift is None else wide + self.shift).to(hidden.dtype)
 
     def add(self, hidden: Tensor, branch: Tensor) -> Tensor:
-        """The residual sum."""
+        """Add the sublayer's output to the residual stream."""
         return hidden + (branch if self.gate is None else branch * self.gate.to(branch.dtype))
 
 
 class RmsNorm(nn.Module):
-    """An ordinary norm: a weight vector."""
+    """RMS norm with a weight vector."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
 
     def modulation(self, condition: Tensor | None) -> Modulation:
-        """The weight, whatever the time."""
+        """Return the weight, which does not depend on the condition."""
         return Modulation(self.weight)
 
 
 class AdaptiveNorm(nn.Module):
-    """A norm whose scale, shift and gate follow from the time condition."""
+    """RMS norm whose scale, shift and gate are a linear function of the time condition."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.dense = nn.Linear(width, 3 * width)
 
     def modulation(self, condition: Tensor | None) -> Modulation:
-        """From the condition [width]."""
+        """Compute scale, shift and gate from the condition [width]."""
         return Modulation(*self.dense(condition).chunk(3, dim=-1))
 
 
-class KeyValues(NamedTuple):
-    """Keys and values of prefix and suffix, allocated once; the suffix is written over in every flow step.
+class KeyValueCache(NamedTuple):
+    """Keys and values of prefix and suffix; every flow step overwrites the suffix.
 
     Attributes:
         keys: [depth, B, kv_heads, capacity, head_dim], rotated.
@@ -107,46 +107,46 @@ class GemmaLayer(nn.Module):
             self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
 
     def modulations(self, condition: Tensor | None) -> tuple[Modulation, Modulation]:
-        """Of the norm before attention and of the one before the MLP."""
+        """Modulations of the norms before attention and before the MLP."""
         return self.input_norm.modulation(condition), self.post_norm.modulation(condition)
 
-    def remember(
-        self, hidden: Tensor, norm: Modulation, rotary: Rotary, memory: tuple[Tensor, Tensor], start: int
+    def write_cache(
+        self, hidden: Tensor, norm: Modulation, rotary: Rotary, cache: tuple[Tensor, Tensor], start: int
     ) -> None:
-        """Write keys and values of [B, N, width] behind ``start`` and compute no more."""
+        """Write keys and values of [B, N, width] at ``start``, and compute nothing else."""
         size = self.shape.kv_heads * self.shape.head_dim
         projected = functional.linear(norm.norm(hidden), self.qkv.weight[-2 * size :])
         key, value = (_heads(part, self.shape) for part in projected.chunk(2, dim=-1))
-        _write(memory, rotate(key, rotary), value, start)
+        _write(cache, rotate(key, rotary), value, start)
 
     def forward(
         self,
         hidden: Tensor,
         modulations: tuple[Modulation, Modulation],
         rotary: Rotary,
-        memory: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
         start: int,
         mask: Tensor | None,
     ) -> Tensor:
-        """Run [B, N, width] at places ``start`` and following of ``memory``, which takes their keys and values.
+        """Run N tokens, [B, N, width], whose keys and values are written into ``cache`` at ``start``.
 
-        Every token attends to everything up to its own block's end that ``mask`` [B, 1, 1, capacity] allows.
+        Each token attends to all positions before ``start + N`` that ``mask`` [B, 1, 1, capacity] allows.
         """
         first, second = modulations
         size = self.shape.kv_heads * self.shape.head_dim
         projected = self.qkv(first.norm(hidden))
         query, key, value = projected.split([self.shape.heads * self.shape.head_dim, size, size], dim=-1)
         query = rotate(_heads(query, self.shape), rotary)
-        end = _write(memory, rotate(_heads(key, self.shape), rotary), _heads(value, self.shape), start)
+        end = _write(cache, rotate(_heads(key, self.shape), rotary), _heads(value, self.shape), start)
         seen = None if mask is None else mask[..., :end]
-        mixed = attend(query, memory[0][:, :, :end], memory[1][:, :, :end], seen)
+        mixed = attend(query, cache[0][:, :, :end], cache[1][:, :, :end], seen)
         hidden = first.add(hidden, self.o(mixed))
         gate, up = self.gate_up(second.norm(hidden)).chunk(2, dim=-1)
         return second.add(hidden, self.down(functional.gelu(gate, approximate="tanh") * up))
 
 
 class GemmaStack(nn.Module):
-    """The layers of one Gemma; the expert has a final norm, the prefix needs none."""
+    """The layers of one Gemma; only the expert has a final norm."""
 
     def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
         super().__init__()
@@ -158,37 +158,39 @@ class GemmaStack(nn.Module):
             self.norm = AdaptiveNorm(shape.width) if adaptive else RmsNorm(shape.width)
 
     def each(self) -> list[GemmaLayer]:
-        """The layers, by their type."""
+        """The layers as :class:`GemmaLayer`, which an ``nn.ModuleList`` does not know."""
         return [layer for layer in self.layers if isinstance(layer, GemmaLayer)]
 
-    def remember(self, hidden: Tensor, rotary: Rotary, memory: KeyValues, start: int, mask: Tensor | None) -> None:
-        """Write the keys and values of every layer; ordinary norms only."""
+    def fill_cache(
+        self, hidden: Tensor, rotary: Rotary, cache: KeyValueCache, start: int, mask: Tensor | None
+    ) -> None:
+        """Write the keys and values of [B, N, width] in every layer. For stacks without adaptive norms."""
         last = len(self.layers) - 1
         for index, layer in enumerate(self.each()):
-            place = (memory.keys[index], memory.values[index])
+            part = (cache.keys[index], cache.values[index])
             if index == last:
-                layer.remember(hidden, layer.input_norm.modulation(None), rotary, place, start)
+                layer.write_cache(hidden, layer.input_norm.modulation(None), rotary, part, start)
             else:
-                hidden = layer(hidden, layer.modulations(None), rotary, place, start, mask)
+                hidden = layer(hidden, layer.modulations(None), rotary, part, start, mask)
 
     def forward(
         self,
         hidden: Tensor,
         modulations: Sequence[tuple[Modulation, Modulation]],
         rotary: Rotary,
-        memory: KeyValues,
+        cache: KeyValueCache,
         start: int,
         mask: Tensor | None,
     ) -> Tensor:
-        """Run [B, N, width] through all layers; the same shape out, before the final norm."""
+        """Run [B, N, width] through all layers, without the final norm."""
         for index, layer in enumerate(self.each()):
-            place = (memory.keys[index], memory.values[index])
-            hidden = layer(hidden, modulations[index], rotary, place, start, mask)
+            part = (cache.keys[index], cache.values[index])
+            hidden = layer(hidden, modulations[index], rotary, part, start, mask)
         return hidden
 
 
 def rotary_at(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotary:
-    """Cosine and sine for positions [B, N], half-split form, computed in float32."""
+    """Compute cosine and sine for positions [B, N] in float32."""
     steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[:, None, :, None].float() * ROPE_THETA ** (-steps / head_dim)
     angles = torch.cat([angles, angles], dim=-1)
@@ -196,14 +198,14 @@ def rotary_at(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotary:
 
 
 def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embedding of [B, heads, N, head_dim]; the halves of each head are the pairs."""
+    """Apply the rotary embedding to [B, heads, N, head_dim]; the two halves of a head form the pairs."""
     cosine, sine = rotary
     first, second = heads.chunk(2, dim=-1)
     return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of all N to all M, the query heads of one key head as rows of one product.
+    """Attend from all N to all M; query heads that share a key head are rows of one product.
 
     Args:
         query: [B, heads, N, head_dim].
@@ -226,8 +228,8 @@ def _heads(projected: Tensor, shape: GemmaShape) -> Tensor:
     return projected.view(batch, count, -1, shape.head_dim).transpose(1, 2)
 
 
-def _write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, start: int) -> int:
+def _write(cache: tuple[Tensor, Tensor], key: Tensor, value: Tensor, start: int) -> int:
     end = start + key.shape[2]
-    memory[0][:, :, start:end] = key
-    memory[1][:, :, start:end] = value
+    cache[0][:, :, start:end] = key
+    cache[1][:, :, start:end] = value
     return end

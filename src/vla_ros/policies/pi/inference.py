@@ -1,4 +1,4 @@
-"""The seam: images, state, instruction and noise in; one chunk out, normalised and in the robot's units."""
+"""A loaded model: images, state, instruction and noise in; one chunk out, normalised and in the robot's units."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Chunk:
     """One answer.
 
     Attributes:
-        normalized: Float32 [H, action_dim], as the flow ends; what real-time chunking continues.
+        normalized: Float32 [H, action_dim], the end of the flow. Real-time chunking continues this.
         actions: Float [H, action_size] in the robot's units.
         tokens: Int64 [L] of the prompt, without padding.
         state: Float [state_size], normalised.
@@ -45,12 +45,12 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class PiModel:
-    """A loaded model. It keeps nothing between calls.
+    """A loaded model. Stateless between calls.
 
     Attributes:
-        network: With its weights.
+        network: With weights, on its device.
         flow: Constants of the flow steps.
-        processing: Both ends.
+        processing: Of inputs and actions.
         tokenizer: Text to ids.
         trained_delay: Longest delay of trained real-time chunking.
     """
@@ -80,8 +80,8 @@ class PiModel:
 
         Raises:
             ConfigError: State, instruction, noise or ``rtc`` do not fit the model.
-            ImageError: An image is missing, unknown or no image.
-            VlaRosError: The network answers with something that is no number.
+            ImageError: An image is missing or unknown, or an array is not an image.
+            VlaRosError: The chunk holds NaN or Inf.
         """
         architecture, device = self.network.architecture, self.network.device
         size = (architecture.horizon, architecture.action_dim)
@@ -122,20 +122,20 @@ def load_model(
     tokenizer: Path | None = None,
     progress: Progress = no_progress,
 ) -> PiModel:
-    """Bring a checkpoint's weights to a device.
+    """Load a checkpoint onto a device.
 
     Args:
         checkpoint: From :func:`~vla_ros.policies.pi.checkpoint.read_checkpoint`.
         device: ``cpu`` or ``cuda...``.
-        dtype: ``float32`` or ``bfloat16``, of the matrices.
+        dtype: ``float32`` or ``bfloat16``, for the matrices.
         flow_steps: Euler steps; None for the checkpoint's.
-        tokenizer: Its file or folder where the checkpoint has none.
-        progress: Told how far it is.
+        tokenizer: File or folder of the tokenizer; None looks in the checkpoint.
+        progress: Called with the share that is loaded.
 
     Raises:
         CheckpointError: Tensors or tokenizer are missing or do not fit.
         ConfigError: ``flow_steps`` is out of range.
-        OutOfMemoryError: It does not fit.
+        OutOfMemoryError: The model does not fit; raised before anything is loaded.
     """
     architecture = checkpoint.architecture
     steps = checkpoint.flow_steps if flow_steps is None else flow_steps

@@ -1,4 +1,4 @@
-"""What LeRobot's ``config.json`` and processor files say; what is not run here is refused."""
+"""Reads LeRobot's ``config.json`` and processor files, and refuses what is not supported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = {
 
 
 def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
-    """How a LeRobot checkpoint prepares its inputs and what its actions mean.
+    """Read how a LeRobot checkpoint prepares its inputs and what its actions mean.
 
     Raises:
         CheckpointError: Files or statistics are missing, contradict each other, or ask for what is not supported.
@@ -89,7 +89,7 @@ def _size(features: Mapping[str, Any], name: str, path: Path, limit: int) -> int
 
 
 def _steps(path: Path) -> dict[str, dict[str, Any]]:
-    """Steps of a processor file by name."""
+    """Read the steps of a processor file, by name."""
     steps = read_json(path).get("steps")
     if not isinstance(steps, list):
         raise CheckpointError(f"{path}: steps is {steps!r}, expected a list; save it with lerobot 0.4 or newer")
@@ -101,7 +101,7 @@ def _steps(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Path) -> tuple[str, ...]:
-    """What the cameras were called before the checkpoint's processor renamed them."""
+    """Names of the cameras before the checkpoint's processor renames them."""
     renamed = _options(steps, "rename_observations_processor").get("rename_map") or {}
     before = {new: old for old, new in renamed.items()}
     if len(before) != len(renamed):
@@ -110,7 +110,7 @@ def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Pa
 
 
 def whole(config: Mapping[str, Any], name: str, default: int | None, path: Path, least: int = 1) -> int:
-    """A whole number of a ``config.json``; ``default`` where it is absent or null.
+    """Read a whole number from a ``config.json``; ``default`` where it is absent or null.
 
     Raises:
         CheckpointError: It is something else, or below ``least``.

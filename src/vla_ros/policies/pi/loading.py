@@ -1,6 +1,6 @@
-"""Weights of both published layouts into the network, every name and shape checked before the first byte is read.
+"""Loads the weights of both layouts; checks every name, shape and type before it reads a byte.
 
-LeRobot's names are openpi's behind ``model.``. Safetensors only, as for OpenVLA.
+LeRobot's names are openpi's with ``model.`` in front. Safetensors only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vla_ros.policies.pi.network import PiNetwork
 LEROBOT = "model."
 
 FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
-"""Parameters that stay float32 in a bfloat16 model, as in openpi: small ones to which the flow is sensitive."""
+"""Parameters that stay float32 in a bfloat16 model, as in openpi."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as the network reads it.
+    """A stored tensor and its name in the file.
 
     Attributes:
         tensor: File, shape and type.
@@ -41,11 +41,11 @@ class Stored:
 
 
 Manifest = Mapping[str, Stored]
-"""Openpi's name to the stored tensor."""
+"""Stored tensors by openpi's name."""
 
 
 def read_stored(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a checkpoint under openpi's name, from the headers of its files alone.
+    """List every tensor of a checkpoint by openpi's name; reads only the files' headers.
 
     Raises:
         CheckpointError: The files are missing or damaged.
@@ -58,7 +58,10 @@ def read_stored(folder: Path) -> dict[str, Stored]:
 
 
 def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) -> Parts:
-    """Compare what the network needs with what the files have; returns the parameters.
+    """Compare the network's parameters with the stored tensors.
+
+    Returns:
+        What each parameter is made of.
 
     Raises:
         CheckpointError: Missing or unexpected tensors, wrong shapes or types; the message names them.
@@ -95,14 +98,14 @@ def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) 
 
 
 def build_empty(architecture: PiArchitecture) -> PiNetwork:
-    """The network without memory for its weights, ready for :func:`fill`."""
+    """Build the network on ``meta``, ready for :func:`fill`."""
     with torch.device("meta"):
         network = PiNetwork(architecture)
     return network.eval().requires_grad_(False)
 
 
 def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Data type of one parameter where the matrices have ``dtype``."""
+    """Data type of a parameter in a model of ``dtype``."""
     return torch.float32 if FLOAT32.match(name) else dtype
 
 
@@ -114,15 +117,15 @@ def fill(
     dtype: torch.dtype,
     progress: Progress = no_progress,
 ) -> None:
-    """Bring the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
+    """Copy the weights to ``device``, one stored tensor at a time.
 
     Args:
         network: From :func:`build_empty`.
         parts: From :func:`check_weights`.
         stored: From :func:`read_stored`.
         device: Where the weights go.
-        dtype: Of the matrices there.
-        progress: Told the share of numbers read.
+        dtype: For the matrices.
+        progress: Called with the share of weights read.
 
     Raises:
         CheckpointError: A file cannot be read.

@@ -1,4 +1,4 @@
-"""What memory pi0 or pi0.5 needs, said before anything is loaded."""
+"""Plans the memory of pi0 and pi0.5 before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan_memory(
     cameras: int = 3,
     flow_steps: int = 10,
 ) -> MemoryPlan:
-    """Estimate the bytes of one robot's policy.
+    """Estimate the bytes of a model that serves one robot.
 
     Args:
         parts: Parameters, from :func:`~vla_ros.policies.pi.loading.check_weights`.

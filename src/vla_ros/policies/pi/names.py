@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make each parameter of the network; openpi's names, which LeRobot prefixes only."""
+"""Maps the parameters of the network to the tensors of a checkpoint, by openpi's names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Parts = dict[str, tuple[Part, ...]]
 
 
 def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Parts:
-    """Every parameter of the network; ``stored`` tells under which name the embedding lies."""
+    """List the parts of every parameter; ``stored`` tells which name the embedding has."""
     vision, prefix, expert = architecture.vision, architecture.prefix, architecture.expert
     width, numbers = expert.width, architecture.action_dim
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDINGS[0])

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.policies.pi.architecture import PiArchitecture
-from vla_ros.policies.pi.gemma import GemmaStack, KeyValues, Modulation, Rotary, rotary_at
+from vla_ros.policies.pi.gemma import GemmaStack, KeyValueCache, Modulation, Rotary, rotary_at
 from vla_ros.policies.pi.vision_tower import SiglipTower
 
 MIN_PERIOD, MAX_PERIOD = 0.004, 4.0
 
 
 class PrefixInput(NamedTuple):
-    """What one chunk is computed from; a batch has the same cameras and the same padded prompt length.
+    """Inputs of one chunk; a batch shares its cameras and its padded prompt length.
 
     Attributes:
-        pixels: Float32 [B, cameras, 3, S, S] in [-1, 1], the cameras that are there, in the model's order.
+        pixels: Float32 [B, cameras, 3, S, S] in [-1, 1]: the present cameras, in the model's order.
         tokens: Int64 [B, L].
         lengths: Int64 [B], valid tokens of each prompt, the rest is padding; None where all are valid.
         state: Float32 [B, action_dim], normalised and padded; pi0 only.
@@ -33,23 +33,23 @@ class PrefixInput(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What the flow steps read.
+    """The prefix as the flow steps read it.
 
     Attributes:
-        memory: Keys and values of images, prompt and, in pi0, the state token, with room for the actions.
-        start: Places taken; the actions come behind.
+        cache: Keys and values of images, prompt and, in pi0, the state token, with capacity for the actions.
+        start: Cached positions; those of the actions follow.
         rotary: Of the actions' positions.
         mask: Bool [B, 1, 1, capacity], False at the prompt's padding; None without padding.
     """
 
-    memory: KeyValues
+    cache: KeyValueCache
     start: int
     rotary: Rotary
     mask: Tensor | None
 
 
 class StepConstants(NamedTuple):
-    """All through which the time enters one flow step; computed once for a number of steps.
+    """Everything in one flow step that depends on the time; computed once per model.
 
     Attributes:
         time: t, 1 for noise and 0 for actions.
@@ -98,26 +98,26 @@ class PiNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the towers and of both Gemmas' matrices; norms and the action's ends are float32."""
+        """Data type of the matrices; norms and the projections of state and actions are float32."""
         return self.projector.weight.dtype
 
     def embed_images(self, pixels: Tensor) -> Tensor:
-        """[B, cameras, 3, S, S] to tokens [B, cameras * patches, width], all images as one batch; not scaled."""
+        """Embed [B, cameras, 3, S, S], all images as one batch, as tokens [B, cameras * patches, width]."""
         features = self.projector(self.vision(pixels.flatten(0, 1)))
         tokens: Tensor = features.unflatten(0, pixels.shape[:2]).flatten(1, 2)
         return tokens
 
     def embed_prompt(self, tokens: Tensor) -> Tensor:
-        """Int64 [B, L] to [B, L, width], scaled by the root of the width."""
+        """Embed int64 [B, L] as [B, L, width], scaled by the root of the width (image tokens are not)."""
         embedded: Tensor = self.embed_tokens(tokens) * math.sqrt(self.architecture.prefix.width)
         return embedded
 
     def prefill(self, inputs: PrefixInput) -> Prefix:
-        """Keys and values of images, prompt and state token.
+        """Compute keys and values of images, prompt and state token.
 
-        Tokens are at the positions 0, 1, ...: what is masked in training is either left out here or, as padding,
-        comes last, where it takes no position. The state token sees prefix and itself, never the actions, so that
-        its keys and values do not change from step to step and belong here.
+        Valid tokens have the positions 0, 1, ...: a missing camera is not in the input, and padding comes last and
+        takes no position. The state token attends to the prefix and itself, never to the actions, so its keys and
+        values are the same in every flow step and are computed here.
         """
         hidden = torch.cat([self.embed_images(inputs.pixels), self.embed_prompt(inputs.tokens)], dim=1)
         batch, count, _ = hidden.shape
@@ -125,7 +125,7 @@ class PiNetwork(nn.Module):
         start = count + int(self.architecture.has_state_token)
         capacity = start + self.architecture.horizon
         sizes = (shape.depth, batch, shape.kv_heads, capacity, shape.head_dim)
-        memory = KeyValues(*(torch.zeros(sizes, device=device, dtype=hidden.dtype) for _ in range(2)))
+        cache = KeyValueCache(*(torch.zeros(sizes, device=device, dtype=hidden.dtype) for _ in range(2)))
 
         positions = torch.arange(capacity, device=device)[None]
         mask = None
@@ -138,15 +138,15 @@ class PiNetwork(nn.Module):
         def rotary(first: int, end: int) -> Rotary:
             return cosine[:, :, first:end], sine[:, :, first:end]
 
-        self.prefix.remember(hidden, rotary(0, count), memory, 0, mask)
+        self.prefix.fill_cache(hidden, rotary(0, count), cache, 0, mask)
         if self.architecture.has_state_token:
             assert inputs.state is not None, "pi0 needs the state"
             token = self.state_proj(inputs.state)[:, None].to(hidden.dtype)
-            self.expert.remember(token, rotary(count, start), memory, count, mask)
-        return Prefix(memory, start, rotary(start, capacity), mask)
+            self.expert.fill_cache(token, rotary(count, start), cache, count, mask)
+        return Prefix(cache, start, rotary(start, capacity), mask)
 
     def constants(self, time: float) -> StepConstants:
-        """What depends on the time alone."""
+        """Compute what one flow step derives from its time."""
         width = self.architecture.expert.width
         embedded = time_embedding(time, width).to(self.action_in_proj.weight.device)
         condition, bias = None, None
@@ -159,7 +159,7 @@ class PiNetwork(nn.Module):
         return StepConstants(time, bias, layers, self.expert.norm.modulation(condition))
 
     def embed_actions(self, actions: Tensor, constants: StepConstants) -> Tensor:
-        """Noisy actions, float32 [B, H, action_dim], to the expert's tokens, float32 [B, H, E]."""
+        """Embed noisy actions, float32 [B, H, action_dim], as the expert's tokens, float32 [B, H, E]."""
         tokens: Tensor = self.action_in_proj(actions)
         if constants.time_bias is not None:
             weight = self.action_time_mlp_in.weight[:, : tokens.shape[-1]]
@@ -168,15 +168,18 @@ class PiNetwork(nn.Module):
         return tokens
 
     def velocity(self, actions: Tensor, constants: StepConstants, prefix: Prefix) -> Tensor:
-        """Float32 [B, H, action_dim] at one time, from noisy actions of the same shape."""
+        """Predict the velocity of noisy actions at one time; both float32 [B, H, action_dim]."""
         hidden = self.embed_actions(actions, constants).to(self.dtype)
-        hidden = self.expert(hidden, constants.layers, prefix.rotary, prefix.memory, prefix.start, prefix.mask)
+        hidden = self.expert(hidden, constants.layers, prefix.rotary, prefix.cache, prefix.start, prefix.mask)
         output: Tensor = self.action_out_proj(constants.final.norm(hidden).float())
         return output
 
 
 def time_embedding(time: float, width: int) -> Tensor:
-    """Float32 [width]: sines, then cosines, of ``width / 2`` periods; computed in float64 as the references do."""
+    """Embed the time: float32 [width], sines then cosines of ``width / 2`` periods.
+
+    Computed in float64, as openpi and LeRobot do on a CPU or CUDA device.
+    """
     exponent = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device="cpu")
     periods = MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** exponent
     angles = 2.0 * math.pi * time / periods

@@ -1,4 +1,4 @@
-"""Between the robot's units and the model's: z-scores or quantiles, by openpi's formulas or LeRobot's."""
+"""Normalises states and actions by z-score or quantiles, with openpi's or LeRobot's formulas."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Normalization:
     quantile: bool = False
 
     def normalize(self, values: Array) -> Array:
-        """[..., D] in the robot's units to the same in the model's, in the statistics' data type."""
+        """Normalise [..., D]; the result has the statistics' data type."""
         count, result = self._prepare(values)
         part = (result[..., :count] - self.offset[:count]) / self.forward[:count]
         result[..., :count] = part * 2 - 1 if self.quantile else part
         return result
 
     def unnormalize(self, values: Array) -> Array:
-        """The way back."""
+        """Undo :meth:`normalize`."""
         count, result = self._prepare(values)
         part = (result[..., :count] + 1) / 2 if self.quantile else result[..., :count]
         result[..., :count] = part * self.back[:count] + self.offset[:count]
@@ -59,7 +59,7 @@ class Normalization:
 def make_normalization(
     form: str, statistics: Mapping[str, Any], where: str, lerobot: bool = False
 ) -> Normalization:
-    """From the statistics of one feature.
+    """Make the normalisation of one feature from its statistics.
 
     Args:
         form: ``none``, ``z_score`` or ``quantile``.

@@ -1,7 +1,7 @@
-"""From images, state and instruction to the model's inputs, and from its chunk to the robot's actions.
+"""Turns images, state and instruction into the model's inputs, and its chunk into the robot's actions.
 
-Pure functions over arrays; no torch. The order is the training's: robot, normalisation, prompt, padding; and back
-un-normalisation of state and actions, absolute actions, robot.
+Pure functions over arrays; no torch. The order is that of training: robot conversion, normalisation, prompt,
+padding. On the way back: un-normalisation of state and actions, absolute actions, robot conversion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESIZES = ("antialias", "linear")
 
 @dataclass(frozen=True)
 class Processing:
-    """What a checkpoint was trained with.
+    """How a checkpoint's training data was prepared.
 
     Attributes:
         images: Keys in the model's order.
@@ -56,10 +56,13 @@ class Processing:
     summed_times: bool = True
 
     def resized_images(self, images: Mapping[str, UInt8Array], size: int) -> NDArray[Any]:
-        """Images that are there, in the model's order: [cameras, size, size, 3], uint8 or float32 in [0, 1].
+        """Resize the present images, in the model's order.
+
+        Returns:
+            [cameras, size, size, 3], uint8 or float32 in [0, 1].
 
         Raises:
-            ImageError: A key is unknown, one that must be there is missing, or an array is no image.
+            ImageError: A key is unknown, a required one is missing, or an array is not an image.
         """
         unknown = sorted(images.keys() - set(self.images))
         missing = sorted(set(self.images) - images.keys() - set(self.optional_images))
@@ -79,7 +82,7 @@ class Processing:
         return np.stack([resize(images[key], (size, size)) for key in present])
 
     def normalized_state(self, state: Array) -> Array:
-        """The robot's state, float [state_size], as the model knows it, not padded.
+        """Normalise the robot's state, float [state_size]; not padded.
 
         Raises:
             ConfigError: It has another length, or holds NaN or Inf.
@@ -89,7 +92,7 @@ class Processing:
         return self.state.normalize(self._robot_state(state))
 
     def tokens(self, encode: Callable[[str], list[int]], instruction: str, state: Array) -> IntArray:
-        """Int64 [L] from the instruction and the normalised state.
+        """Encode the instruction and the normalised state as tokens, int64 [L].
 
         Raises:
             ConfigError: The instruction is empty.
@@ -97,7 +100,7 @@ class Processing:
         return prompt_tokens(encode, instruction, self.prompt, state)
 
     def robot_actions(self, normalized: Array, state: Array) -> Array:
-        """The robot's actions from the model's.
+        """Convert the model's actions to the robot's.
 
         Args:
             normalized: [H, action_dim].
@@ -113,10 +116,10 @@ class Processing:
         return aloha_actions(actions) if self.adapt else actions
 
     def restate(self, normalized: Array, before: Array, now: Array) -> Array:
-        """The rest of a chunk, [T, D] normalised, as a chunk from the state ``now`` would say the same.
+        """Re-express the rest of a chunk, [T, D] normalised, against the newer state ``now``.
 
-        Real-time chunking continues it; where actions are relative to the state, their numbers must count from the
-        newer one. Unchanged where they are not.
+        Real-time chunking needs this where actions are relative to the state. Absolute actions are returned as they
+        are.
         """
         if not self.delta:
             return normalized
@@ -128,7 +131,7 @@ class Processing:
         return self.actions.normalize(actions)
 
     def _base(self, state: Array) -> Array:
-        """What relative actions count from."""
+        """The state that relative actions are added to."""
         base = self._robot_state(state)
         return base if self.raw_state else self.state.unnormalize(self.state.normalize(base))
 
@@ -137,11 +140,11 @@ class Processing:
 
 
 def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
-    """Change what no file of a checkpoint tells.
+    """Override what a checkpoint's files do not say.
 
     Args:
-        processing: As the checkpoint's layout suggests.
-        prompt_state: Of pi0.5: ``none``, ``as_is``, or ``padded`` for checkpoints that LeRobot before 0.5 trained.
+        processing: With the layout's defaults.
+        prompt_state: For pi0.5: ``none``, ``as_is``, or ``padded`` for checkpoints that LeRobot before 0.5 trained.
         resize: ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that one of them trained and the
             other wrote.
 
@@ -160,7 +163,7 @@ def override(processing: Processing, prompt_state: str = "auto", resize: str = "
 
 
 def pad_state(state: Array, size: int) -> Array:
-    """``state`` with zeros behind it, float32 [size]."""
+    """Pad ``state`` with zeros to float32 [size]."""
     result = np.zeros(size, np.float32)
     result[: len(state)] = state
     return result

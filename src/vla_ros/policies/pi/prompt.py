@@ -1,4 +1,4 @@
-"""The instruction, and in pi0.5 the state, as the tokens of the training."""
+"""Builds the prompt: the instruction and, for pi0.5, the state, as in training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = ("none", "as_is", "padded")
 
 @dataclass(frozen=True)
 class PromptForm:
-    """How a checkpoint's training wrote its prompts.
+    """Form of the prompts that a checkpoint was trained with.
 
     Attributes:
         length: Where they are cut, BOS included; what follows (line break or ``Action:``) is then lost.
@@ -36,13 +36,13 @@ class PromptForm:
 
 
 def state_bins(state: Array) -> IntArray:
-    """Bin of each normalised number: 0 to 255 over [-1, 1), -1 below, 255 above."""
+    """Compute the bin of each normalised number: 0 to 255 over [-1, 1), -1 below, 255 above."""
     bins: IntArray = np.digitize(state, np.linspace(-1, 1, BINS + 1)[:-1]).astype(np.int64) - 1
     return bins
 
 
 def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str, ...]:
-    """The prompt's text, in parts that are tokenised one by one.
+    """Compose the prompt's text, in parts that are tokenised separately.
 
     Args:
         instruction: The command in natural language.
@@ -65,7 +65,7 @@ def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str,
 def prompt_tokens(
     encode: Callable[[str], list[int]], instruction: str, form: PromptForm, state: Array
 ) -> NDArray[np.int64]:
-    """Int64 [L], BOS first, cut to ``form.length`` and not padded.
+    """Encode the prompt as int64 [L]: BOS first, cut to ``form.length``, not padded.
 
     Raises:
         ConfigError: The instruction is empty.

@@ -1,7 +1,7 @@
-"""What openpi's training did to the data of each robot, and the way back, as data and pure functions on arrays.
+"""The robots that openpi trained: how their data was converted, as data and pure functions on arrays.
 
-Openpi's checkpoints do not say any of it: it follows from the name of the training configuration. LeRobot's say all
-that applies to them and need nothing from here.
+Openpi's checkpoints do not say this; it follows from the name of the training configuration. LeRobot's checkpoints
+say everything themselves and need nothing from here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Robot:
     """One robot as openpi trained it.
 
     Attributes:
-        name: What presets call it.
+        name: As presets name it.
         asset: Folder below ``assets`` that has its statistics.
         images: Keys in the model's order.
         optional_images: Those that may be missing; the model leaves them out.
@@ -82,7 +82,7 @@ ROBOTS: Mapping[str, Robot] = {
 
 
 def find_robot(name: str) -> Robot:
-    """The robot of that name.
+    """Find a robot by name.
 
     Raises:
         ConfigError: There is none.
@@ -93,7 +93,7 @@ def find_robot(name: str) -> Robot:
 
 
 def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
-    """Absolute actions [..., D] from ones that are relative to ``state`` where ``mask`` is True."""
+    """Make actions [..., D] absolute that are relative to ``state`` where ``mask`` is True."""
     result = np.array(actions)
     chosen = np.flatnonzero(mask)
     result[..., chosen] += state[chosen]
@@ -101,12 +101,12 @@ def add_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
 
 
 def subtract_state(actions: Array, state: Array, mask: tuple[bool, ...]) -> Array:
-    """The inverse of :func:`add_state`: the rest of a chunk against a newer state."""
+    """Undo :func:`add_state`."""
     return add_state(actions, -state, mask)
 
 
-# ALOHA. Two arms of six joints and a gripper each. Openpi's arms turn some joints the other way, and measure the
-# gripper as an angle where ALOHA's own runtime has a share of the finger's way.
+# ALOHA. Two arms of six joints and a gripper each. Some joints of openpi's arms turn the other way, and their
+# gripper is an angle where ALOHA's runtime has a fraction of the finger's travel.
 _SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2, dtype=np.float64)
 _GRIPPERS = [6, 13]
 _FINGER_CLOSED, _FINGER_OPEN = 0.01844, 0.05800  # metres
@@ -116,7 +116,7 @@ _JOINT_CLOSED, _JOINT_OPEN = -0.6213, 1.4910  # radians, the gripper joint's ran
 
 
 def aloha_state(state: Array) -> Array:
-    """ALOHA's state [..., 14] as openpi's arms would measure it."""
+    """Convert ALOHA's state [..., 14] to the convention of openpi's arms."""
     result = state * _SIGNS
     finger = result[..., _GRIPPERS] * (_FINGER_OPEN - _FINGER_CLOSED) + _FINGER_CLOSED
     sine = (_HORN_RADIUS**2 + finger**2 - _ARM_LENGTH**2) / (2 * _HORN_RADIUS * finger)
@@ -126,7 +126,7 @@ def aloha_state(state: Array) -> Array:
 
 
 def aloha_actions(actions: Array) -> Array:
-    """Actions [..., 14] of openpi's arms as ALOHA's runtime takes them; not the inverse of :func:`aloha_state`.
+    """Convert actions [..., 14] of openpi's arms for ALOHA's runtime; not the inverse of :func:`aloha_state`.
 
     The gripper of an action is the joint's command, that of the state a measured width.
     """
@@ -137,7 +137,7 @@ def aloha_actions(actions: Array) -> Array:
 
 
 def droid_command(actions: Array) -> Array:
-    """DROID's client: seven joint velocities within +-1, the gripper closed (1) above one half, else open (0)."""
+    """Apply what DROID's client does: clip to +-1; the gripper is closed (1) above one half, else open (0)."""
     result = np.clip(actions, -1.0, 1.0)
     result[..., -1] = actions[..., -1] > 0.5
     return result

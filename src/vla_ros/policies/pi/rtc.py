@@ -1,8 +1,8 @@
-"""Real-time chunking: a new chunk that continues the one the arm is executing meanwhile.
+"""Real-time chunking: the new chunk continues the one that is being executed.
 
-Two forms. *Guided* (any checkpoint) pulls the chunk in each flow step towards what is left of the previous one;
-like LeRobot's it takes the error itself and no Jacobian. *Trained* (pi0.5 checkpoints trained for it) hands the
-previous actions in as finished ones: their time is 0 from the first step on.
+*Guided* (any checkpoint): each flow step pulls the chunk towards the rest of the previous one, by the error
+itself as in LeRobot, without a Jacobian. *Trained* (pi0.5 checkpoints trained for it): the first actions are
+fixed to the previous ones, and their time is 0 in every step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MODES = ("guided", "trained")
 
 @dataclass(frozen=True, eq=False)
 class RealTimeChunk:
-    """What is left of the previous chunk, and how the new one follows it.
+    """The rest of the previous chunk, and how the new one continues it.
 
     Attributes:
-        previous: Float [T, A] normalised, T actions not executed yet, A at most the model's action width.
+        previous: Float [T, A], normalised: the T actions not executed yet, A numbers each.
         delay: d, actions that will have been executed when the new chunk arrives.
         mode: ``guided`` or ``trained``.
         execution_horizon: Guided: where guidance ends, at most T.
@@ -41,7 +41,7 @@ class RealTimeChunk:
 
 
 def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: int) -> None:
-    """Refuse what the model cannot continue.
+    """Refuse a request that the model cannot continue.
 
     Args:
         rtc: The request.
@@ -70,7 +70,7 @@ def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: in
 
 
 def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
-    """How strongly each action of the new chunk follows the previous one, float64 [H], 1 to 0."""
+    """Weights of the guidance, float64 [H]: 1 follows the previous action, 0 is free."""
     end = min(rtc.execution_horizon, len(rtc.previous), horizon)
     start = min(rtc.delay, end)
     weights = np.zeros(horizon)
@@ -84,7 +84,7 @@ def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
 
 
 def guidance_scale(time: float, limit: float) -> float:
-    """Factor of the correction at flow time ``time`` (1 noise, 0 actions), at most ``limit``."""
+    """Factor of the correction at ``time`` (1 is noise, 0 actions), at most ``limit``."""
     done = 1.0 - time
     if done <= 0.0 or time <= 0.0:
         return limit
@@ -92,7 +92,7 @@ def guidance_scale(time: float, limit: float) -> float:
 
 
 def padded(previous: FloatArray, horizon: int, action_dim: int) -> FloatArray:
-    """The previous actions behind which zeros (the data set's mean) follow, float64 [H, action_dim]."""
+    """Pad the previous actions with zeros, the dataset's mean, to float64 [H, action_dim]."""
     result = np.zeros((horizon, action_dim))
     result[: previous.shape[0], : previous.shape[1]] = previous
     return result

@@ -1,4 +1,4 @@
-"""PaliGemma's tokenizer, from ``tokenizer.json`` or a SentencePiece model; read as data, never downloaded."""
+"""Reads PaliGemma's tokenizer from ``tokenizer.json`` or a SentencePiece model; never downloads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tokenizer:
 
 
 def find_tokenizer(folder: Path, chosen: Path | None = None) -> Path:
-    """The tokenizer's file: ``chosen`` (a file or its folder), else one in the checkpoint or its ``tokenizer/``.
+    """Find the tokenizer: ``chosen`` (a file or folder), else in the checkpoint or its ``tokenizer/``.
 
     Raises:
         CheckpointError: There is none.

@@ -1,4 +1,4 @@
-"""The SigLIP tower of pi0 and pi0.5: OpenVLA's, but all blocks run, a norm ends it, and GELU is the tanh form."""
+"""The SigLIP tower of pi0 and pi0.5: OpenVLA's with all blocks, a final norm and the tanh form of GELU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TanhMlp(Mlp):
 
 
 class SiglipTower(VisionTower):
-    """Patches of the last block after the final norm.
+    """Outputs the patches of the last block after the final norm.
 
     Patches and positions are embedded in their own data type (float32 also where the blocks are bfloat16).
     """
