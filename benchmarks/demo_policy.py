@@ -19,9 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.train.controls import Control, chosen
+from tools.train.controls import Control, chosen, markdown
 from tools.train.evaluate import machine
-from tools.train.figures import markdown
 from tools.train.recipe import DATASET
 
 REAL_TIME = Control("real_time", "in real time, camera at 10 Hz", ("--real-time",), at_least=0.9)

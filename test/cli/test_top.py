@@ -1,4 +1,4 @@
-"""``vla-ros top`` shows what the node says, and says in words where it hears nothing."""
+"""``vla-ros top`` shows the diagnostics and status of the node, or that there are none."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def view() -> View:
 
 def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
     text = shown(view)
-    for words in (
+    for expected in (
         "holding: camera_stale (/camera: none for 3 s)",
         "pick up the [red] cup",
         "inference",
@@ -62,10 +62,10 @@ def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
         "200 MiB resident",
         "3 tokens were no action tokens",
     ):
-        assert words in text
+        assert expected in text
 
 
-def test_other_nodes_and_broken_status_are_left_alone(view: View) -> None:
+def test_other_nodes_and_invalid_status_are_ignored(view: View) -> None:
     before = shown(view)
     types = message_types("jazzy")
     part = diagnostics.Part("state", 2, "stopped: driver_gone", {})
@@ -75,11 +75,11 @@ def test_other_nodes_and_broken_status_are_left_alone(view: View) -> None:
     assert shown(view) == before
 
 
-def test_before_anything_came_it_says_so() -> None:
+def test_missing_diagnostics_are_reported() -> None:
     assert "nothing on /diagnostics from /vla_policy yet" in shown(View("/vla_policy"))
 
 
-def test_a_node_that_fell_silent_is_named(view: View) -> None:
-    assert view.heard is not None
-    view.heard -= 10
+def test_stale_diagnostics_are_reported(view: View) -> None:
+    assert view.received_at is not None
+    view.received_at -= 10
     assert "no diagnostics for 10 s" in shown(view)

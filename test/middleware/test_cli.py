@@ -21,13 +21,13 @@ def test_the_frames_come_from_the_configuration(capsys: pytest.CaptureFixture[st
     assert "1 camera of 800x480" in capsys.readouterr().out
 
 
-def test_it_writes_and_names_the_file_to_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_write_prints_the_file_to_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["middleware", "iceoryx", "--distro", "humble", "--write", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"source {tmp_path}/iceoryx.sh\n"
     assert {file.name for file in tmp_path.iterdir()} == {"iceoryx.sh", "iceoryx_0.10.xml", "roudi.toml"}
 
 
-def test_check_ends_with_1_and_one_line_where_it_is_not_in_force(
+def test_check_returns_1_and_prints_one_line_if_not_in_force(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AMENT_PREFIX_PATH", "")

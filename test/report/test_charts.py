@@ -1,4 +1,4 @@
-"""Charts draw what they were given, survive bad numbers, and say so when there is nothing to draw."""
+"""Charts show their data, tolerate invalid numbers, and say when there are no data."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -37,13 +37,13 @@ def test_line_ends_where_the_data_end():
     assert xs[1] == pytest.approx((xs[0] + xs[2]) / 2, abs=0.02)
 
 
-def test_a_line_breaks_at_what_is_not_finite():
+def test_a_line_breaks_at_invalid_numbers():
     figure = parsed(charts.lines([charts.Series("a", [0, 1, 2, 3], [0.0, np.nan, 1.0, 2.0])]))
     assert figure.find(".//path").get("d").count("M") == 2
 
 
 @pytest.mark.parametrize("values", [[], [np.nan, np.inf]])
-def test_nothing_to_draw_is_said(values):
+def test_missing_data_are_reported(values):
     assert "No data" in charts.lines([charts.Series("a", list(range(len(values))), values)])
     assert "No data" in charts.histogram(values)
     assert "No data" in charts.bars([])

@@ -1,4 +1,4 @@
-"""Images survive the way into a page: right shape, right order, right colours."""
+"""Embedded images keep their shape, order and colours."""
 
 import base64
 import io
@@ -25,12 +25,12 @@ def test_data_uri_keeps_shape_and_colour_order():
 
 
 @pytest.mark.parametrize("image", [np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), np.zeros(4, np.uint8)])
-def test_an_array_that_is_no_image_is_refused(image):
+def test_other_arrays_are_refused(image):
     with pytest.raises(ImageError, match="expected uint8"):
         images.data_uri(image)
 
 
-def test_animation_lays_every_frame_out_in_order():
+def test_an_animation_contains_all_frames_in_order():
     frames = [np.full((32, 48, 3), value, np.uint8) for value in range(0, 200, 10)]  # 20 frames: 16 + 4
     book = images.animation(frames, rate_hz=10, side=48)
     sheet = decoded(book)
@@ -43,12 +43,12 @@ def test_animation_lays_every_frame_out_in_order():
         assert abs(int(sheet[y + 16, x + 24, 0]) - int(frame[0, 0, 0])) < 8
 
 
-def test_long_recordings_are_thinned_and_play_as_long():
+def test_long_recordings_are_thinned_and_keep_their_duration():
     frames = [np.zeros((8, 8, 3), np.uint8)] * 1000
     book = images.animation(frames, rate_hz=10, most=100)
     assert 'data-frames="100"' in book
     assert 'data-ms="1000"' in book
 
 
-def test_nothing_recorded_is_said():
+def test_missing_images_are_reported():
     assert "No images" in images.animation([])

@@ -1,4 +1,4 @@
-"""Text from outside never becomes part of the page's code; figures are readable."""
+"""External text never becomes markup; numbers are readable."""
 
 import math
 
@@ -13,7 +13,7 @@ def test_text_is_escaped_and_markup_is_not():
     assert tag("p", ["<script>", tag("b", "x & y")]) == "<p>&lt;script&gt;<b>x &amp; y</b></p>"
 
 
-def test_attributes_are_escaped_and_absent_ones_left_out():
+def test_attributes_are_escaped_and_none_is_omitted():
     assert tag("img", src='"><script>', alt=None, class_="a") == '<img src="&quot;&gt;&lt;script&gt;" class="a"/>'
 
 
@@ -37,5 +37,5 @@ def test_no_text_can_open_an_element(text):
         (52.34, "52.3"),
     ],
 )
-def test_figures(value, shown):
+def test_significant_digits(value, shown):
     assert significant(value) == shown

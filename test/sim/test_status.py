@@ -14,7 +14,7 @@ def follow(states: list[tuple[float, str]]) -> PolicyStatus:
     status = PolicyStatus(lambda: now)
     for at, state in states:
         now = 100.0 + at
-        status.hear(json.dumps({"state": state, "explanation": "why"}))
+        status.update(json.dumps({"state": state, "explanation": "why"}))
     return status
 
 
@@ -42,5 +42,5 @@ def test_time_without_messages_does_not_count() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"state": "stopped"}', "no JSON"])
 def test_other_messages_are_ignored(text: str) -> None:
     status = PolicyStatus()
-    status.hear(text)
+    status.update(text)
     assert (status.stopped, status.hopeless) == ("", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tools.train.figures import markdown
+from tools.train.controls import markdown
 from tools.train.recipe import (
     DATASET,
     FOREIGN_DATASET,

@@ -176,9 +176,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from tools.train.controls import chosen
+    from tools.train.controls import chosen, markdown
     from tools.train.evaluate import evaluate
-    from tools.train.figures import markdown
 
     if arguments.seed + arguments.episodes > TRAINING_SEED:
         raise ConfigError(

@@ -17,7 +17,6 @@ import numpy as np
 from tools.train import shards
 from tools.train.episode import make_controller, run_episode
 from tools.train.labels import counterfactual_actions, kinds_of, patch_of
-from tools.train.noise import Disturbance
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
@@ -27,9 +26,12 @@ from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.scene import Scene
 from vla_ros.sim.tasks import make_task
 from vla_ros.sim.world import TableTop, WorldOptions
-from vla_ros.types import ActionChunk, Observation, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
 
 MANIFEST = "dataset.json"
+
+_MEMORY = 0.7  # correlation of the disturbance from one step to the next
+_PUSH_M = (0.01, 0.03)  # m per step
 
 Progress = Callable[[int, int], None]
 """Called after each shard with the number of episodes and of frames."""
@@ -94,6 +96,46 @@ class _Notes:
 
     frames: list[UInt8Array]
     rows: list[dict[str, object]]
+
+
+class Disturbance:
+    """Noise for the executed actions of the episode of ``seed``, so that the data contain recoveries.
+
+    Labels stay the expert's clean actions (DART; Laskey et al., 2017). A learner's own small errors then lead to
+    states that are in the data.
+    """
+
+    def __init__(self, recipe: DataRecipe, seed: int) -> None:
+        self._recipe = recipe
+        self._random = np.random.default_rng([seed, 0xD157])
+        self.sd = float(self._random.choice(recipe.noise_m))
+        """Standard deviation of this episode, metres."""
+        self._drift = self._random.normal(size=3) * self.sd
+        self._push = np.zeros(3)
+        self._pushed_steps = 0
+        self._flipped_steps = 0
+
+    def __call__(self, step: int, action: FloatArray) -> FloatArray:
+        """The action [7] to execute instead of the clean one."""
+        if not self.sd:  # the data need undisturbed episodes, too
+            return action
+        rng = self._random
+        self._drift = _MEMORY * self._drift + (1 - _MEMORY**2) ** 0.5 * self.sd * rng.normal(size=3)
+        if not self._pushed_steps and rng.random() < self._recipe.burst_chance:
+            way = rng.normal(size=3) * (1.0, 1.0, 0.6)
+            self._push = way / np.linalg.norm(way) * rng.uniform(*_PUSH_M)
+            self._pushed_steps = int(rng.integers(1, 4))
+        if not self._flipped_steps and rng.random() < self._recipe.flip_chance:
+            self._flipped_steps = int(rng.integers(1, 4))
+        executed = action.copy()
+        executed[:3] += self._drift
+        if self._pushed_steps:
+            self._pushed_steps -= 1
+            executed[:3] += self._push
+        if self._flipped_steps:
+            self._flipped_steps -= 1
+            executed[6] = 1.0 - executed[6]
+        return executed
 
 
 class Recorder:

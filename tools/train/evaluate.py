@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from tools.train.controls import Control
+from tools.train.controls import Control, summarize
 from tools.train.export import FACTS, add_evaluation
-from tools.train.figures import summarize
 from tools.train.rollouts import roll_out
 from vla_ros.policies.openvla.architecture import read_json
 
@@ -39,7 +38,7 @@ def evaluate(
         progress: Called with a control's name and the number of its finished episodes.
 
     Returns:
-        One row per control (:func:`~.figures.summarize`).
+        One row per control (:func:`~.controls.summarize`).
 
     Raises:
         VlaRosError: The checkpoint does not load, or a simulation ended.

@@ -74,7 +74,7 @@ def curve(log: Path) -> list[dict[str, Any]]:
 
 
 def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Add rows of :func:`~.figures.summarize` to the checkpoint's facts and update its card.
+    """Add rows of :func:`~.controls.summarize` to the checkpoint's facts and update its card.
 
     A row replaces an earlier one of the same name and machine.
     """

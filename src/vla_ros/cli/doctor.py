@@ -124,12 +124,12 @@ def _rclpy(distro: str) -> Finding:
     """Whether rclpy loads, and with which RMW. In another process: rclpy ends one whose RMW is not installed."""
     question = "import rclpy; print(rclpy.get_rmw_implementation_identifier())"
     try:
-        words = [sys.executable, "-c", question]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+        command = [sys.executable, "-c", question]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        asked = os.environ.get("RMW_IMPLEMENTATION")
-        why = f"with RMW_IMPLEMENTATION {asked}" if asked else str(error)
-        fix = f"sudo apt-get install ros-{distro}-{asked.replace('_', '-')}" if asked else ""
+        rmw = os.environ.get("RMW_IMPLEMENTATION")
+        why = f"with RMW_IMPLEMENTATION {rmw}" if rmw else str(error)
+        fix = f"sudo apt-get install ros-{distro}-{rmw.replace('_', '-')}" if rmw else ""
         return Finding("ROS 2", f"{distro}, rclpy does not load {why}", WRONG, fix)
     return Finding("ROS 2", f"{distro}, rclpy imports, {answer.stdout.strip()}")
 

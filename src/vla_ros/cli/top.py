@@ -29,7 +29,7 @@ class View:
         self.node = node
         self.parts: dict[str, tuple[int, str, dict[str, str]]] = {}
         self.status: Mapping[str, Any] = {}
-        self.heard: float | None = None
+        self.received_at: float | None = None
         self._frames: tuple[float, int, int] | None = None
         self._rates = (0.0, 0.0)
 
@@ -40,7 +40,7 @@ class View:
             if status.name.startswith(prefix):
                 values = {pair.key: pair.value for pair in status.values}
                 self.parts[status.name[len(prefix) :]] = (_level(status.level), status.message, values)
-                self.heard = time.monotonic()
+                self.received_at = time.monotonic()
         self._count()
 
     def on_status(self, message: Any) -> None:
@@ -69,16 +69,16 @@ class View:
         from rich.table import Table
         from rich.text import Text
 
-        if self.heard is None:
+        if self.received_at is None:
             return Panel(Text(f"nothing on /diagnostics from {self.node} yet"), title="vla-ros top")
         _, message, values = self.parts.get("state", (3, "", {}))
         state = str(self.status.get("state") or values.get("state", "unknown"))
         head = Table.grid(padding=(0, 2))
         head.add_row("state", Text(str(self.status.get("explanation") or message), _STATE_COLOURS.get(state, "")))
         head.add_row("instruction", Text(values.get("instruction", "")))
-        silent = time.monotonic() - self.heard
-        if silent > _STALE:
-            head.add_row("", Text(f"no diagnostics for {silent:.0f} s: the node hangs or ended", "bold red"))
+        silence = time.monotonic() - self.received_at
+        if silence > _STALE:
+            head.add_row("", Text(f"no diagnostics for {silence:.0f} s: the node hangs or ended", "bold red"))
         for name, (level, text, _) in self.parts.items():
             if name != "state":
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
@@ -152,8 +152,8 @@ def run(arguments: argparse.Namespace) -> int:
         node.create_subscription(text, f"{name}/status", view.on_status, graph.qos("instruction"))
         if arguments.once:
             deadline = time.monotonic() + arguments.timeout
-            graph.spin(lambda: bool(view.heard and view.status) or time.monotonic() > deadline, 0.05)
-            if view.heard is None:
+            graph.spin(lambda: bool(view.received_at and view.status) or time.monotonic() > deadline, 0.05)
+            if view.received_at is None:
                 raise VlaRosError(
                     f"nothing on /diagnostics from {name} within {arguments.timeout:g} s; is the node running, is "
                     "its name right (--node), and are both on the same ROS_DOMAIN_ID?"

@@ -56,7 +56,7 @@ class Profile:
 
     def command(self, folder: Path) -> list[str]:
         """Command of the daemon, with the files in ``folder``; empty if none is needed."""
-        return [word.replace(FOLDER, str(folder.resolve())) for word in self.daemon]
+        return [part.replace(FOLDER, str(folder.resolve())) for part in self.daemon]
 
     def shell(self, folder: Path) -> str:
         """Text to ``source`` in the camera driver's shell (bash, zsh, sh)."""

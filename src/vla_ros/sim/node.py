@@ -84,7 +84,7 @@ class SimNode:
         self._node.create_subscription(
             graph.message("std_msgs/msg/String"),
             STATUS_TOPIC,
-            lambda message: self.policy.hear(message.data),
+            lambda message: self.policy.update(message.data),
             graph.qos("instruction"),
         )
         self._command: ReceivedCommand | None = None

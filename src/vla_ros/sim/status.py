@@ -23,10 +23,10 @@ class PolicyStatus:
         self._clock = clock
         self._state = ""
         self._explanation = ""
-        self._heard: float | None = None
+        self._received: float | None = None
         self._idle = 0.0
 
-    def hear(self, text: str) -> None:
+    def update(self, text: str) -> None:
         """Take a message of ``~/status``; anything else is ignored."""
         try:
             status = json.loads(text)
@@ -36,9 +36,9 @@ class PolicyStatus:
         if state == "disarmed":
             explanation += " (control.armed:=true or ~/enable arms it)"
         now = self._clock()
-        gap = 0.0 if self._heard is None else min(_LONGEST_GAP, now - self._heard)
+        gap = 0.0 if self._received is None else min(_LONGEST_GAP, now - self._received)
         self._idle = 0.0 if state == "armed" or not self._idles else self._idle + gap
-        self._state, self._explanation, self._heard = state, explanation, now
+        self._state, self._explanation, self._received = state, explanation, now
 
     @property
     def stopped(self) -> str:

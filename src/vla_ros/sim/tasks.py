@@ -80,10 +80,10 @@ def make_task(name: str, target: str) -> Task:
 
 def parse(instruction: str) -> Task | None:
     """The task that an instruction names, or None if there is none. Case and spaces do not matter."""
-    words = " ".join(instruction.lower().split()).rstrip(".!")
-    if match := _PICK.fullmatch(words):
+    text = " ".join(instruction.lower().split()).rstrip(".!")
+    if match := _PICK.fullmatch(text):
         task = Task("pick", match[1], match[2])
-    elif match := _PUSH.fullmatch(words):
+    elif match := _PUSH.fullmatch(text):
         task = Task("push", match[1], match[2], match[3])
     else:
         return None

@@ -8,7 +8,6 @@ import pytest
 
 from tools.train import data, shards
 from tools.train.labels import KINDS, NOWHERE, counterfactual_actions, kinds_of, patch_of
-from tools.train.noise import Disturbance
 from tools.train.recipe import DataRecipe
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.sim import arm
@@ -103,14 +102,14 @@ def test_kinds_and_patches() -> None:
 def test_noise_changes_the_executed_action_and_depends_on_the_seed(recipe: DataRecipe) -> None:
     clean = np.array([0.01, 0.0, -0.01, 0.0, 0.0, 0.0, 1.0])
     wild = dataclasses.replace(recipe, noise_m=(0.006,), burst_chance=0.3, flip_chance=0.3)
-    first, second = Disturbance(wild, 7), Disturbance(wild, 7)
+    first, second = data.Disturbance(wild, 7), data.Disturbance(wild, 7)
     runs = [np.array([noise(step, clean) for step in range(200)]) for noise in (first, second)]
     np.testing.assert_array_equal(runs[0], runs[1])
     assert clean[0] == 0.01  # the label stays clean
     assert 0.002 < np.abs(runs[0][:, 0] - clean[0]).mean() < 0.03
     assert set(runs[0][:, 6]) == {0.0, 1.0}
     np.testing.assert_array_equal(runs[0][:, 3:6], 0.0)
-    calm = Disturbance(dataclasses.replace(recipe, noise_m=(0.0,)), 7)
+    calm = data.Disturbance(dataclasses.replace(recipe, noise_m=(0.0,)), 7)
     np.testing.assert_array_equal(calm(0, clean), clean)
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.train.controls import CONTROLS, chosen
-from tools.train.figures import draft_acceptance, markdown, summarize
+from tools.train.controls import CONTROLS, chosen, draft_acceptance, markdown, summarize
 from tools.train.recipe import LabelRecipe
 from tools.train.rollouts import Meaning, Rollout, Simulation, parse_options
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
