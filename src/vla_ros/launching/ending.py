@@ -1,8 +1,8 @@
-"""Nothing that a launch file of this package starts outlives the launch.
+"""Ends the processes of a launch with it, in order.
 
-Processes look for their launcher themselves (:mod:`vla_ros.graph.launcher`), which holds for SIGKILL, too. SIGTERM
-makes `launch` leave at once; where it is the first process of a container everything else would be killed with it,
-before the node could send its hold. So it waits for its children on the way out.
+Processes watch their launcher themselves (:mod:`vla_ros.graph.launcher`), so that even SIGKILL ends them. On SIGTERM
+`launch` exits at once, and in a container, where it is the first process, its end kills the others before the node can
+send its hold. So it waits for its children at exit.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ _Action = TypeVar("_Action", bound=ExecuteLocal)
 
 
 def ends_with_launch(action: _Action) -> _Action:
-    """Have ``action``'s process end in order, and wait for that, where `launch` leaves before it has ended."""
+    """Interrupt the process of ``action`` at exit if it still runs, and wait for its end."""
     atexit.register(_end, action)
     return action
 
 
 def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[Action]]:
-    """For ``on_exit``: ends the launch when the process called ``name`` does.
-
-    `ros2 launch` returns 1 where the process failed by itself: where autostart failed, for one.
-    """
+    """An ``on_exit`` that ends the launch with the process ``name``; `ros2 launch` returns 1 if that failed."""
 
     def on_exit(event: ProcessExited, context: LaunchContext) -> list[Action]:
         if event.returncode and not context.is_shutdown:
@@ -46,10 +43,10 @@ def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[A
 
 
 def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
-    """Send SIGINT to ``action``'s process as soon as the launch shuts down.
+    """Interrupt the process of ``action`` when the launch shuts down.
 
-    Where somebody sends SIGINT to an interactive `launch`, it takes that for Ctrl-C, which its processes got as
-    well, and does nothing for five seconds. Only for processes that take a second SIGINT calmly.
+    An interactive `launch` that gets SIGINT takes it for Ctrl-C, which its processes get as well, and does nothing for
+    five seconds. Use it only for processes that tolerate a second SIGINT.
     """
 
     def on_shutdown(event: object, shut: LaunchContext) -> None:
@@ -60,7 +57,7 @@ def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
 
 
 def _interrupt(action: ExecuteLocal) -> int | None:
-    """Send SIGINT where the process still runs; its id then."""
+    """Send SIGINT if the process still runs; returns its id, else None."""
     details = action.process_details
     if details is None or action.return_code is not None:
         return None
