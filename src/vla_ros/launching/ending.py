@@ -1,8 +1,8 @@
 """Ends the processes of a launch with it, in order.
 
-Processes watch their launcher themselves (:mod:`vla_ros.graph.launcher`), so that even SIGKILL ends them. On SIGTERM
-`launch` exits at once, and in a container, where it is the first process, its end kills the others before the node can
-send its hold. So it waits for its children at exit.
+Processes watch their launcher themselves (:mod:`vla_ros.graph.launcher`), so that even SIGKILL ends them. On
+SIGTERM `launch` exits at once. Where it is the first process of a container, that kills the others before the node
+can send its hold, so it waits for its children at exit.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[A
 def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
     """Interrupt the process of ``action`` when the launch shuts down.
 
-    An interactive `launch` that gets SIGINT takes it for Ctrl-C, which its processes get as well, and does nothing for
-    five seconds. Use it only for processes that tolerate a second SIGINT.
+    An interactive `launch` that gets SIGINT takes it for Ctrl-C, which its processes get as well, and does nothing
+    for five seconds. Use it only for processes that tolerate a second SIGINT.
     """
 
     def on_shutdown(event: object, shut: LaunchContext) -> None:
