@@ -65,35 +65,28 @@ def test_a_float64_multi_array_has_the_positions(make: Make) -> None:
     assert (list(message.layout.dim), message.layout.data_offset) == ([], 0)
 
 
-def test_a_trajectory_has_one_point_that_does_not_end_in_the_past(make: Make) -> None:
-    now = STAMP + 150_000_000
-    message = to_message(COMMAND, "joint_trajectory", make, now)
-    assert nanoseconds(message.header.stamp) == STAMP
+@pytest.mark.parametrize(
+    ("changes", "now", "lasts_ms"),
+    [
+        ({}, STAMP + 150_000_000, 350),  # it does not end in the past
+        ({}, None, 200),
+        ({}, STAMP - 5, 200),
+        ({"stamp": 0}, STAMP, 200),  # it begins when it arrives
+        ({"hold": True, "duration": 0.4}, STAMP, 400),  # as long as the way back
+        # joint_trajectory_controller refuses one that has ended, and the arm would go on to its last target.
+        ({"hold": True, "duration": 0.0}, STAMP + 40_000_000, 140),
+    ],
+)
+def test_a_trajectory_has_one_point_and_lasts_from_its_stamp(
+    make: Make, changes: dict[str, Any], now: int | None, lasts_ms: int
+) -> None:
+    command = replace(COMMAND, **changes)
+    message = to_message(command, "joint_trajectory", make, now)
+    assert nanoseconds(message.header.stamp) == command.stamp
     assert list(message.joint_names) == ["joint_1", "joint_2"]
     (point,) = message.points
     assert values(point.positions) == [0.25, -1.5]
-    end = nanoseconds(message.header.stamp) + nanoseconds(point.time_from_start)
-    assert end == now + 200_000_000
-
-
-def test_a_trajectory_without_the_present_lasts_its_duration(make: Make) -> None:
-    for now in (None, STAMP - 5):
-        message = to_message(COMMAND, "joint_trajectory", make, now)
-        assert nanoseconds(message.points[0].time_from_start) == 200_000_000
-
-
-def test_a_hold_as_a_trajectory_has_not_ended_when_it_arrives(make: Make) -> None:
-    """joint_trajectory_controller refuses one that has, and the arm would go on to its last target."""
-    now = STAMP + 40_000_000
-    message = to_message(replace(COMMAND, hold=True, duration=0.0), "joint_trajectory", make, now)
-    end = nanoseconds(message.header.stamp) + nanoseconds(message.points[0].time_from_start)
-    assert end == now + 100_000_000
-
-
-def test_a_trajectory_without_a_stamp_begins_when_it_arrives(make: Make) -> None:
-    message = to_message(replace(COMMAND, stamp=0), "joint_trajectory", make, STAMP)
-    assert nanoseconds(message.header.stamp) == 0
-    assert nanoseconds(message.points[0].time_from_start) == 200_000_000
+    assert nanoseconds(point.time_from_start) == lasts_ms * 1_000_000
 
 
 def test_a_twist_has_its_frame_and_both_parts(make: Make) -> None:
@@ -111,15 +104,9 @@ def test_a_hold_of_a_twist_is_stamped_with_the_present(make: Make) -> None:
     assert nanoseconds(to_message(COMMAND, "twist_stamped", make, STAMP + 7).header.stamp) == STAMP
 
 
-def test_a_hold_as_a_trajectory_takes_as_long_as_its_way_back(make: Make) -> None:
-    message = to_message(replace(COMMAND, hold=True, duration=0.4), "joint_trajectory", make, STAMP)
-    assert nanoseconds(message.points[0].time_from_start) == 400_000_000
-
-
 def test_a_command_is_split_for_a_gripper_that_listens_elsewhere() -> None:
     command = replace(COMMAND, names=("joint_1", "finger"), velocities=np.array([0.5, 0.1]))
     arm, fingers = split(command, ("finger",))
-    assert fingers is not None
     assert (arm.names, values(arm.positions), values(arm.velocities)) == (("joint_1",), [0.25], [0.5])
     assert (fingers.names, values(fingers.positions), values(fingers.velocities)) == (("finger",), [-1.5], [0.1])
     assert (arm.twist, fingers.twist) == (COMMAND.twist, None)

@@ -41,30 +41,26 @@ def test_whoever_may_share_is_no_contest() -> None:
     assert others(there, OWN, ["*"]) == {}
 
 
-def contest(subject: str, first: Source, second: Source) -> Contest:
-    return Contest(subject, first, second)
-
-
 def test_two_sources_are_named_by_their_nodes() -> None:
     two = Source(OWN, "a"), Source(THEIRS, "b")
     there = [endpoint(OWN, "robot"), endpoint(THEIRS, "leftover", "/old"), endpoint(THEIRS[::-1], "gripper")]
-    assert rivals(contest("j1", *two), "/joint_states", there) == (
+    assert rivals(Contest("j1", *two), "/joint_states", there) == (
         "/old/leftover and /robot publish j1 on /joint_states in turn"
     )
-    assert rivals(contest("/image", *two), "/image", there) == "/old/leftover and /robot publish on /image in turn"
+    assert rivals(Contest("/image", *two), "/image", there) == "/old/leftover and /robot publish on /image in turn"
 
 
 def test_ids_that_are_no_gids_name_everybody_on_the_topic() -> None:
     two = Source(b"\x01" * 8), Source(b"\x02" * 8)
     there = [endpoint(OWN, "robot"), endpoint(THEIRS, "leftover")]
-    assert rivals(contest("j1", *two), "/joint_states", there).startswith("/leftover and /robot publish j1")
-    assert rivals(contest("j1", *two), "/joint_states", []).startswith("nobody known")
+    assert rivals(Contest("j1", *two), "/joint_states", there).startswith("/leftover and /robot publish j1")
+    assert rivals(Contest("j1", *two), "/joint_states", []).startswith("nobody known")
 
 
 def test_one_publisher_that_says_two_things_is_named_with_both() -> None:
     relay = [endpoint(OWN, "relay")]
     kinds = Source(OWN, "64x48 'rgb8'"), Source(OWN, "32x24 'rgb8'")
-    found = rivals(contest("/image", *kinds), "/image", relay)
+    found = rivals(Contest("/image", *kinds), "/image", relay)
     assert found == "/relay publishes 64x48 'rgb8' and 32x24 'rgb8' in turn on /image"
-    found = rivals(contest("j1", Source(OWN, 0), Source(OWN, 1)), "/joint_states", relay)
+    found = rivals(Contest("j1", Source(OWN, 0), Source(OWN, 1)), "/joint_states", relay)
     assert found == "/relay publishes two positions of j1 that no velocity limit allows, in turn on /joint_states"

@@ -1,4 +1,4 @@
-"""A digest tells pictures apart, and costs little."""
+"""A digest tells images apart, and costs little."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vla_ros.control.watchdog import digest
 
 def test_digests_differ_with_a_little_noise_and_agree_for_the_same_pixels() -> None:
     rng = np.random.default_rng(0)
-    picture = rng.integers(0, 256, (480, 640, 3), dtype=np.uint8)
-    noisy = np.clip(picture.astype(int) + rng.integers(-1, 2, picture.shape), 0, 255).astype(np.uint8)
-    assert digest(picture) == digest(picture.tobytes()) == digest(memoryview(picture.tobytes()))
-    assert digest(picture) != digest(noisy)
-    one_channel = picture.copy()
+    image = rng.integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    noisy = np.clip(image.astype(int) + rng.integers(-1, 2, image.shape), 0, 255).astype(np.uint8)
+    assert digest(image) == digest(image.tobytes()) == digest(memoryview(image.tobytes()))
+    assert digest(image) != digest(noisy)
+    one_channel = image.copy()
     one_channel[..., 1] ^= 1
-    assert digest(picture) != digest(one_channel)
+    assert digest(image) != digest(one_channel)
     assert digest(b"") == digest(b"", skip=12)
     assert digest(b"stamp 1 abc", skip=8) == digest(b"stamp 2 abc", skip=8) != digest(b"stamp 2 abd", skip=8)
     assert digest(b"\0" * 10) != digest(b"\0" * 11)

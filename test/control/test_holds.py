@@ -136,7 +136,6 @@ def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Co
     options = configure(control={"output": "twist_stamped"}, robot={"gripper_joint_names": []}, limits=limits)
     controller = Controller(options, POSE, arm)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), state(), STAMP, 0.5)
-    assert command.twist is not None
     np.testing.assert_allclose(command.twist[0], [0.04, 0, 0], atol=1e-3)  # 0.02 m in 0.5 s
     np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-3)
     assert command.frame_id == "base_link"
@@ -150,7 +149,6 @@ def test_a_servo_can_do_the_kinematics(state: State) -> None:
     controller = Controller(config, POSE)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), None, STAMP, 0.5)
     assert (command.names, command.frame_id) == ((), "base")
-    assert command.twist is not None
     np.testing.assert_allclose(command.twist[0], [0.1, 0, 0])
     np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-12)
     assert controller.hold(None).twist is not None

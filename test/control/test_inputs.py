@@ -37,7 +37,6 @@ def test_the_joint_state_nearest_to_a_stamp_is_found() -> None:
     for stamp in range(0, 10**9, 10**7):
         inputs.set_joints(dataclasses.replace(JOINTS, stamp=stamp))
     found = inputs.joints_at(123_456_789)
-    assert found is not None
     assert found.stamp == 120_000_000
     assert inputs.joints_at(5 * 10**9) is None
 

@@ -30,7 +30,6 @@ def test_the_first_is_followed_while_a_second_speaks_and_they_are_named_at_its_f
     assert not contested(sources, 0.01), "it may be the driver's successor"
     assert tell(sources, [(A, 0.02)]) == [True]
     found = sources.contest(20 * MS)
-    assert found is not None
     assert (found.subject, {found.first, found.second}) == ("j", {A, B})
     assert tell(sources, [(B, 0.03), (A, 0.04)]) == [False, True]
 

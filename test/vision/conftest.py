@@ -1,4 +1,4 @@
-"""Fixtures of the vision tests: golden pictures, and a serialiser that is not ours."""
+"""Fixtures of the vision tests: golden images, and a serialiser that is not ours."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden_picture(data_folder: Path) -> Callable[[str], np.ndarray]:
-    """Reads a picture of test/data by its name."""
+def golden_image(data_folder: Path) -> Callable[[str], np.ndarray]:
+    """Reads an image of test/data by its name."""
 
     def read(name: str) -> np.ndarray:
-        with Image.open(data_folder / f"{name}.png") as picture:
-            return np.array(picture)
+        with Image.open(data_folder / f"{name}.png") as image:
+            return np.array(image)
 
     return read
 
@@ -54,7 +54,7 @@ def serialize() -> Callable[..., bytes]:
 
 
 @pytest.fixture(scope="session")
-def picture() -> np.ndarray:
-    """A smooth picture without any symmetry and with three different channels, uint8 [48, 64, 3] RGB."""
+def sample() -> np.ndarray:
+    """A smooth image without any symmetry and with three different channels, uint8 [48, 64, 3] RGB."""
     y, x = np.mgrid[0:48, 0:64]
     return np.stack([4 * x, 5 * y, (x * y) // 14], axis=-1).astype(np.uint8)

@@ -20,9 +20,9 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_turns(picture, orientation):
-    picture.setflags(write=False)
-    assert np.array_equal(make_orientation(orientation)(picture), EXPECTED[orientation](picture))
+def test_turns(sample, orientation):
+    sample.setflags(write=False)
+    assert np.array_equal(make_orientation(orientation)(sample), EXPECTED[orientation](sample))
 
 
 def test_quarter_turn_is_clockwise():
@@ -31,9 +31,9 @@ def test_quarter_turn_is_clockwise():
     assert make_orientation("rotate_90")(image)[0, 1].tolist() == [255, 255, 255]
 
 
-def test_turning_a_strided_view(picture):
-    padded = np.pad(picture, ((0, 0), (0, 3), (0, 0)))[:, :-3]
-    assert np.array_equal(make_orientation("rotate_180")(padded), picture[::-1, ::-1])
+def test_turning_a_strided_view(sample):
+    padded = np.pad(sample, ((0, 0), (0, 3), (0, 0)))[:, :-3]
+    assert np.array_equal(make_orientation("rotate_180")(padded), sample[::-1, ::-1])
 
 
 def test_unknown_orientation():

@@ -131,7 +131,7 @@ def test_damage_is_named(cdr, text):
         read_image(cdr)
 
 
-def test_frame_id_in_another_character_set_keeps_the_picture():
+def test_frame_id_in_another_character_set_keeps_the_image():
     cdr = bytearray(encode_image(np.zeros((1, 1, 3), np.uint8), 5, "cam"))
     cdr[16] = 0xE9
     assert image_header(cdr).frame_id == "�am"

@@ -43,8 +43,8 @@ def upright(image: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", range(4))
-def test_libero_pipeline_matches_tensorflow(golden_picture, tensorflow, case):
-    image = upright(golden_picture(f"vision/libero_{case}_image"))
+def test_libero_pipeline_matches_tensorflow(golden_image, tensorflow, case):
+    image = upright(golden_image(f"vision/libero_{case}_image"))
     jpeg = jpeg_round_trip(image)
     resized = resize_lanczos3(jpeg)
     cropped = crop_center(resized, 0.9)
@@ -82,9 +82,9 @@ def test_lanczos3_is_tensorflows_to_the_bit_at_odd_sizes_too(data_folder):
 
 
 @pytest.mark.parametrize("case", ["00", "03", "04", "09"])
-def test_openvla_pipeline_equals_the_processor(golden_picture, data_folder, case):
+def test_openvla_pipeline_equals_the_processor(golden_image, data_folder, case):
     expected = np.load(data_folder / "openvla" / "probes.npz", allow_pickle=False)
-    pixels = normalized(ResizeNaive()(golden_picture(f"openvla/{case}")))
+    pixels = normalized(ResizeNaive()(golden_image(f"openvla/{case}")))
     np.testing.assert_allclose(pixels[:, ::37, ::41], expected[f"{case}_pixel_probe"], atol=2e-6)
     np.testing.assert_allclose(pixels.mean((1, 2)), expected[f"{case}_pixel_mean"], atol=1e-5)
 
@@ -115,7 +115,7 @@ def test_crop_against_the_formula():
 
 
 @pytest.mark.parametrize("source", [1, 2, 7, 224, 1080])
-def test_a_crop_looks_inside_the_picture(source):
+def test_a_crop_looks_inside_the_image(source):
     for area in (0.05, 0.25, 0.9, 0.999):
         taps = crop_taps(source, 224, area)
         assert taps.below.min() >= 0
@@ -127,22 +127,22 @@ def test_a_crop_looks_inside_the_picture(source):
 @pytest.mark.parametrize("name", ["openvla", "libero"])
 @pytest.mark.parametrize("area", [1.0, 0.9])
 @pytest.mark.parametrize("level", [0, 1, 100, 254, 255])
-def test_constant_pictures_stay_constant(name, area, level):
+def test_constant_images_stay_constant(name, area, level):
     image = np.full((120, 160, 3), level, np.uint8)
     assert set(np.unique(PROCESSORS[name](crop_area=area)(image))) == {level}
 
 
 @pytest.mark.parametrize("name", ["openvla", "libero"])
 @pytest.mark.parametrize("area", [1.0, 0.9])
-def test_shape_channels_and_input_untouched(name, area, picture):
-    image = picture.copy()
+def test_shape_channels_and_input_untouched(name, area, sample):
+    image = sample.copy()
     image.setflags(write=False)
     result = PROCESSORS[name]((100, 60), area)(image[::-1])  # any strides
     assert result.shape == (100, 60, 3)
     assert result.dtype == np.uint8
-    assert np.array_equal(image, picture)
-    small = np.array(Image.fromarray(np.ascontiguousarray(picture[::-1])).resize((60, 100)))
-    assert np.abs(result.astype(int) - small).mean() < 12  # same picture: no channel or axis changed places
+    assert np.array_equal(image, sample)
+    small = np.array(Image.fromarray(np.ascontiguousarray(sample[::-1])).resize((60, 100)))
+    assert np.abs(result.astype(int) - small).mean() < 12  # same image: no channel or axis changed places
 
 
 def test_values_out_of_range():
@@ -161,6 +161,6 @@ def test_values_out_of_range():
         np.zeros((0, 4, 3), np.uint8),
     ],
 )
-def test_only_rgb_pictures(image):
+def test_only_rgb_images(image):
     with pytest.raises(ImageError, match="expected uint8"):
         ResizeNaive()(image)

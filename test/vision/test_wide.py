@@ -26,9 +26,9 @@ def mosaic(rgb: np.ndarray, order: str) -> np.ndarray:
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("order", ["rggb", "bggr", "gbrg", "grbg"])
 def test_one_colour_through_a_mosaic_is_that_colour(colour: str, order: str) -> None:
-    picture = np.full((8, 12, 3), COLOURS[colour], np.uint8)
-    image = decode_image(encode_image(mosaic(picture, order)[..., None], 1, "cam", f"bayer_{order}8")).image
-    np.testing.assert_array_equal(image, picture)
+    expected = np.full((8, 12, 3), COLOURS[colour], np.uint8)
+    image = decode_image(encode_image(mosaic(expected, order)[..., None], 1, "cam", f"bayer_{order}8")).image
+    np.testing.assert_array_equal(image, expected)
 
 
 def with_16_bits(serialize, values: np.ndarray, encoding: str, big_endian: bool) -> bytes:
@@ -52,14 +52,14 @@ def test_16_bits_become_8(serialize, encoding: str, big_endian: bool) -> None:
 
 @pytest.mark.parametrize("big_endian", [False, True])
 def test_a_mosaic_of_16_bits(serialize, big_endian: bool) -> None:
-    picture = np.full((8, 8, 3), COLOURS["red"], np.uint16) * 257
-    cdr = with_16_bits(serialize, mosaic(picture, "grbg"), "bayer_grbg16", big_endian)
-    np.testing.assert_array_equal(decode_image(cdr).image, picture // 257)
+    expected = np.full((8, 8, 3), COLOURS["red"], np.uint16) * 257
+    cdr = with_16_bits(serialize, mosaic(expected, "grbg"), "bayer_grbg16", big_endian)
+    np.testing.assert_array_equal(decode_image(cdr).image, expected // 257)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(WIDE_ENCODINGS)), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
-def test_any_size_gives_a_picture_of_that_size(encoding: str, height: int, width: int, padding: int) -> None:
+def test_any_size_gives_an_image_of_that_size(encoding: str, height: int, width: int, padding: int) -> None:
     raw = np.full((height, width, WIDE_ENCODINGS[encoding].pixel_bytes), 7, np.uint8)
     step = raw.shape[1] * raw.shape[2] + padding
     image = decode_image(encode_image(raw, 1, "cam", encoding, step=step)).image
