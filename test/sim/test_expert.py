@@ -93,7 +93,9 @@ def test_actions_are_bounded_in_any_state(world):
     for task in TASK_NAMES:
         for _ in range(100):
             joints = random.uniform(limits[:, 0], limits[:, 1])
-            action = decide(make_task(task, world.scene.task.target), joints, random.uniform(0, 0.04), objects)
+            action = decide(
+                make_task(task, world.scene.task.target), arm.forward(joints), random.uniform(0, 0.04), objects
+            )
             assert action.shape == (7,)
             assert np.linalg.norm(action[:3]) <= MAX_STEP + 1e-9
             assert np.abs(action[3:6]).max() <= MAX_TURN

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.sim.expert import decide_at
+from vla_ros.sim.expert import decide
 from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
 
@@ -37,7 +37,7 @@ def counterfactual_actions(
     actions = np.zeros((len(tasks), SLOTS, 7), np.float32)
     for row, name in enumerate(tasks):
         for slot, thing in enumerate(objects):
-            actions[row, slot] = decide_at(make_task(name, thing), pose, fingers, objects)
+            actions[row, slot] = decide(make_task(name, thing), pose, fingers, objects)
     return actions
 
 

@@ -44,27 +44,19 @@ _PUSH_PACE = 0.025
 _LOW = 0.05
 
 
-def decide(task: Task, joints: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
+def decide(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
     """The expert's action in a state.
 
     Args:
         task: The task; its target must be among ``objects``.
-        joints: Float64 [7], measured arm positions, radians.
+        pose: Pose of ``tool`` in the base frame, float64 [4, 4], metres.
         fingers: Measured opening of one finger, metres.
         objects: Name to centre [3], metres in the base frame.
 
     Returns:
         Float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians, fixed axes), both in the base frame, and
         the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge checkpoints.
-
-    Raises:
-        KeyError: The target is not among ``objects``.
     """
-    return decide_at(task, arm.forward(joints), fingers, objects)
-
-
-def decide_at(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
-    """Like :func:`decide` with the ``pose`` of ``tool`` [4, 4], so that many tasks share one forward kinematics."""
     place = objects[task.target]
     if task.verb == "pick":
         way, gripper = _pick(pose[:3, 3], place, fingers)
@@ -157,7 +149,7 @@ class ExpertPolicy(Policy):
         if task is None or task.target not in objects:
             action = np.array([0.0] * 6 + [OPEN if fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
         else:
-            action = decide(task, joints, fingers, objects)
+            action = decide(task, arm.forward(joints), fingers, objects)
         elapsed = (time.perf_counter() - begin) * 1e3
         return ActionChunk(actions=action[None], stamp=observation.stamp, stages_ms={"expert": elapsed})
 

@@ -77,7 +77,7 @@ def test_labels_are_the_experts_action_for_each_object_and_task() -> None:
     assert actions.shape == (2, SLOTS, 7)
     for row, task in enumerate(tasks):
         for slot, name in enumerate(objects):
-            expected = decide(make_task(task, name), joints, 0.04, objects)
+            expected = decide(make_task(task, name), arm.forward(joints), 0.04, objects)
             np.testing.assert_allclose(actions[row, slot], expected, atol=1e-7)
     assert not actions[:, 2:].any()
     assert not np.allclose(actions[0, 0], actions[0, 1])

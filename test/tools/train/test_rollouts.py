@@ -9,6 +9,7 @@ from tools.train.controls import CONTROLS, chosen, draft_acceptance, markdown, s
 from tools.train.recipe import LabelRecipe
 from tools.train.rollouts import Meaning, Rollout, Simulation, parse_options
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
+from vla_ros.sim import arm
 from vla_ros.sim.expert import decide
 from vla_ros.sim.tasks import parse
 from vla_ros.types import ActionSpec, IntArray, UInt8Array
@@ -32,7 +33,7 @@ class PerfectNetwork:
         task = parse(instruction)
         assert task is not None
         joints = world.joint_positions()
-        action = decide(task, joints[:7], float(joints[7:].mean()), world.object_positions())
+        action = decide(task, arm.forward(joints[:7]), float(joints[7:].mean()), world.object_positions())
         action[6] = LabelRecipe().closed_value + (1 - LabelRecipe().closed_value) * action[6]
         return BINS.encode(STATISTICS.normalize(action))
 
