@@ -73,7 +73,7 @@ def test_a_publisher_without_a_node_counts_from_the_second_look_and_for_arming_a
     ours = graphs[0]
     node = ours.create_node("vla_policy")
     publisher, gid = Wiring(ours, node).publisher_and_gid(JOINTS, "/command", "command")
-    assert gid == publisher.guid
+    assert gid == publisher.writer_guid
     watch = GraphWatch(node, {"/command": gid}, ())
     watch.look(at_once=True)
     assert watch.found == {}

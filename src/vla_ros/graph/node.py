@@ -47,46 +47,11 @@ def say(logger: Logger, message: str, severity: Severity) -> None:
         logger.info(message)
 
 
-class Time(Protocol):
-    """A point in time of a clock."""
-
-    @property
-    def nanoseconds(self) -> int:
-        """Nanoseconds since the clock's epoch."""
-
-
-class Clock(Protocol):
-    """The ROS clock: system time, or ``/clock`` with ``use_sim_time``."""
-
-    def now(self) -> Any:
-        """Current :class:`Time`."""
-
-
-class Publisher(Protocol):
-    """One end of a topic. ``publish`` takes a message, or its CDR bytes with the 4-byte header."""
-
-    def publish(self, msg: Any) -> None:
-        """Send; never waits for a subscriber."""
-
-    def get_subscription_count(self) -> int:
-        """Number of matched subscriptions."""
-
-
 class Timer(Protocol):
     """A periodic callback."""
 
     def cancel(self) -> None:
         """Stop it."""
-
-
-class EndpointInfo(Protocol):
-    """Another endpoint as discovery knows it (``rclpy.topic_endpoint_info.TopicEndpointInfo``)."""
-
-    node_name: str
-    node_namespace: str
-    topic_type: str
-    endpoint_gid: Any
-    qos_profile: Any
 
 
 class Node(Protocol):
@@ -105,10 +70,13 @@ class Node(Protocol):
         """The node's :class:`Logger`."""
 
     def get_clock(self) -> Any:
-        """The node's :class:`Clock`."""
+        """The ROS clock: system time, or ``/clock`` with ``use_sim_time``. Its ``now()`` has ``nanoseconds``."""
 
     def create_publisher(self, msg_type: Any, topic: str, qos_profile: Any) -> Any:
-        """A :class:`Publisher`; ``~`` and relative names are expanded, remaps applied."""
+        """A publisher; ``~`` and relative names are expanded, remaps applied.
+
+        Its ``publish`` takes a message, or its CDR bytes with the 4-byte header, and never waits for a subscriber.
+        """
 
     def create_subscription(
         self, msg_type: Any, topic: str, callback: Callable[[Any], Any], qos_profile: Any, *, raw: bool = False
@@ -131,10 +99,10 @@ class Node(Protocol):
         """Number of subscriptions of a topic; the name is expanded but not remapped, as in rclpy."""
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[Any]:
-        """:class:`EndpointInfo` of each publisher of a topic; the name is expanded but not remapped."""
+        """Each publisher of a topic (``rclpy.topic_endpoint_info``); the name is expanded but not remapped."""
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[Any]:
-        """:class:`EndpointInfo` of each subscription of a topic; the name is expanded but not remapped."""
+        """Each subscription of a topic (``rclpy.topic_endpoint_info``); the name is expanded but not remapped."""
 
     def get_node_names(self) -> list[str]:
         """Name of every node on the graph."""

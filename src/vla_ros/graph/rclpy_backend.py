@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import traceback
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import rclpy
@@ -24,9 +22,9 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.allocator import keep_freed_memory
-from vla_ros.graph.interrupts import Interrupts
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_frames import subscribe_raw
+from vla_ros.graph.spinning import SpinningGraph
 
 _SEVERITIES = {
     "debug": LoggingSeverity.DEBUG,
@@ -77,10 +75,11 @@ class RclpyVocabulary:
         return subscribe_raw(node, msg_type, topic, callback, qos_profile)
 
 
-class RclpyGraph(RclpyVocabulary):
+class RclpyGraph(RclpyVocabulary, SpinningGraph):
     """See :class:`vla_ros.graph.node.Graph`. Has a context of its own, so several may live in one process."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
+        super().__init__()
         keep_freed_memory()
         self._context = Context()
         try:
@@ -91,11 +90,6 @@ class RclpyGraph(RclpyVocabulary):
         self._executor = SingleThreadedExecutor(context=self._context)
         self._log_level = log_level
         self._nodes: list[Any] = []
-        self._spinning = threading.Lock()
-        self._spinner: threading.Thread | None = None
-        self._lock = threading.RLock()
-        self._closing = False
-        self._closed = False
 
     def describe(self) -> str:
         """One line that says which middleware and domain were joined."""
@@ -109,8 +103,7 @@ class RclpyGraph(RclpyVocabulary):
 
     def create_node(self, name: str, namespace: str | None = None) -> Any:
         """An ``rclpy`` node; ``--ros-args`` remaps of name and namespace win over the arguments."""
-        if self._closing:
-            raise VlaRosError(f"node '{name}' cannot be made: this graph was closed")
+        self._check_open(name)
         try:
             node = Node(name, namespace=namespace, context=self._context)
         except rclpy.exceptions.InvalidNodeNameException as error:
@@ -122,56 +115,10 @@ class RclpyGraph(RclpyVocabulary):
         self._nodes.append(node)
         return node
 
-    def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()`` is true or the graph is closed.
-
-        An exception of a callback is logged with its traceback, and the next callback runs.
-
-        Raises:
-            KeyboardInterrupt: SIGINT or SIGTERM came, and the program has no handlers of its own for them.
-        """
-        if not self._spinning.acquire(blocking=False):
-            raise VlaRosError("this graph is spinning already; its callbacks run on one thread")
-        self._spinner = threading.current_thread()
-        try:
-            with Interrupts() as interrupts:
-                while not self._closing and not until():
-                    self._spin_once(period)
-                    interrupts.check()
-        finally:
-            self._spinner = None
-            self._spinning.release()
-            if self._closing:
-                self.close()
-
-    def wake(self) -> None:
-        """Make a spin ask ``until()`` now; for any thread."""
-        if not self._closing:
-            self._executor.wake()
-
-    def close(self) -> None:
-        """Destroy all nodes and leave the graph. Safe to call twice, from callbacks and from other threads."""
-        with self._lock:
-            if not self._closing:
-                self._closing = True
-                self._executor.wake()
-        if self._spinner is threading.current_thread():
-            return  # spin closes when it has come back from this callback
-        with self._spinning:
-            self._leave()
-
-    def __enter__(self) -> RclpyGraph:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _wake(self) -> None:
+        self._executor.wake()
 
     def _leave(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         for node in self._nodes:
             self._executor.remove_node(node)
             node.destroy_node()

@@ -18,12 +18,10 @@ from cyclonedds.builtin import (
     BuiltinTopicDcpsSubscription,
 )
 from cyclonedds.core import InstanceState, Policy, ReadCondition
-from cyclonedds.idl import IdlStruct
-from cyclonedds.pub import DataWriter
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
-from vla_ros.graph.dds.wire import ANY_UNREAD, REQUEST_PREFIX, TOPIC_PREFIX, ros_profile, ros_type_name, sample
+from vla_ros.graph.dds.wire import ANY_UNREAD, REQUEST_PREFIX, TOPIC_PREFIX, ros_profile, ros_type_name
 from vla_ros.graph.messages import MessageTypes, message_types
 from vla_ros.graph.qos import DurabilityPolicy, HistoryPolicy, QoSProfile
 
@@ -75,8 +73,6 @@ class Discovery:
         )
         self._participants = BuiltinDataReader(participant.dds, BuiltinTopicDcpsParticipant)
         self._reader = participant.reader(_TOPIC, _INFO, _READER_QOS, ignore_local=True)
-        self._writer: DataWriter[Any]
-        self._sample: type[IdlStruct]
         self._writer, self._sample = participant.writer(_TOPIC, _INFO, _WRITER_QOS, ignore_local=True)
         # The condition, not the reader: a reader's other statuses would wake the loop until somebody reads them.
         self._condition = ReadCondition(self._reader, ANY_UNREAD)
@@ -91,7 +87,7 @@ class Discovery:
                 self._own.pop(key, None)
             else:
                 self._own[key] = node
-            self._writer.write(sample(self._sample, self._serialized()))
+            self._writer.write(self._sample(self._serialized()))
 
     def update(self) -> None:
         """Process the announcements of others."""

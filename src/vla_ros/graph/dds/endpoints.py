@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from cyclonedds.core import DDSException, ReadCondition
-from cyclonedds.idl import IdlStruct
+from cyclonedds.core import DDSException, Entity, ReadCondition
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.participant import Participant, delete
-from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX, sample
+from vla_ros.graph.dds.wire import ANY_UNREAD, TOPIC_PREFIX
 from vla_ros.graph.qos import QoSProfile
 
 
@@ -28,9 +28,8 @@ class DdsPublisher:
         self._types = participant.types
         self._lock = threading.Lock()
         self._writer: DataWriter[Any] | None
-        self._sample: type[IdlStruct]
         self._writer, self._sample = participant.writer(TOPIC_PREFIX + topic, msg_type.TYPE, profile)
-        self.guid = self._writer.guid.bytes
+        self.writer_guid = self._writer.guid.bytes
 
     def publish(self, msg: Any) -> None:
         """Send a message, or its CDR (:class:`bytes`, 4-byte header included). Never waits for a subscriber.
@@ -51,7 +50,7 @@ class DdsPublisher:
             if self._writer is None:
                 raise VlaRosError(f"the publisher of {self.topic_name} was destroyed; nothing was sent")
             try:
-                self._writer.write(sample(self._sample, cdr))
+                self._writer.write(self._sample(cdr))
             except DDSException as error:
                 raise VlaRosError(f"{self.topic_name} could not be sent ({len(cdr)} bytes): {error}") from error
 
@@ -68,8 +67,53 @@ class DdsPublisher:
                 self._writer = None
 
 
-class DdsSubscription:
-    """Receives messages of a topic; the graph's spin calls :meth:`dispatch`."""
+class Inbox(ABC):
+    """A reader whose samples wake the graph's spin, which takes them and calls :meth:`dispatch` with each.
+
+    Attributes:
+        name: Topic or service, for the log.
+    """
+
+    def __init__(self, participant: Participant, reader: DataReader[Any], name: str, depth: int) -> None:
+        self.name = name
+        self.reader_guid = reader.guid.bytes
+        self._participant = participant
+        self._depth = depth
+        self._lock = threading.Lock()
+        self._reader: DataReader[Any] | None = reader
+        self._condition = ReadCondition(reader, ANY_UNREAD)
+        self._entities: tuple[Entity, ...] = (self._condition, reader)
+        participant.waitset.attach(self._condition)
+
+    def take(self) -> list[tuple[bytes, bytes]]:
+        """CDR and publisher's gid of the waiting samples, oldest first: at most the profile's depth."""
+        with self._lock:
+            if self._reader is None:
+                return []
+            taken = self._reader.take(N=self._depth, condition=self._condition)
+            # Samples without data tell of publishers that went away.
+            return [(item.cdr, self._publisher(item)) for item in taken if item.sample_info.valid_data]
+
+    @abstractmethod
+    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
+        """Pass one sample to the callback."""
+
+    def destroy(self) -> None:
+        """Leave the topic. Safe to call twice."""
+        with self._lock:
+            if self._reader is not None:
+                self._participant.waitset.detach(self._condition)
+                self._reader = None
+                for entity in self._entities:
+                    delete(entity)
+
+    def _publisher(self, item: Any) -> bytes:
+        """Gid of the publisher of a sample, or nothing where nobody asks. The lock is held."""
+        return b""
+
+
+class DdsSubscription(Inbox):
+    """Receives messages of a topic."""
 
     def __init__(
         self,
@@ -88,22 +132,8 @@ class DdsSubscription:
         self.raw = raw
         self.tells_publisher = False  # the callback takes the publisher's gid as well
         self._publishers: dict[int, bytes] = {}
-        self._participant = participant
-        self._lock = threading.Lock()
         reader = participant.reader(TOPIC_PREFIX + topic, msg_type.TYPE, profile)
-        self.guid = reader.guid.bytes
-        self._reader: DataReader[Any] | None = reader
-        self._condition = ReadCondition(reader, ANY_UNREAD)
-        participant.waitset.attach(self._condition)
-
-    def take(self) -> list[tuple[bytes, bytes]]:
-        """CDR and publisher's gid of the waiting samples, oldest first: at most the profile's depth."""
-        with self._lock:
-            if self._reader is None:
-                return []
-            taken = self._reader.take(N=self.qos_profile.depth, condition=self._condition)
-            # Samples without data tell of publishers that went away.
-            return [(item.cdr, self._publisher(item)) for item in taken if item.sample_info.valid_data]
+        super().__init__(participant, reader, topic, profile.depth)
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
         """Pass one sample to the callback."""
@@ -123,20 +153,6 @@ class DdsSubscription:
             self._publishers[handle] = gid
         return self._publishers.get(handle, b"")
 
-    def get_publisher_count(self) -> int:
-        """Number of matched publishers."""
-        with self._lock:
-            return len(self._reader.get_matched_publications()) if self._reader is not None else 0
-
-    def destroy(self) -> None:
-        """Leave the topic. Safe to call twice."""
-        with self._lock:
-            if self._reader is not None:
-                self._participant.waitset.detach(self._condition)
-                delete(self._condition)
-                delete(self._reader)
-                self._reader = None
-
 
 class DdsTimer:
     """Calls back at a fixed rate on the thread that spins; missed calls are skipped."""
@@ -152,15 +168,6 @@ class DdsTimer:
     def cancel(self) -> None:
         """Stop it. Safe to call twice."""
         self.canceled = True
-
-    def is_canceled(self) -> bool:
-        """Whether it was stopped."""
-        return self.canceled
-
-    def reset(self) -> None:
-        """Restart it from now."""
-        self.due = time.monotonic() + self.period
-        self.canceled = False
 
     def expire(self, now: float) -> bool:
         """Whether it is due at ``now`` (monotonic seconds); when it is, the next call is set."""

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
-from vla_ros.errors import VlaRosError
 from vla_ros.graph.dds.discovery import Discovery
-from vla_ros.graph.dds.endpoints import DdsSubscription
 from vla_ros.graph.dds.node import Context, DdsNode
 from vla_ros.graph.dds.participant import Participant
-from vla_ros.graph.dds.service import DdsService
 from vla_ros.graph.environment import DdsEnvironment, dds_environment
-from vla_ros.graph.interrupts import Interrupts
 from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.graph.qos import QoSProfile, profile
+from vla_ros.graph.spinning import SpinningGraph
 
 _NEVER = float("inf")
 
 
-class DdsGraph:
+class DdsGraph(SpinningGraph):
     """See :class:`vla_ros.graph.node.Graph`.
 
     Callbacks run on the thread that calls :meth:`spin`, which itself waits on the wait set: nothing lies between
@@ -38,17 +33,13 @@ class DdsGraph:
         environment: DdsEnvironment | None = None,
         log_level: str = "info",
     ) -> None:
+        super().__init__()
         self.arguments = parse_ros_arguments(args)
         self.environment = environment or dds_environment()
         self.participant = Participant(self.environment, message_types(self.environment.distro))
         self.discovery = Discovery(self.participant)
         self._context = Context(self.arguments, self.participant, self.discovery, log_level)
         self._nodes: tuple[DdsNode, ...] = ()
-        self._lock = threading.RLock()
-        self._spinning = threading.Lock()
-        self._spinner: threading.Thread | None = None
-        self._closing = False
-        self._closed = False
 
     @property
     def backend(self) -> str:
@@ -61,8 +52,7 @@ class DdsGraph:
 
     def create_node(self, name: str, namespace: str | None = None) -> DdsNode:
         """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
-        if self._closing:
-            raise VlaRosError(f"node '{name}' cannot be made: this graph was closed")
+        self._check_open(name)
         found = self.arguments.namespace(namespace or "/", name)
         absolute = found if found.startswith("/") else f"/{found}"
         node = DdsNode(self._context, self.arguments.node_name(name), absolute, self._forget)
@@ -98,63 +88,20 @@ class DdsGraph:
         made.tells_publisher = True
         return partial(node.destroy_subscription, made)
 
-    def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()`` is true or the graph is closed.
+    def _spin_once(self, period: float) -> None:
+        self.participant.wait(min(period, self._until_timer()))
+        self._run_arrived()
+        self._run_timers()
+        self.discovery.update()
 
-        An exception of a callback is logged with its traceback, and the next callback runs.
-
-        Raises:
-            KeyboardInterrupt: SIGINT or SIGTERM came, and the program has no handlers of its own for them.
-        """
-        if not self._spinning.acquire(blocking=False):
-            raise VlaRosError("this graph is spinning already; its callbacks run on one thread")
-        self._spinner = threading.current_thread()
-        try:
-            with Interrupts() as interrupts:
-                while not self._closing and not until():
-                    self.participant.wait(min(period, self._until_timer()))
-                    self._run_arrived()
-                    self._run_timers()
-                    self.discovery.update()
-                    interrupts.check()
-        finally:
-            self._spinner = None
-            self._spinning.release()
-            if self._closing:
-                self.close()
-
-    def wake(self) -> None:
-        """Make a spin ask ``until()`` now; for any thread."""
-        if not self._closing:
-            self.participant.wake()
-
-    def close(self) -> None:
-        """Destroy all nodes and leave the graph. Safe to call twice, from callbacks and from other threads."""
-        with self._lock:
-            if not self._closing:
-                self._closing = True
-                self.participant.wake()
-        if self._spinner is threading.current_thread():
-            return  # spin closes when it has come back from this callback
-        with self._spinning:
-            self._leave()
-
-    def __enter__(self) -> DdsGraph:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _wake(self) -> None:
+        self.participant.wake()
 
     def _forget(self, node: DdsNode) -> None:
         with self._lock:
             self._nodes = tuple(item for item in self._nodes if item is not node)
 
     def _leave(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         for node in self._nodes:
             node.destroy_node()
         self.discovery.close()
@@ -168,11 +115,9 @@ class DdsGraph:
 
     def _run_arrived(self) -> None:
         for node in self._nodes:
-            receivers: tuple[DdsSubscription | DdsService, ...] = (*node.subscriptions, *node.services)
-            for receiver in receivers:
-                for sample in receiver.take():
-                    name = receiver.topic_name if isinstance(receiver, DdsSubscription) else receiver.srv_name
-                    self._guarded(node.get_logger(), name, receiver.dispatch, sample)
+            for inbox in node.inboxes:
+                for sample in inbox.take():
+                    self._guarded(node.get_logger(), inbox.name, inbox.dispatch, sample)
 
     def _run_timers(self) -> None:
         for node in self._nodes:

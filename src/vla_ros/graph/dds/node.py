@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.clock import Clock
 from vla_ros.graph.dds.discovery import Discovery, NodeEntities, TopicEndpointInfo
-from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer
+from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsService
 from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand
 from vla_ros.graph.qos import PROFILES, QoSProfile
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,9 @@ class DdsNode:
         self._logger = NodeLogger(self.get_fully_qualified_name(), context.log_level)
         self._lock = threading.RLock()
         self._destroyed = False
-        self.subscriptions: tuple[DdsSubscription, ...] = ()
         self.publishers: tuple[DdsPublisher, ...] = ()
+        self.inboxes: tuple[Inbox, ...] = ()
         self.timers: tuple[DdsTimer, ...] = ()
-        self.services: tuple[DdsService, ...] = ()
         simulated = context.arguments.flag("use_sim_time")
         self._clock = Clock(context.participant.types, simulated=simulated)
         self._announce()
@@ -107,7 +108,7 @@ class DdsNode:
         with self._alive():
             profile = _profile(qos_profile)
             subscription = DdsSubscription(self._context.participant, msg_type, name, callback, profile, raw=raw)
-            self.subscriptions += (subscription,)
+            self.inboxes += (subscription,)
             self._announce()
         return subscription
 
@@ -127,7 +128,7 @@ class DdsNode:
         name = self.resolve_service_name(srv_name)
         with self._alive():
             service = DdsService(self._context.participant, srv_type, name, callback)
-            self.services += (service,)
+            self.inboxes += (service,)
             self._announce()
         return service
 
@@ -136,38 +137,20 @@ class DdsNode:
         timer.cancel()
         with self._lock:
             known = timer in self.timers
-            self.timers = tuple(item for item in self.timers if item is not timer)
+            self.timers = _without(self.timers, timer)
         return known
 
     def destroy_subscription(self, subscription: DdsSubscription) -> bool:
         """Leave a topic."""
-        with self._lock:
-            known = subscription in self.subscriptions
-            self.subscriptions = tuple(item for item in self.subscriptions if item is not subscription)
-            subscription.destroy()
-            if known:
-                self._announce()
-        return known
-
-    def destroy_publisher(self, publisher: DdsPublisher) -> bool:
-        """Leave a topic."""
-        with self._lock:
-            known = publisher in self.publishers
-            self.publishers = tuple(item for item in self.publishers if item is not publisher)
-            publisher.destroy()
-            if known:
-                self._announce()
-        return known
+        return self._destroy(subscription)
 
     def destroy_service(self, service: DdsService) -> bool:
         """Answer no more requests."""
-        with self._lock:
-            known = service in self.services
-            self.services = tuple(item for item in self.services if item is not service)
-            service.destroy()
-            if known:
-                self._announce()
-        return known
+        return self._destroy(service)
+
+    def destroy_publisher(self, publisher: DdsPublisher) -> bool:
+        """Leave a topic."""
+        return self._destroy(publisher)
 
     def count_publishers(self, topic_name: str) -> int:
         """Number of publishers of a topic."""
@@ -207,16 +190,22 @@ class DdsNode:
             self._destroyed = True
             for timer in self.timers:
                 timer.cancel()
-            endpoints: list[DdsSubscription | DdsService | DdsPublisher] = [
-                *self.subscriptions,
-                *self.services,
-                *self.publishers,
-            ]
-            for endpoint in endpoints:
-                endpoint.destroy()
-            self.subscriptions = self.publishers = self.timers = self.services = ()
+            for inbox in self.inboxes:
+                inbox.destroy()
+            for publisher in self.publishers:
+                publisher.destroy()
+            self.inboxes, self.publishers, self.timers = (), (), ()
             self._context.discovery.announce(self, None)
             self._on_destroy(self)
+
+    def _destroy(self, endpoint: DdsPublisher | Inbox) -> bool:
+        with self._lock:
+            known = endpoint in (*self.publishers, *self.inboxes)
+            self.publishers, self.inboxes = _without(self.publishers, endpoint), _without(self.inboxes, endpoint)
+            endpoint.destroy()
+            if known:
+                self._announce()
+        return known
 
     def _alive(self) -> threading.RLock:
         if self._destroyed:
@@ -224,11 +213,14 @@ class DdsNode:
         return self._lock
 
     def _announce(self) -> None:
-        readers = [item.guid for item in self.subscriptions] + [item.reader_guid for item in self.services]
-        writers = [item.guid for item in self.publishers] + [item.writer_guid for item in self.services]
-        self._context.discovery.announce(
-            self, NodeEntities(self._name, self._namespace, tuple(readers), tuple(writers))
-        )
+        readers = tuple(inbox.reader_guid for inbox in self.inboxes)
+        services = [inbox for inbox in self.inboxes if isinstance(inbox, DdsService)]
+        writers = [item.writer_guid for item in self.publishers] + [item.writer_guid for item in services]
+        self._context.discovery.announce(self, NodeEntities(self._name, self._namespace, readers, tuple(writers)))
+
+
+def _without(items: tuple[T, ...], left_out: object) -> tuple[T, ...]:
+    return tuple(item for item in items if item is not left_out)
 
 
 def _profile(value: QoSProfile | int) -> QoSProfile:

@@ -7,7 +7,6 @@ from typing import Any
 
 from cyclonedds.core import DDSException, Entity, GuardCondition, Policy, Qos, WaitSet
 from cyclonedds.domain import Domain, DomainParticipant
-from cyclonedds.idl import IdlStruct
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
@@ -99,7 +98,7 @@ class Participant:
 
     def writer(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
-    ) -> tuple[DataWriter[Any], type[IdlStruct]]:
+    ) -> tuple[DataWriter[Any], Any]:
         """Writer of a DDS topic (``rt/...``), and the type of its samples."""
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from cyclonedds.core import InstanceState, Policy, Qos, SampleState, ViewState
-from cyclonedds.idl import IdlStruct, make_idl_struct
+from cyclonedds.idl import make_idl_struct
 from cyclonedds.idl import types as idl
 from rosbags.interfaces import Nodetype
 
@@ -46,16 +46,6 @@ def ros_type_name(name: str) -> str:
     return "/".join(found.groups()) if found else name
 
 
-class CdrSample:
-    """A sample on its way in or out: its CDR with the 4-byte header, and what DDS tells about it.
-
-    Wire types are no subclasses of this (the type builder looks at their bases); they carry its attributes.
-    """
-
-    cdr: bytes
-    sample_info: Any
-
-
 def _init(self: Any, cdr: bytes = b"") -> None:
     self.cdr = cdr
 
@@ -69,8 +59,12 @@ def _deserialize(cls: Any, data: bytes, has_header: bool = True, use_version_2: 
 
 
 @functools.cache
-def wire_type(types: MessageTypes, name: str) -> type[IdlStruct]:
-    """DDS type of a ROS type (``pkg/msg/Type``), described field by field, with samples that are CDR blobs."""
+def wire_type(types: MessageTypes, name: str) -> Any:
+    """DDS type of a ROS type (``pkg/msg/Type``), described field by field, with samples that are CDR blobs.
+
+    A sample is made from its CDR with the 4-byte header, and has the attributes ``cdr`` and, once received,
+    ``sample_info``.
+    """
     fields = _fields(types, name)
     if name.endswith(("_Request", "_Response")):
         # Cyclone checks each blob against the type, and the header of rmw_cyclonedds' services is in the blob.
@@ -82,12 +76,7 @@ def wire_type(types: MessageTypes, name: str) -> type[IdlStruct]:
     blob.serialize = _serialize
     blob.deserialize = classmethod(_deserialize)
     blob.deserialize_key = classmethod(_deserialize)
-    return blob  # type: ignore[no-any-return]
-
-
-def sample(kind: type[IdlStruct], cdr: bytes) -> Any:
-    """A :class:`CdrSample` of a wire type."""
-    return kind(cdr)
+    return blob
 
 
 @functools.cache
