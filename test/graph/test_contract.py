@@ -84,44 +84,20 @@ def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_unt
     assert len(seen) == count
 
 
-def test_a_raw_frame_whose_callback_raises_is_followed_by_the_next(graph, peer, spin_until, capfd):
-    node = graph.create_node("listener")
-    seen = []
-
-    def fails_once(cdr, publisher):
-        seen.append(bytes(cdr[4:8]))
-        if len(seen) == 1:
-            raise ValueError("spoiled frame")
-
-    graph.subscribe_raw(node, graph.message(IMAGE), "/camera/image_raw", fails_once, graph.qos("camera"))
-    peer.ask("publisher", topic="/camera/image_raw", type_name=IMAGE, qos="camera")
-    peer.ask("stream", topic="/camera/image_raw", cdr=encoded(vga_cdr()), period=0.05)
-    spin_until(graph, lambda: len(seen) >= 3)
-    said = capfd.readouterr()
-    assert "ValueError: spoiled frame" in said.err + said.out
-
-
-def test_message_subscription_gives_fields(graph, peer, spin_until, golden):
-    node = graph.create_node("listener")
-    got = []
-    node.create_subscription(graph.message(JOINTS), "/joint_states", got.append, graph.qos("state"))
-    peer.ask("publisher", topic="/joint_states", type_name=JOINTS, qos="state_publisher")
-    peer.ask("stream", topic="/joint_states", cdr=encoded(golden[JOINTS]["cdr"]), period=0.05)
-    spin_until(graph, lambda: got)
-    assert list(got[0].name) == ["joint1", "joint22", "finger"]
-    assert list(got[0].position) == [0.5, -1.25, 0.04]
-    assert got[0].header.frame_id == "base"
-    assert len(got[0].effort) == 0
-
-
 @pytest.mark.parametrize("offered", ["camera", "state_publisher"])
-def test_state_subscription_matches_best_effort_and_reliable_drivers(offered, graph, peer, spin_until, golden):
+def test_message_subscription_gives_fields_of_best_effort_and_reliable_drivers(
+    graph, peer, spin_until, golden, offered
+):
     node = graph.create_node("listener")
     got = []
     node.create_subscription(graph.message(JOINTS), "/joint_states", got.append, graph.qos("state"))
     peer.ask("publisher", topic="/joint_states", type_name=JOINTS, qos=offered)
     peer.ask("stream", topic="/joint_states", cdr=encoded(golden[JOINTS]["cdr"]), period=0.05)
     spin_until(graph, lambda: got)
+    assert list(got[0].name) == ["joint1", "joint22", "finger"]
+    assert list(got[0].position) == [0.5, -1.25, 0.04]
+    assert got[0].header.frame_id == "base"
+    assert len(got[0].effort) == 0
 
 
 def test_slow_consumer_gets_the_newest_frame(graph, peer, spin_until):
@@ -156,20 +132,24 @@ def test_latched_instruction_reaches_a_late_joiner(graph, peer, spin_until):
     assert [message.data for message in got] == ["pick up the red cube"]
 
 
-def test_callback_that_raises_is_logged_and_the_next_one_runs(graph, peer, spin_until, capfd):
-    node = graph.create_node("listener")
+@pytest.mark.parametrize("kind", ["message", "frame"])
+def test_callback_that_raises_is_logged_and_the_next_one_runs(graph, peer, spin_until, capfd, kind):
+    node, profile = graph.create_node("listener"), graph.qos("default")
     seen = []
 
-    def fails(raw):
+    def fails(raw, publisher=b""):
         seen.append(raw)
-        raise ValueError("spoiled frame")
+        raise ValueError("invalid frame")
 
-    node.create_subscription(graph.message(STRING), "/text", fails, graph.qos("default"), raw=True)
+    if kind == "frame":
+        graph.subscribe_raw(node, graph.message(STRING), "/text", fails, profile)
+    else:
+        node.create_subscription(graph.message(STRING), "/text", fails, profile, raw=True)
     peer.ask("publisher", topic="/text", type_name=STRING, qos="default")
     peer.ask("repeat", topic="/text", cdr=encoded(text_cdr("abcdefgh")), period=0.02)
     spin_until(graph, lambda: len(seen) >= 3)
     said = capfd.readouterr()
-    assert "ValueError: spoiled frame" in said.err + said.out
+    assert "ValueError: invalid frame" in said.err + said.out
 
 
 def test_bytes_that_are_no_message_are_dropped_and_the_next_message_arrives(graph, peer, plain, spin_until):

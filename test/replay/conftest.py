@@ -14,6 +14,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from vla_ros.graph.messages import message_types
 from vla_ros.policies import Policy
 from vla_ros.replay.compression import decompress
 
@@ -27,65 +28,31 @@ def store():
 
 
 @pytest.fixture(scope="session")
-def make(store):
+def make():
     """Messages by short names, with stamps in nanoseconds."""
-    types = store.types
+    message = message_types("jazzy").message
 
     def header(stamp, frame="camera"):
-        time = types["builtin_interfaces/msg/Time"](sec=stamp // 10**9, nanosec=stamp % 10**9)
-        return types["std_msgs/msg/Header"](stamp=time, frame_id=frame)
+        time = message("builtin_interfaces/msg/Time")(sec=stamp // 10**9, nanosec=stamp % 10**9)
+        return message("std_msgs/msg/Header")(stamp=time, frame_id=frame)
 
     def image(stamp, pixels):
         height, width, _ = pixels.shape
-        return types["sensor_msgs/msg/Image"](
-            header=header(stamp),
-            height=height,
-            width=width,
-            encoding="rgb8",
-            is_bigendian=0,
-            step=3 * width,
-            data=np.ascontiguousarray(pixels).reshape(-1),
+        return message("sensor_msgs/msg/Image")(
+            header=header(stamp), height=height, width=width, encoding="rgb8", step=3 * width, data=pixels
         )
 
     def joints(stamp, positions, names=None):
-        positions = np.asarray(positions, float)
         names = names or [f"joint_{index + 1}" for index in range(len(positions))]
-        empty = np.zeros(0)
-        return types["sensor_msgs/msg/JointState"](
-            header=header(stamp, ""), name=list(names), position=positions, velocity=empty, effort=empty
-        )
+        return message("sensor_msgs/msg/JointState")(header=header(stamp, ""), name=names, position=positions)
 
     def array(values):
-        layout = types["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
-        return types["std_msgs/msg/Float64MultiArray"](layout=layout, data=np.asarray(values, float))
+        return message("std_msgs/msg/Float64MultiArray")(data=values)
 
     def text(words):
-        return types["std_msgs/msg/String"](data=words)
+        return message("std_msgs/msg/String")(data=words)
 
-    def twist(stamp, linear, angular):
-        vector = types["geometry_msgs/msg/Vector3"]
-        body = types["geometry_msgs/msg/Twist"](
-            linear=vector(*map(float, linear)), angular=vector(*map(float, angular))
-        )
-        return types["geometry_msgs/msg/TwistStamped"](header=header(stamp), twist=body)
-
-    def trajectory(stamp, names, positions):
-        duration = types["builtin_interfaces/msg/Duration"](sec=0, nanosec=0)
-        empty = np.zeros(0)
-        point = types["trajectory_msgs/msg/JointTrajectoryPoint"](
-            positions=np.asarray(positions, float),
-            velocities=empty,
-            accelerations=empty,
-            effort=empty,
-            time_from_start=duration,
-        )
-        return types["trajectory_msgs/msg/JointTrajectory"](
-            header=header(stamp), joint_names=list(names), points=[point]
-        )
-
-    return SimpleNamespace(
-        image=image, joints=joints, array=array, text=text, twist=twist, trajectory=trajectory, start=START
-    )
+    return SimpleNamespace(image=image, joints=joints, array=array, text=text, start=START)
 
 
 @pytest.fixture
@@ -100,10 +67,9 @@ def write_bag(store, tmp_path):
         with writer:
             connections = {}
             for at, topic, message in messages:
-                kind = message.__msgtype__
                 if topic not in connections:
-                    connections[topic] = writer.add_connection(topic, kind, typestore=store)
-                writer.write(connections[topic], at, store.serialize_cdr(message, kind))
+                    connections[topic] = writer.add_connection(topic, message.TYPE, typestore=store)
+                writer.write(connections[topic], at, message_types("jazzy").serialize(message))
         return tmp_path / name
 
     return write

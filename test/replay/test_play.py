@@ -18,10 +18,9 @@ from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
 from vla_ros.replay.prepare import fit, images_at
 from vla_ros.replay.topics import select
-from vla_ros.types import ActionChunk, ActionSpec, JointState
+from vla_ros.types import ActionChunk, ActionSpec
 
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
-JOINTS = tuple(f"joint_{index}" for index in range(1, 8))
 
 
 @pytest.fixture
@@ -91,25 +90,6 @@ def test_wrong_policies_are_found_out(play, write_bag, recording, brightness_pol
     assert any("times as large" in reason for reason in judgement.reasons)
     _, judgement = summary(play(path, HoldPolicy(replay_config)), replay_config)
     assert any("same action for every frame" in reason for reason in judgement.reasons)
-
-
-def test_replay_gives_what_the_live_stepper_gives(play, write_bag, recording, brightness_policy, replay_config):
-    path = write_bag("bag", recording)
-    outcome = play(path, brightness_policy())
-    stepper = Stepper(replay_config, brightness_policy())
-    stepper.load()
-    with Bag(path) as bag:
-        frames = [bytes(record.data) for record in bag.records(["/camera/image_raw"])]
-    for index, frame in enumerate(frames):
-        if index == 20:
-            stepper.reset()  # another instruction
-        joints = JointState(JOINTS, np.array(HOME), int(outcome.samples.stamps[index]))
-        words = outcome.samples.instructions[index // 20]
-        step = stepper.step([frame], Snapshot(joints, {}, words), 0.1, joints)
-        stepper.schedule.executed()
-        assert (step.action == outcome.samples.predicted[index]).all()
-        assert (step.command.positions == outcome.samples.commands[index]).all()
-    assert outcome.samples.command_names == JOINTS
 
 
 def test_every_frame_is_answered_once_with_its_own_inputs(play, write_bag, recording, brightness_policy):

@@ -12,37 +12,40 @@ from vla_ros.types import ActionSpec
 SPEC = ActionSpec()
 
 
-def recorded_actions(frames=200, seed=0):
-    """A wandering arm that closes its gripper halfway."""
-    rng = np.random.default_rng(seed)
-    actions = np.zeros((frames, 7))
-    actions[:, :3] = np.cumsum(rng.normal(0, 0.003, (frames, 3)), axis=0) * 0.2
-    actions[:, 3:6] = rng.normal(0, 0.01, (frames, 3))
-    actions[:, 6] = np.arange(frames) < frames // 2
+def recorded_actions():
+    """200 frames of a wandering arm that closes its gripper halfway."""
+    rng = np.random.default_rng(0)
+    actions = np.zeros((200, 7))
+    actions[:, :3] = np.cumsum(rng.normal(0, 0.003, (200, 3)), axis=0) * 0.2
+    actions[:, 3:6] = rng.normal(0, 0.01, (200, 3))
+    actions[:, 6] = np.arange(200) < 100
     return actions
 
 
 def judged(predicted, recorded, **changes):
+    """The verdict on 100 ms steps of 20 ms each; ``changes`` are options and fields of the samples."""
     frames, config = len(predicted), changes.pop("config", Config())
-    stages = {"total": np.full(frames, 20.0)}
+    times = 1_790_000_000_000_000_000 + np.arange(frames) * 100_000_000
+    fields = {
+        "times": times,
+        "stamps": times,
+        "episodes": np.arange(frames) // 50,
+        "normalized": np.zeros((frames, 7)),
+        "openings": np.full(frames, np.nan),
+        "commands": np.zeros((frames, 0)),
+        "stages_ms": {"total": np.full(frames, 20.0)},
+        "age_ms": np.full(frames, np.nan),
+    }
     samples = Samples(
         bag="bag",
-        times=1_790_000_000_000_000_000 + np.arange(frames) * 100_000_000,
-        stamps=changes.pop("stamps", 1_790_000_000_000_000_000 + np.arange(frames) * 100_000_000),
-        episodes=np.arange(frames) // 50,
         predicted=predicted,
         recorded=recorded,
-        normalized=changes.pop("normalized", np.zeros((frames, 7))),
-        openings=changes.pop("openings", np.full(frames, np.nan)),
-        commands=np.zeros((frames, 0)),
         command_names=(),
-        stages_ms=changes.pop("stages_ms", stages),
-        age_ms=np.full(frames, np.nan),
         instructions=("do it",) * 4,
         received=frames,
         rule="after",
         topics={"truth": "/action"},
-        **changes,
+        **{**fields, **changes},
     )
     found = figures.summarize([samples], SPEC, config, speed=0.0, every=1, tolerance_s=0.2)
     rows = frames_of.gather([samples]).compared
@@ -55,97 +58,86 @@ def noisy(actions, share=0.2, seed=1):
     return actions + noise
 
 
-def test_a_little_noise_is_good():
-    recorded = recorded_actions()
-    found = judged(noisy(recorded), recorded)
-    assert found.level == "good"
-    assert any("directions agree" in reason for reason in found.reasons)
+RECORDED = recorded_actions()
+FAST = np.zeros((200, 7))
+FAST[:100, 1] = 1.0
+"""Normalised actions with one number at the end of its range in half of the frames."""
 
 
-def test_more_noise_is_plausible_but_not_convincing():
-    recorded = recorded_actions()
-    predicted = recorded.copy()
-    predicted[:, :3] += np.random.default_rng(1).normal(size=(200, 3)) * recorded[:, :3].std(axis=0) * 1.5
-    found = judged(predicted, recorded)
-    assert found.level == "warn"
-    assert any("no better" in reason for reason in found.reasons)
-    assert any("agree only partly" in reason for reason in found.reasons)
+def changed(columns, change):
+    """The recorded actions with a little noise and some of their numbers changed."""
+    predicted = noisy(RECORDED, 0.05)
+    predicted[:, columns] = change(predicted[:, columns])
+    return predicted
 
 
-@pytest.mark.parametrize("axes", [(1, 0, 2), (0, 1, 2)])
-def test_a_turned_image_is_bad_and_the_axes_are_named(axes):
-    recorded = recorded_actions()
-    predicted = noisy(recorded, 0.1)
-    predicted[:, :3] = predicted[:, axes] * (-1, -1, 1)
-    found = judged(predicted, recorded)
-    assert found.level == "bad"
-    assert any("camera.orientation" in reason for reason in found.reasons)
-    assert any("would agree with axes" in reason for reason in found.reasons)
+def jitter(motion):
+    return motion + np.random.default_rng(1).normal(size=motion.shape) * RECORDED[:, :3].std(axis=0) * 1.5
 
 
-def test_actions_of_another_robot_are_worse_than_the_mean():
-    recorded = recorded_actions()
-    predicted = np.roll(recorded, 61, axis=0) * 2
-    found = judged(predicted, recorded)
-    assert found.level == "bad"
-    assert any("worse than the mean-action baseline" in reason for reason in found.reasons)
+MOTION, GRIPPER = slice(0, 3), slice(6, 7)
 
 
-@pytest.mark.parametrize(("scale", "word"), [(10, "unnorm_key"), (0.1, "unnorm_key")])
-def test_a_wrong_scale(scale, word):
-    recorded = recorded_actions()
-    predicted = recorded.copy()
-    predicted[:, :6] *= scale
-    found = judged(predicted, recorded)
-    assert found.level == "bad"
-    assert any(word in reason and "times as large" in reason for reason in found.reasons)
-
-
-def test_a_model_that_does_not_see():
-    recorded = recorded_actions()
-    found = judged(np.tile(recorded.mean(axis=0), (len(recorded), 1)), recorded)
-    assert found.level == "bad"
-    assert any("same action for every frame" in reason for reason in found.reasons)
-
-
-def test_grippers():
-    recorded = recorded_actions()
-    inverted = noisy(recorded)
-    inverted[:, 6] = 1 - inverted[:, 6]
-    assert any("does the opposite" in reason for reason in judged(inverted, recorded).reasons)
-    open_always = noisy(recorded)
-    open_always[:, 6] = 1
-    found = judged(open_always, recorded)
-    assert found.level == "bad"
-    assert any("never closes" in reason for reason in found.reasons)
-
-
-def test_conduct_counts_too():
-    recorded = recorded_actions()
-    late = judged(noisy(recorded), recorded, stages_ms={"total": np.full(200, 900.0)})
-    assert late.level == "warn"
-    assert any("took longer than the period" in reason for reason in late.reasons)
-    ends = np.zeros((200, 7))
-    ends[:100, 1] = 1.0
-    clipped = noisy(recorded)
-    clipped[:100, 1] += 3 * recorded[:, 1].std()
-    full = judged(clipped, recorded, normalized=ends)
-    assert any("dy is at the end of its range in 50 %" in reason for reason in full.reasons)
-
-
-def test_an_expert_at_full_speed_is_no_fault():
-    recorded = recorded_actions()
-    ends = np.zeros((200, 7))
-    ends[:100, 1] = 1.0
-    found = judged(noisy(recorded, 0.05), recorded, normalized=ends)
-    assert found.level == "good"
-    assert not any("end of its range" in reason for reason in found.reasons)
+@pytest.mark.parametrize(
+    ("predicted", "level", "reasons"),
+    [
+        pytest.param(noisy(RECORDED), "good", ["directions agree"], id="a little noise"),
+        pytest.param(
+            changed(MOTION, jitter),
+            "warn",
+            ["no better", "agree only partly"],
+            id="much noise",
+        ),
+        *(
+            pytest.param(
+                changed(MOTION, lambda motion, axes=axes: motion[:, axes] * (-1, -1, 1)),
+                "bad",
+                ["camera.orientation", "would agree with axes"],
+                id=f"turned {axes}",
+            )
+            for axes in ((1, 0, 2), (0, 1, 2))
+        ),
+        pytest.param(
+            np.roll(RECORDED, 61, axis=0) * 2, "bad", ["worse than the mean-action baseline"], id="another robot"
+        ),
+        *(
+            pytest.param(
+                changed(slice(0, 6), lambda motion, scale=scale: motion * scale),
+                "bad",
+                ["times as large as recorded ones: policy.unnorm_key"],
+                id=f"{scale} times as large",
+            )
+            for scale in (10, 0.1)
+        ),
+        pytest.param(
+            np.tile(RECORDED.mean(axis=0), (200, 1)), "bad", ["same action for every frame"], id="sees nothing"
+        ),
+        pytest.param(changed(GRIPPER, lambda number: 1 - number), "bad", ["does the opposite"], id="inverted"),
+        pytest.param(changed(GRIPPER, lambda number: 0 * number + 1), "bad", ["never closes"], id="always open"),
+    ],
+)
+def test_each_failure_is_named(predicted, level, reasons):
+    found = judged(predicted, RECORDED)
+    assert found.level == level
+    for words in reasons:
+        assert any(words in reason for reason in found.reasons), words
 
 
 def test_right_but_late_is_said_in_the_headline():
-    recorded = recorded_actions()
-    late = judged(noisy(recorded), recorded, stages_ms={"total": np.full(200, 900.0)})
+    late = judged(noisy(RECORDED), RECORDED, stages_ms={"total": np.full(200, 900.0)})
+    assert late.level == "warn"
+    assert any("took longer than the period" in reason for reason in late.reasons)
     assert late.headline == "The policy does what was recorded, but this machine is too slow for it."
+
+
+def test_the_end_of_a_range_counts_only_where_it_is_wrong():
+    clipped = noisy(RECORDED)
+    clipped[:100, 1] += 3 * RECORDED[:, 1].std()
+    wrong = judged(clipped, RECORDED, normalized=FAST)
+    assert any("dy is at the end of its range in 50 %" in reason for reason in wrong.reasons)
+    right = judged(noisy(RECORDED, 0.05), RECORDED, normalized=FAST)
+    assert right.level == "good"
+    assert not any("end of its range" in reason for reason in right.reasons)
 
 
 def turning_actions(frames=400):
@@ -170,40 +162,36 @@ def test_a_policy_that_repeats_the_recorded_past_is_not_called_good():
 
 def test_a_gripper_number_counts_as_it_reaches_the_fingers():
     """0.7 closes where the threshold is 0.85: no error of 0.7."""
-    recorded = recorded_actions()
-    predicted = noisy(recorded)
-    predicted[:, 6] = np.where(recorded[:, 6] > 0.5, 1.0, 0.7)
+    predicted = noisy(RECORDED)
+    predicted[:, 6] = np.where(RECORDED[:, 6] > 0.5, 1.0, 0.7)
     analog = Config(gripper=GripperConfig(mode="binary", threshold=0.85))
-    found = judged(predicted, recorded, config=analog)
+    found = judged(predicted, RECORDED, config=analog)
     assert found.level == "good"
-    low = judged(predicted, recorded)
+    low = judged(predicted, RECORDED)
     assert low.level == "bad"
     assert any("never closes" in reason and "[0.7, 1]" in reason for reason in low.reasons)
 
 
 def test_fingers_tell_on_an_exchanged_convention():
     """Actions and answers agree perfectly, and both mean the opposite of what the hand did."""
-    recorded = recorded_actions()
-    openings = np.where(recorded[:, 6] > 0.5, 0.0, 1.0)  # wide where the number says closed
-    found = judged(noisy(recorded), recorded, openings=openings)
+    openings = np.where(RECORDED[:, 6] > 0.5, 0.0, 1.0)  # wide where the number says closed
+    found = judged(noisy(RECORDED), RECORDED, openings=openings)
     assert found.level == "bad"
     assert any("contradict the measured fingers" in reason for reason in found.reasons)
-    assert judged(noisy(recorded), recorded, openings=1 - openings).level == "good"
+    assert judged(noisy(RECORDED), RECORDED, openings=1 - openings).level == "good"
 
 
 def test_three_times_too_large_is_named_though_directions_agree():
-    recorded = recorded_actions()
-    predicted = noisy(recorded, 0.05)
+    predicted = noisy(RECORDED, 0.05)
     predicted[:, :3] *= 3
-    found = judged(predicted, recorded)
+    found = judged(predicted, RECORDED)
     assert found.level == "bad"
     assert any(reason.startswith("directions agree, but predicted motions are 3") for reason in found.reasons)
     assert not any("camera.orientation" in reason for reason in found.reasons)
 
 
-def test_nothing_to_compare_is_said():
-    recorded = recorded_actions()
-    found = judged(recorded, np.full_like(recorded, np.nan), problem="the bag has no actions")
+def test_nothing_to_compare_is_reported():
+    found = judged(RECORDED, np.full_like(RECORDED, np.nan), problem="the bag has no actions")
     assert found.level == "warn"
     assert "nothing to compare" in found.headline
     assert "the bag has no actions" in found.reasons
@@ -213,10 +201,9 @@ def test_nothing_to_compare_is_said():
     ("offset", "words"), [(-3_000_000_000, "3 s behind"), (90_000_000_000, "90 s ahead of"), (-50_000_000, "")]
 )
 def test_clocks_that_disagree_are_named(offset, words):
-    recorded = recorded_actions()
     stamps = 1_790_000_000_000_000_000 + np.arange(200) * 100_000_000 + offset
-    found = judged(noisy(recorded), recorded, stamps=stamps)
+    found = judged(noisy(RECORDED), RECORDED, stamps=stamps)
     assert found.level == ("warn" if words else "good")
     assert any(f"stamps are {words}" in reason for reason in found.reasons) == bool(words)
-    unstamped = judged(noisy(recorded), recorded, stamps=np.zeros(200, np.int64))
+    unstamped = judged(noisy(RECORDED), RECORDED, stamps=np.zeros(200, np.int64))
     assert any("no stamp" in reason for reason in unstamped.reasons)

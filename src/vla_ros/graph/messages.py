@@ -39,9 +39,6 @@ _SERVICES: dict[str, tuple[str, str]] = {
     "std_srvs/srv/Empty": ("", ""),
 }
 
-_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "char")
-_FLOATS = ("float32", "float64")
-
 
 class Byte(bytes):
     """One ``byte`` of ROS: equal to :class:`bytes` of length one, and usable as an integer index."""
@@ -119,14 +116,21 @@ def _text(value: Any) -> str:
     return value
 
 
-def _integer(value: Any) -> int:
-    return operator.index(value)
-
-
 def _float(value: Any) -> float:
     if isinstance(value, str):
         raise TypeError("expected a number, found str")
     return float(value)
+
+
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "char")
+_SCALARS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "string": (_text, str),
+    "byte": (Byte, functools.partial(Byte, 0)),
+    "bool": (bool, bool),
+    **dict.fromkeys(("float32", "float64"), (_float, float)),
+    **dict.fromkeys(_INTEGERS, (operator.index, int)),
+}
+"""Converter of assigned values, and maker of the default, of each elementary type."""
 
 
 def _instance(cls: type, value: Any) -> Any:
@@ -272,7 +276,7 @@ class MessageTypes:
             cls = self.message(argument)
             return functools.partial(_instance, cls), cls
         if kind == Nodetype.BASE:
-            return _scalar(argument[0])
+            return _SCALARS[argument[0]]
         inner, length = argument
         fixed = length if kind == Nodetype.ARRAY else None
         if inner[0] == Nodetype.BASE and inner[1][0] != "string":
@@ -281,19 +285,6 @@ class MessageTypes:
         convert, default = self._field(inner)
         count = fixed or 0
         return functools.partial(_items, convert, fixed), lambda: [default() for _ in range(count)]
-
-
-def _scalar(kind: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
-    if kind == "string":
-        return _text, str
-    if kind == "byte":
-        return Byte, functools.partial(Byte, 0)
-    if kind == "bool":
-        return bool, bool
-    if kind in _FLOATS:
-        return _float, float
-    assert kind in _INTEGERS, kind
-    return _integer, int
 
 
 @functools.cache

@@ -12,12 +12,12 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.replay import metrics, skill
 from vla_ros.replay import samples as samples_of
+from vla_ros.replay.compare import SCHEMA
 from vla_ros.replay.frames import Frames, gather
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.truth import RULES
 from vla_ros.types import ActionSpec, ControlMode, FloatArray
 
-SCHEMA = "vla_ros/replay/1"
 END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
 
 

@@ -18,6 +18,7 @@ from vla_ros.replay.play import Options
 from vla_ros.replay.records import BagError
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.verdict import Verdict, judge
+from vla_ros.report import page
 from vla_ros.report.markup import significant
 from vla_ros.report.versions import versions
 from vla_ros.types import ActionSpec
@@ -79,11 +80,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
 
 def write_json(result: Result, path: Path) -> None:
     """Writes the figures atomically; NaN and infinity become null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    text = json.dumps(_finite(result.figures), indent=2, allow_nan=False)
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    page.save(path, json.dumps(_finite(result.figures), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

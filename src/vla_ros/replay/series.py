@@ -133,39 +133,30 @@ class Recording:
         return self.instructions[max(at, 0)][1]
 
 
-class _Table:
-    """Collects the rows of one set of names in flat arrays: a fifth of the memory of message objects."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        self.times, self.stamps, self.values = array("q"), array("q"), array("d")
-
-    def table(self) -> Table:
-        times = np.array(self.times, np.int64)
-        order = np.argsort(times, kind="stable")
-        values = np.array(self.values).reshape(len(times), len(self.names))
-        return Table(self.names, times[order], np.array(self.stamps, np.int64)[order], values[order])
-
-
 class _Collector:
-    """Collects the messages of one topic."""
+    """Collects the messages of one topic in flat arrays: a fifth of the memory of message objects."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[str, ...], _Table] = {}
+        self._columns: dict[tuple[str, ...], tuple[array[int], array[int], array[float]]] = {}
 
     def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
         """False for an unusable message: no names, or not one number for each."""
         if not names or len(values) != len(names):
             return False
-        table = self._tables.setdefault(names, _Table(names))
-        table.times.append(time)
-        table.stamps.append(stamp)
-        table.values.extend(values)
+        times, stamps, numbers = self._columns.setdefault(names, (array("q"), array("q"), array("d")))
+        times.append(time)
+        stamps.append(stamp)
+        numbers.extend(values)
         return True
 
     def feed(self) -> Feed | None:
-        tables = sorted((rows.table() for rows in self._tables.values()), key=lambda table: -len(table.times))
-        return Feed(tuple(tables)) if tables else None
+        tables = []
+        for names, (received, stamps, numbers) in self._columns.items():
+            times = np.array(received, np.int64)
+            order = np.argsort(times, kind="stable")
+            values = np.array(numbers).reshape(len(times), len(names))
+            tables.append(Table(names, times[order], np.array(stamps, np.int64)[order], values[order]))
+        return Feed(tuple(sorted(tables, key=lambda table: -len(table.times)))) if tables else None
 
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:

@@ -5,9 +5,7 @@ Murphy 1988): 1 is perfect, 0 no better than the guess, below 0 worse. It is fai
 judged by the same error on the same frames. Rotations are left out: in most recordings they are small corrections,
 and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
 
-Turns show what a score over all frames hides: repeating the last recorded motion is right wherever a motion goes on
-and wrong exactly where something had to be seen. A policy that is given past joint states can learn just that
-("copycat", Wen et al. 2020), and a replay, which shows it the recorded past, would praise it.
+docs/replay.md ("Baselines") tells why turns are counted apart.
 """
 
 from __future__ import annotations

@@ -1,16 +1,6 @@
 """Recorded actions in the policy's own numbers, and which of them belongs to which frame.
 
-How recorded messages are paired with frames:
-
-1. A recorded message whose header has exactly a frame's stamp belongs to that frame: this package's own commands
-   carry the stamp of their frame.
-2. Otherwise the first recorded message at or after the frame's time and before the next frame's belongs to it, if
-   it arrived within the tolerance: a robot reacts to an image after it was taken. Both times are the recorder's,
-   since a ``Float64MultiArray`` has no stamp and drivers' clocks are often wrong.
-3. If joint states are differenced, the action of a frame is the motion from the frame's time to one period later,
-   both interpolated.
-
-Frames without a recorded action are run through the policy, but not compared.
+docs/replay.md ("Recorded actions") has the rules, :data:`RULES` names them.
 """
 
 from __future__ import annotations
@@ -52,13 +42,15 @@ class Truth:
 
 
 def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance: int) -> tuple[IntArray, str]:
-    """Pairs frames with recorded messages by rules 1 and 2.
+    """Pairs frames with recorded messages by stamp, or else by time.
+
+    Times are the recorder's, since a ``Float64MultiArray`` has no stamp and drivers' clocks are often wrong.
 
     Args:
         frame_times: [F], nanoseconds of the recorder, ascending.
         frame_stamps: [F], nanoseconds of the headers.
         table: The recorded messages.
-        tolerance: Nanoseconds that rule 2 allows between frame and message.
+        tolerance: Nanoseconds allowed between frame and message when paired by time.
 
     Returns:
         Row of ``table`` for each frame, -1 for none, and the rule.

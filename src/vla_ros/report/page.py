@@ -42,11 +42,11 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
     return f"<!doctype html>\n{page}\n"
 
 
-def save(path: Path, page: str) -> None:
-    """Writes a page atomically; creates its folder."""
+def save(path: Path, text: str) -> None:
+    """Writes a text file atomically; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
-    partial.write_text(page, encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 

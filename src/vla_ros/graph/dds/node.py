@@ -51,7 +51,7 @@ class DdsNode:
         self.inboxes: tuple[Inbox, ...] = ()
         self.timers: tuple[DdsTimer, ...] = ()
         simulated = context.arguments.flag("use_sim_time")
-        self._clock = Clock(context.participant.types, simulated=simulated)
+        self._clock = Clock(simulated=simulated)
         self._announce()
         if simulated:
             clock = context.participant.types.message("rosgraph_msgs/msg/Clock")
