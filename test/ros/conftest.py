@@ -138,18 +138,22 @@ class Robot:
         self.node.create_timer(1 / rate, self.send)
 
     def send(self) -> None:
-        """One joint state and one frame, stamped now."""
+        """One joint state and one frame, each stamped when it is sent."""
         from sensor_msgs.msg import JointState
 
         from vla_ros.vision.messages import encode_image
 
-        now = self.node.get_clock().now()
+        clock = self.node.get_clock()
         joints = JointState(name=JOINTS, position=HOME)
-        joints.header.stamp = now.to_msg()
+        joints.header.stamp = clock.now().to_msg()
         self._joints.publish(joints)
-        picture = np.full((48, 64, 3), len(self.stamps) % 255, np.uint8)
-        self.stamps.append(now.nanoseconds)
-        self._image.publish(bytes(encode_image(picture, now.nanoseconds, "camera")))
+        image = np.full((48, 64, 3), len(self.stamps) % 255, np.uint8)
+        self.stamps.append(clock.now().nanoseconds)
+        self._image.publish(bytes(encode_image(image, self.stamps[-1], "camera")))
+
+    def is_motion(self, command: Any) -> bool:
+        """Whether it bears the stamp of a frame, and not that of a joint state, as a hold does."""
+        return command.header.stamp.sec * 10**9 + command.header.stamp.nanosec in self.stamps
 
     def call(self, kind: Any, name: str, request: Any, timeout: float = 20.0) -> Any:
         """Call a service."""

@@ -1,20 +1,19 @@
-"""Two of something, under rclpy: other commanders, sources and namesakes, and a launch that is killed.
+"""Two of something, under rclpy: other commanders, sources and namesakes.
 
 Regressions pinned: rmw_cyclonedds' gid of a publisher is not the one that discovery knows, so that a node took
-itself for another commander; `ros2 launch` that is ended by SIGTERM or SIGKILL leaves its processes behind.
+itself for another commander.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +23,6 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
-
-from vla_ros.graph.launcher import wait_for_end
 
 pytestmark = pytest.mark.ros
 
@@ -201,59 +198,22 @@ def test_two_armed_nodes_of_different_names_do_not_command_together(
     assert re.search(r"(not armed: .*|armed -> stopped \()command_contested", second.output)
 
 
-def test_listeners_are_no_contest(robot: Any, policy: Callable[..., Any], program: Callable[..., Any]) -> None:
+def test_listeners_and_a_gripper_apart_are_no_contest(
+    robot: Any, policy: Callable[..., Any], program: Callable[..., Any], tmp_path: Path
+) -> None:
     from sensor_msgs.msg import Image, JointState
 
+    fingers: list[Any] = []
+    robot.node.create_subscription(JointState, "/gripper/command", fingers.append, 10)
     for topic, kind in ((COMMAND, JointState), ("/joint_states", JointState), ("/camera/image_raw", Image)):
         robot.node.create_subscription(kind, topic, lambda message: None, 10)
+    node, words = moving(robot, policy, "topics.gripper:=/gripper/command")
     if shutil.which("ros2"):
-        program("ros2", "bag", "record", "-o", f"/tmp/vla_ros_contested_{os.getpid()}", COMMAND, "/joint_states")
-    node, words = moving(robot, policy)
-    sent = len(robot.commands)
-    robot.wait(lambda: len(robot.commands) > sent + 40, "two seconds of commands")
+        record = program("ros2", "bag", "record", "-o", str(tmp_path / "bag"), COMMAND, "/joint_states")
+        echo = program("ros2", "topic", "echo", COMMAND, "sensor_msgs/msg/JointState")
+        record.wait_for(f"Subscribed to topic '{COMMAND}'", 60)
+        echo.wait_for("joint_1", 60)
+    sent, moved = len(robot.commands), len(fingers)
+    robot.wait(lambda: min(len(robot.commands) - sent, len(fingers) - moved) > 40, "two seconds of commands")
     assert "contested" not in node.output
     assert not any("contested" in reason for _, said in words.heard for reason in said["counters"])
-
-
-LAUNCH = """
-import os, sys
-from launch import LaunchDescription, LaunchService
-from launch.actions import ExecuteProcess, OpaqueFunction
-from vla_ros.graph.launcher import launched
-from vla_ros.launching.ending import ends_with_launch, interrupted_at_shutdown
-process = ExecuteProcess(cmd=sys.argv[1:], additional_env=launched(), output="screen")
-start = OpaqueFunction(function=lambda context: [interrupted_at_shutdown(ends_with_launch(process), context)])
-service = LaunchService(argv=[])
-service.include_launch_description(LaunchDescription([start]))
-sys.exit(service.run())
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_armed_node_ends_with_its_launch(
-    robot: Any, program: Callable[..., Any], number: signal.Signals
-) -> None:
-    """As the launch files start it; they themselves are tested from an installed package."""
-    words = [word for option in (*robot.quick, "control.armed:=true") for word in ("-p", option)]
-    node = (sys.executable, "-m", "vla_ros.node.lifecycle_main", "--ros-args", *words)
-    launch = program(sys.executable, "-c", LAUNCH, *node)
-    robot.drive()
-    robot.wait(lambda: len(robot.commands) > 5, "commands", 40)
-    found = re.search(r"process started with pid \[(\d+)\]", launch.output)
-    assert found is not None
-    killed, stamps = time.monotonic(), {*robot.stamps}
-    launch.process.send_signal(number)
-    assert wait_for_end(int(found[1]), 8.0), "the node lives on"
-    launch.process.wait(10)
-    robot.wait(lambda: time.monotonic() > killed + 1.5, "what is on its way")
-    late = [message for at, message in robot.commands if at > killed]
-    holds = [message for message in late if _stamp(message) not in {*robot.stamps} | stamps]
-    assert not [at for at, _ in robot.commands if at > killed + 1.0]
-    assert len(late) >= 1
-    assert len(holds) <= 1
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in listed.splitlines() if line.split()[0] == found[1] and "defunct" not in line]
-
-
-def _stamp(message: Any) -> int:
-    return int(message.header.stamp.sec) * 10**9 + int(message.header.stamp.nanosec)
