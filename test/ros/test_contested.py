@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from rclpy.qos import DurabilityPolicy, QoSProfile
-from std_msgs.msg import String
+from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import SetBool, Trigger
 
 pytestmark = pytest.mark.ros
@@ -162,18 +162,21 @@ def test_a_call_that_two_servers_answer_arms_nobody_and_one_to_disarm_is_obeyed(
 ) -> None:
     node, words = moving(robot, policy)
     other(robot, program, "service").wait_for("there")
-    robot.wait(
-        lambda: len([1 for n, _ in robot.node.get_node_names_and_namespaces() if n == "leftover"]), "the other"
-    )
-    robot.call(SetBool, "/vla_policy/enable", SetBool.Request(data=False))
-    robot.wait(lambda: words.last["state"] == "disarmed", "the state disarmed")
+
+    def call(armed: bool) -> None:
+        robot.call(SetBool, "/vla_policy/enable", SetBool.Request(data=armed))
 
     def refused() -> bool:
-        robot.call(SetBool, "/vla_policy/enable", SetBool.Request(data=True))
+        call(True)
         return "refused: /leftover serves ~/enable as well" in node.output
 
-    robot.wait(refused, "the refusal")
-    assert words.last["state"] == "disarmed"
+    robot.wait(refused, "the refusal")  # discovery tells the node when it does
+    call(False)
+    robot.wait(lambda: words.last["state"] == "disarmed", "the state disarmed")
+    heard = len(words.heard)
+    call(True)
+    robot.wait(lambda: len(words.heard) > heard + 1, "the state a second later")
+    assert all(each["state"] == "disarmed" for _, each in words.heard[heard:])
 
 
 def test_a_second_node_of_the_name_refuses_to_configure(robot: Any, policy: Callable[..., Any]) -> None:
@@ -204,7 +207,7 @@ def test_listeners_and_a_gripper_apart_are_no_contest(
     from sensor_msgs.msg import Image, JointState
 
     fingers: list[Any] = []
-    robot.node.create_subscription(JointState, "/gripper/command", fingers.append, 10)
+    robot.node.create_subscription(Float64MultiArray, "/gripper/command", fingers.append, 10)
     for topic, kind in ((COMMAND, JointState), ("/joint_states", JointState), ("/camera/image_raw", Image)):
         robot.node.create_subscription(kind, topic, lambda message: None, 10)
     node, words = moving(robot, policy, "topics.gripper:=/gripper/command")
