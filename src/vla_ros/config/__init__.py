@@ -1,6 +1,5 @@
 """One tree of typed options: ROS parameters, parameter files and command line are three views of it."""
 
-from vla_ros.config.live import LiveConfig
 from vla_ros.config.loading import (
     Entry,
     build,
@@ -19,6 +18,7 @@ from vla_ros.config.tree import (
     ControlConfig,
     GripperConfig,
     LimitsConfig,
+    LiveConfig,
     NodeConfig,
     RobotConfig,
     TimeoutsConfig,

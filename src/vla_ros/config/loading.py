@@ -155,12 +155,7 @@ def is_ros_own(name: str) -> bool:
 
 
 def unknown(name: str, policy: PolicyConfig) -> str:
-    """Why a name is refused, and what was probably meant.
-
-    Args:
-        name: No option of the tree.
-        policy: The section ``policy`` of that tree.
-    """
+    """Why a name is refused, and what was probably meant."""
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
@@ -267,9 +262,7 @@ def _parse(text: str) -> Any:
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
     """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
 
-    Args:
-        path: The file.
-        node_name: The node, with its namespace (``/robot_1/vla_policy``) where it has one.
+    ``node_name`` has the node's namespace (``/robot_1/vla_policy``) where it has one.
 
     Raises:
         ConfigError: The file is missing, is no YAML, says something twice, has no ``ros__parameters`` for this

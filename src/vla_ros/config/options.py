@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,21 +33,9 @@ class Option:
     per_camera: bool = False
 
 
-def option(
-    default: Any,
-    description: str,
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    choices: Sequence[str] = (),
-    length: Sequence[int] = (),
-    live: bool = False,
-    per_camera: bool = False,
-) -> Any:
-    """A dataclass field that carries an :class:`Option`; list defaults are given as tuples."""
-    meta = Option(description, unit, low, high, tuple(choices), tuple(length), live, per_camera)
-    return field(default=default, metadata={_KEY: meta})
+def option(default: Any, description: str, **known: Any) -> Any:
+    """A dataclass field that carries an :class:`Option` (``known`` are its fields); lists are given as tuples."""
+    return field(default=default, metadata={_KEY: Option(description, **known)})
 
 
 def option_of(metadata: Any) -> Option:

@@ -8,6 +8,7 @@ radians; frames are named where a field has one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vla_ros.config.options import option
 from vla_ros.config.policy import PolicyConfig
@@ -20,6 +21,20 @@ GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
 
 def _default_policy() -> PolicyConfig:
     return options_class(PolicyConfig.name)()
+
+
+def _pixels(default: int, what: str) -> Any:
+    text = f"Expected {what}, for buffer sizes and middleware profiles"
+    return option((default,), text, unit="px", low=1, high=16384, per_camera=True)
+
+
+def _corner(which: str) -> Any:
+    text = f"{which} corner x, y, z of the allowed box of the tip; empty: no box"
+    return option((), text, unit="m", low=-100.0, high=100.0, length=(0, 3), live=True)
+
+
+def _seconds(default: float, description: str, *, low: float = 0.01, live: bool = True) -> Any:
+    return option(default, description, unit="s", low=low, high=3600.0, live=live)
 
 
 @dataclass(frozen=True)
@@ -60,22 +75,8 @@ class CameraConfig:
         high=1.0,
         per_camera=True,
     )
-    width: tuple[int, ...] = option(
-        (640,),
-        "Expected width, for buffer sizes and middleware profiles",
-        unit="px",
-        low=1,
-        high=16384,
-        per_camera=True,
-    )
-    height: tuple[int, ...] = option(
-        (480,),
-        "Expected height, for buffer sizes and middleware profiles",
-        unit="px",
-        low=1,
-        high=16384,
-        per_camera=True,
-    )
+    width: tuple[int, ...] = _pixels(640, "width")
+    height: tuple[int, ...] = _pixels(480, "height")
 
     @property
     def each(self) -> tuple[Camera, ...]:
@@ -219,81 +220,35 @@ class LimitsConfig:
         high=1000.0,
         live=True,
     )
-    workspace_low: tuple[float, ...] = option(
-        (),
-        "Lower corner x, y, z of the allowed box of the tip; empty: no box",
-        unit="m",
-        low=-100.0,
-        high=100.0,
-        length=(0, 3),
-        live=True,
-    )
-    workspace_high: tuple[float, ...] = option(
-        (),
-        "Upper corner x, y, z of the allowed box of the tip; empty: no box",
-        unit="m",
-        low=-100.0,
-        high=100.0,
-        length=(0, 3),
-        live=True,
-    )
+    workspace_low: tuple[float, ...] = _corner("Lower")
+    workspace_high: tuple[float, ...] = _corner("Upper")
 
 
 @dataclass(frozen=True)
 class TimeoutsConfig:
     """After how long without news an input is stale and the arm holds."""
 
-    camera: float = option(0.5, "No new frame for this long: hold", unit="s", low=0.01, high=3600.0, live=True)
-    joint_state: float = option(
-        0.5, "No joint state for this long: hold", unit="s", low=0.01, high=3600.0, live=True
+    camera: float = _seconds(0.5, "No new frame for this long: hold")
+    joint_state: float = _seconds(0.5, "No joint state for this long: hold")
+    inference: float = _seconds(2.0, "An answer that took longer is dropped")
+    frame_age: float = _seconds(
+        1.0, "Frames older than this by the ROS clock are dropped; 0 accepts any age", low=0.0
     )
-    inference: float = option(
-        2.0, "An answer that took longer is dropped", unit="s", low=0.01, high=3600.0, live=True
-    )
-    frame_age: float = option(
-        1.0,
-        "Frames older than this by the ROS clock are dropped; 0 accepts any age",
-        unit="s",
-        low=0.0,
-        high=3600.0,
-        live=True,
-    )
-    twist: float = option(
+    twist: float = _seconds(
         0.0,
         "A twist that no other has followed for this long is ended by a zero twist; 0: two control periods",
-        unit="s",
         low=0.0,
-        high=3600.0,
-        live=True,
     )
-    publisher: float = option(
-        5.0, "Warn when a topic has had no publisher for this long", unit="s", low=0.1, high=3600.0
-    )
+    publisher: float = _seconds(5.0, "Warn when a topic has had no publisher for this long", low=0.1, live=False)
     frozen_frames: int = option(
         0, "Hold when this many frames in a row have the same pixels; 0 never", low=0, high=10000, live=True
     )
-    joint_state_age: float = option(
-        1.0,
-        "Joint states older than this by the ROS clock are not used; 0 accepts any age",
-        unit="s",
-        low=0.0,
-        high=3600.0,
-        live=True,
+    joint_state_age: float = _seconds(
+        1.0, "Joint states older than this by the ROS clock are not used; 0 accepts any age", low=0.0
     )
-    driver: float = option(
-        1.0,
-        "Nobody subscribes to topics.command (or topics.gripper) for this long: stop",
-        unit="s",
-        low=0.01,
-        high=3600.0,
-        live=True,
-    )
-    heartbeat: float = option(
-        0.0, "No heartbeat for this long: stop; 0 needs none", unit="s", low=0.0, high=3600.0, live=True
-    )
-    clock_jump: float = option(
-        0.5, "ROS clock ahead of or behind a steady clock by this much: hold", unit="s", low=0.01, high=3600.0
-    )
+    driver: float = _seconds(1.0, "Nobody subscribes to topics.command (or topics.gripper) for this long: stop")
+    heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0 needs none", low=0.0)
+    clock_jump: float = _seconds(0.5, "ROS clock ahead of or behind a steady clock by this much: hold", live=False)
 
 
 @dataclass(frozen=True)
@@ -349,3 +304,17 @@ class Config:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+
+
+class LiveConfig:
+    """Holds the present tree of options. One thread replaces it, any thread reads it.
+
+    Read :attr:`current` once at the beginning of a step and use that value throughout: a tree never changes, so
+    no step sees half of a change.
+
+    Attributes:
+        current: The options in force.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.current = config

@@ -50,12 +50,9 @@ class Clock:
         return self._ros_ns()
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``ready()`` is true.
+        """Wait until ``ready()`` is true, for ``timeout`` seconds at most.
 
-        Args:
-            changed: Held by the caller; notified when ``ready()`` may have changed.
-            ready: What is waited for.
-            timeout: Seconds to wait at most.
+        The caller holds ``changed``, which is notified when ``ready()`` may have changed.
 
         Returns:
             What ``ready()`` gave last: False after the timeout.

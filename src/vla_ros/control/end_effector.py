@@ -39,13 +39,7 @@ class Delta:
 
 
 def read_delta(motion: FloatArray, control: ControlConfig, limits: LimitsConfig) -> tuple[Delta, list[Violation]]:
-    """The delta that six finite numbers mean, shortened to the step limits.
-
-    Args:
-        motion: Float64 [6], translation and rotation in the action's units.
-        control: Scales and the kind of rotation.
-        limits: ``max_translation_step`` and ``max_rotation_step``.
-    """
+    """The delta that six finite numbers [6] in the action's units mean, shortened to the step limits."""
     violations = []
     raw = np.minimum(np.maximum(motion, -1e9), 1e9)  # far beyond every limit, and no product of it overflows
     translation, shortened = limit_length(raw[:3] * control.translation_scale, limits.max_translation_step)

@@ -73,12 +73,7 @@ class Gripper:
         """Finger position to send now, no further than ``max_speed * dt`` from the last one sent.
 
         The last *sent* position counts, not the measured one: fingers that grip something never reach their
-        target, and the distance is what presses them together.
-
-        Args:
-            value: The action's gripper number.
-            measured: Where a finger is, for the first command; None where it is not measured.
-            dt: Seconds until the next command.
+        target, and the distance is what presses them together. The first step counts from ``measured``, if it is.
 
         Returns:
             The position, and True where the speed limit shortened the way. :meth:`sent` makes it the last one.

@@ -9,7 +9,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from vla_ros.control.clock import Clock
@@ -37,12 +37,7 @@ _REMEMBERED = 1024  # joint states: a second at the fastest drivers' 1 kHz
 
 
 class Inputs:
-    """Thread-safe store of the newest inputs, and of the last joint states by stamp.
-
-    Args:
-        clock: For the age of the newest joint state, and to wait.
-        instruction: The first one.
-    """
+    """Thread-safe store of the newest inputs, and of the last joint states by stamp."""
 
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock
@@ -59,8 +54,7 @@ class Inputs:
     def set_joints(self, joints: JointState) -> None:
         """Store a measured joint state."""
         with self._changed:
-            old = self._snapshot
-            self._snapshot = Snapshot(joints, old.state, old.instruction, old.epoch)
+            self._snapshot = replace(self._snapshot, joints=joints)
             self._joints_seen = self._clock.steady()
             self._history.append(joints)
             self._changed.notify_all()
@@ -85,9 +79,8 @@ class Inputs:
     def set_state(self, key: str, state: JointState) -> None:
         """Store a message of a further feed."""
         with self._changed:
-            old = self._snapshot
-            feeds = MappingProxyType({**old.state, key: state})
-            self._snapshot = Snapshot(old.joints, feeds, old.instruction, old.epoch)
+            feeds = MappingProxyType({**self._snapshot.state, key: state})
+            self._snapshot = replace(self._snapshot, state=feeds)
             self._changed.notify_all()
 
     def set_instruction(self, instruction: str) -> bool:
@@ -100,15 +93,14 @@ class Inputs:
             old = self._snapshot
             if instruction == old.instruction:
                 return False
-            self._snapshot = Snapshot(old.joints, old.state, instruction, old.epoch + 1)
+            self._snapshot = replace(old, instruction=instruction, epoch=old.epoch + 1)
             self._changed.notify_all()
             return True
 
     def new_epoch(self) -> None:
         """Begin a new task with the same instruction: what is inferred now is void (a reset)."""
         with self._changed:
-            old = self._snapshot
-            self._snapshot = Snapshot(old.joints, old.state, old.instruction, old.epoch + 1)
+            self._snapshot = replace(self._snapshot, epoch=self._snapshot.epoch + 1)
 
     def forget_measurements(self) -> None:
         """Forget joint state and feeds (after the clock jumped); the instruction stays."""
@@ -117,12 +109,7 @@ class Inputs:
             self._history.clear()
 
     def wait_for_stamp(self, stamp: int, keys: tuple[str, ...], timeout: float) -> bool:
-        """Wait until joint state and the feeds ``keys`` are at least as new as ``stamp`` (lockstep).
-
-        Args:
-            stamp: Nanoseconds of the ROS clock.
-            keys: Feeds that are waited for besides the joint state.
-            timeout: Seconds to wait at most.
+        """Wait ``timeout`` seconds until joint state and the feeds ``keys`` are as new as ``stamp`` (lockstep).
 
         Returns:
             False after the timeout.

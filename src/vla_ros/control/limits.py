@@ -23,12 +23,7 @@ _SAME = 1e-9  # rad or m
 
 @dataclass(frozen=True)
 class Violation:
-    """A target that a limit changed.
-
-    Attributes:
-        reason: Which limit.
-        detail: What was found and what is allowed, with units.
-    """
+    """A target that a limit changed; ``detail`` is what was found and what is allowed, with units."""
 
     reason: Reason
     detail: str

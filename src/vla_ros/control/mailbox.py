@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Hands the newest item from receiving threads to a working thread. An item is anything but None.
-
-    Args:
-        clock: How to wait.
-    """
+    """Hands the newest item from receiving threads to a working thread. An item is anything but None."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,14 +39,7 @@ class Mailbox(Generic[T]):
             return replaced
 
     def take(self, timeout: float = 0.0) -> T | None:
-        """Wait for an item and remove it.
-
-        Args:
-            timeout: Seconds to wait at most.
-
-        Returns:
-            None after the timeout.
-        """
+        """Wait for an item for ``timeout`` seconds at most and remove it; None where none came."""
         with self._changed:
             self._clock.wait_for(self._changed, lambda: self._item is not None, timeout)
             item, self._item = self._item, None

@@ -14,12 +14,7 @@ _BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than 
 
 
 class MeasuredArm:
-    """Reads joint states in command order.
-
-    Args:
-        names: Joints of the arm.
-        kinematics: Knows where they can be, or None.
-    """
+    """Reads joint states in command order."""
 
     def __init__(self, names: tuple[str, ...], kinematics: Kinematics | None) -> None:
         self._names = names

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import DeviceLostError, VlaRosError
 
 
 class Level(str, Enum):
@@ -37,7 +37,7 @@ class Reason(str, Enum):
         member.description = description
         return member
 
-    IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message is no picture"
+    IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message is no image"
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,
@@ -100,3 +100,15 @@ class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+def reason_of(error: BaseException) -> Reason:
+    """``device_error`` for an error of the GPU itself, else ``inference_error``.
+
+    A CUDA error is sticky: every later call of the process fails as well, so the arm stops and the node must be
+    started again. Running out of memory is not (the next frame may fit). PyTorch raises ``RuntimeError`` or
+    ``torch.AcceleratorError`` with "CUDA error" in its text, the engine :class:`DeviceLostError`; torch is not
+    imported for this.
+    """
+    lost = isinstance(error, DeviceLostError) or "CUDA error" in str(error)
+    return Reason.DEVICE_ERROR if lost else Reason.INFERENCE_ERROR

@@ -64,13 +64,9 @@ class Sources:
         self._subjects: dict[str, _Subject] = {}
 
     def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
-        """Somebody spoke of ``subject``: whether it is the one to follow.
+        """Whether ``source``, which spoke of ``subject`` (a joint, a camera), is the one to follow.
 
-        Args:
-            subject: A joint, a camera.
-            source: Who spoke.
-            steady: When, nanoseconds of a steady clock.
-            patience: Seconds of silence after which another publisher is followed.
+        Another publisher is followed after ``patience`` seconds of silence. ``steady`` is in nanoseconds.
         """
         with self._lock:
             known = self._subjects.setdefault(subject, _Subject())

@@ -77,8 +77,6 @@ class Watchdog:
     """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock.
 
     Args:
-        options: The whole tree; its section ``timeouts`` is read.
-        cameras: Name of each camera.
         joints_required: False where no joint state is needed (a twist without kinematics).
         simulated: True where the ROS clock is simulated: it may stand still and run fast.
     """

@@ -10,11 +10,7 @@ from vla_ros.vision.messages import CdrBytes, image_header, read_compressed, sho
 
 
 class CameraSources:
-    """Tells frames of one source from those of another, and warns of each topic's unexpected frames once.
-
-    Args:
-        context: What the node's parts share.
-    """
+    """Tells frames of one source from those of another, and warns of each topic's unexpected frames once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

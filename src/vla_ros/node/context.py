@@ -26,11 +26,7 @@ class Sink(Protocol):
 
 
 class ThrottledLogger:
-    """Log lines that may come with every message: the newest of each kind is logged when :meth:`flush` is called.
-
-    Args:
-        logger: Where they go.
-    """
+    """Log lines that may come with every message: :meth:`flush` logs the newest of each kind."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
@@ -52,15 +48,10 @@ class Context:
     """Shared by receivers, control loop and outputs.
 
     Attributes:
-        options: The options in force.
-        clock: The time, and how to wait.
         inputs: Newest joint state, feeds and instruction.
-        safety: What may move and why not.
         watchdog: Which inputs are stale, frozen, late or invalid.
-        stats: Times and frame counts.
         sink: Shows or keeps what happens; decides nothing.
         throttled: For log lines that may come with every message.
-        logger: Of the node.
     """
 
     options: LiveConfig

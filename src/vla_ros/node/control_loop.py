@@ -41,8 +41,6 @@ class ControlLoop:
     """Runs a :class:`Stepper` on live inputs.
 
     Args:
-        context: What the node's parts share.
-        stepper: Loaded.
         mailboxes: One per ``camera.topics``; the loop follows the first camera, and takes the newest of the others.
         prepare: Makes the messages of a command; what it returns sends them, and is called only while motion is
             allowed.

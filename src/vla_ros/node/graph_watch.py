@@ -19,7 +19,6 @@ class GraphWatch:
     """Asks discovery who else is there. All calls from the thread that spins; :attr:`found` from any.
 
     Args:
-        node: Whose graph it is.
         commands: Topics of commands (resolved) to the id of this node's publisher.
         allowed: ``topics.command_shared_with``.
         contests: Two sources of one thing at present: why it holds, on which topic, and who.

@@ -74,8 +74,6 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         node = PolicyNode(RclpyVocabulary(), self, self._config)
         try:
             node.configure(self._progress())
-        except VlaRosError as error:
-            return self._failed("configure", error)
         except Exception as error:  # a third party's policy may raise anything
             return self._failed("configure", error)
         self._policy_node = node

@@ -79,11 +79,7 @@ def _holder(address: str) -> str:
 def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
     """Wait for at most :data:`PATIENCE` until no other node of this name is on the graph.
 
-    Args:
-        node: The one that waits.
-        logger: Says so, once.
-        progress: Asked again and again; may raise to end it.
-        clock: How to wait.
+    ``progress`` is called again and again, and may raise to end it.
 
     Raises:
         ConfigError: One stayed.

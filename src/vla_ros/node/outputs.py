@@ -27,7 +27,6 @@ class Outputs:
     Args:
         context: What the node's parts share; ``control.output``, ``gripper.output``, ``topics`` and
             ``timeouts.twist`` are read.
-        wiring: Where publishers are made and undone.
 
     Attributes:
         gids: Topic (resolved) to the id by which discovery knows the publisher.

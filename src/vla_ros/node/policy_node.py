@@ -47,12 +47,6 @@ class PolicyNode:
         graph: Makes messages and QoS profiles.
         node: The node to live on (``graph.create_node``, or a rclpy node); callbacks run on the thread that spins
             it.
-        config: The whole tree.
-
-    Attributes:
-        safety: What may move and why not.
-        stats: Times and frame counts.
-        inputs: Newest joint state, feeds and instruction.
     """
 
     def __init__(self, graph: Vocabulary, node: Node, config: Config) -> None:
@@ -79,11 +73,7 @@ class PolicyNode:
     # The life of a managed node
 
     def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
-        """Load the policy and join the topics; nothing moves.
-
-        Args:
-            progress: Told how far loading has come.
-            policy: Takes the place of the one that ``policy.name`` names.
+        """Load the policy and join the topics; nothing moves. ``policy`` replaces the one of ``policy.name``.
 
         Raises:
             VlaRosError: The policy does not load, options, robot and policy do not belong together, or another

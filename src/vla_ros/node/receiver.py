@@ -32,9 +32,7 @@ class Frame:
     """A camera message as it came.
 
     Attributes:
-        data: Its CDR bytes.
         stamp: Stamp of its header, nanoseconds.
-        camera: Topic.
         arrived: When it came.
         interval: Seconds since the one before came; infinite for the first.
     """
@@ -52,10 +50,6 @@ class Frame:
 
 class FrameReceiver:
     """Receives the frames of all cameras.
-
-    Args:
-        context: What the node's parts share.
-        mailboxes: One per ``camera.topics``.
 
     Attributes:
         sources: Which publisher of each topic is followed.
@@ -114,12 +108,7 @@ class FrameReceiver:
 
 
 class StateReceiver:
-    """Receives joint states, of one publisher or several, and further feeds.
-
-    Args:
-        context: What the node's parts share.
-        controller: Says which joint states a command may be built on.
-    """
+    """Receives joint states, of one publisher or several, and further feeds."""
 
     def __init__(self, context: Context, controller: Controller) -> None:
         self._context = context

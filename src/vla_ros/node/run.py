@@ -127,11 +127,7 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
     """Carry out the requests of signals that came together; returns a sentence for each.
 
     Signals have no order: a process that was busy may see a later reset before an earlier request to arm, and would
-    arm although nobody armed after the reset. So a request to arm counts only when it comes alone.
-
-    Args:
-        requests: ``arm``, ``disarm`` and ``reset``.
-        node: Active or not.
+    arm although nobody armed after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
     """
     said = []
     if "disarm" in requests:

@@ -18,11 +18,10 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.control.command import Command
 from vla_ros.control.controller import Controller
-from vla_ros.control.failures import reason_of
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.outcome import StepResult
-from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
@@ -37,7 +36,6 @@ class Inference:
     """An answer of the policy and what it was asked.
 
     Attributes:
-        observation: What the policy saw.
         chunk: Its answer, checked for shape and NaN.
         stages_ms: ``preprocess``, ``inference`` and the policy's own stages, as :class:`StepResult` has them.
     """
@@ -63,10 +61,6 @@ class Stepper:
     """A loaded policy with everything around it.
 
     One thread uses it; any thread may call `hold` and `forget_commands`.
-
-    Args:
-        config: The whole tree.
-        policy: Loaded or not; :meth:`load` loads it.
     """
 
     def __init__(self, config: Config, policy: Policy) -> None:
@@ -194,11 +188,7 @@ class Stepper:
                 )
 
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
-        """Ask the policy about one set of frames, and put its answer into the schedule.
-
-        Args:
-            frames: As :meth:`observe`.
-            inputs: As :meth:`observe`.
+        """Ask the policy about one set of frames (as :meth:`observe`), and put its answer into the schedule.
 
         Raises:
             ImageError: As :meth:`observe`.
@@ -279,12 +269,6 @@ class Stepper:
         reference: JointState | None = None,
     ) -> StepResult:
         """Infer on one set of frames and make the first command, where no time passes in between.
-
-        Args:
-            frames: As :meth:`observe`.
-            inputs: As :meth:`observe`.
-            dt: Seconds until the next command.
-            reference: Joint state at the frame's stamp.
 
         Raises:
             ImageError: As :meth:`observe`.

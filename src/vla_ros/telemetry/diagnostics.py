@@ -98,14 +98,7 @@ def process_part(resources: Mapping[str, int]) -> Part:
 
 
 def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
-    """A ``diagnostic_msgs/DiagnosticArray``.
-
-    Args:
-        parts: One status each.
-        node: Fully qualified name of the node.
-        stamp: Nanoseconds of the ROS clock.
-        make: Gives the class of ``pkg/msg/Type``.
-    """
+    """A ``diagnostic_msgs/DiagnosticArray`` with a stamp in nanoseconds; ``make`` gives ``pkg/msg/Type``."""
     seconds, nanoseconds = divmod(stamp, 1_000_000_000)
     time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
     header = make("std_msgs/msg/Header")(stamp=time, frame_id="")

@@ -33,15 +33,7 @@ def families(
     latency_ms: Mapping[str, Mapping[str, float]],
     resources: Mapping[str, int],
 ) -> list[Metric]:
-    """The node's figures as Prometheus metrics.
-
-    Args:
-        state: What the arm may do.
-        counters: Number of occurrences by reason.
-        frames: As :meth:`vla_ros.telemetry.stats.Stats.frames` returns them.
-        latency_ms: As :meth:`vla_ros.telemetry.stats.Stats.latency_ms` returns it.
-        resources: Bytes and counts by name, as :func:`vla_ros.telemetry.resources.process_resources` returns them.
-    """
+    """The node's figures as Prometheus metrics."""
     states = GaugeMetricFamily("vla_ros_state", "1 for the current state of the arm", labels=["state"])
     for each in State:
         states.add_metric([each.value], each is state)
@@ -79,12 +71,8 @@ class MetricsServer:
     """Answers ``GET /metrics`` on a thread of its own until :meth:`close`.
 
     Args:
-        address: Interface to listen on.
         port: TCP port; 0 takes a free one.
         collect: Returns the metrics; called on the server's thread.
-
-    Attributes:
-        port: The port it listens on.
 
     Raises:
         ConfigError: The address or port is not available.

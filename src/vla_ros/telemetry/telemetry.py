@@ -35,15 +35,6 @@ _DEBUG_PERIOD = 0.2  # s; an image for people
 class Telemetry:
     """What a node tells.
 
-    Args:
-        wiring: Where publishers, timers and everything else are made and undone.
-        options: The options in force.
-        spec: The policy's.
-        controller: Its joints, and what its limits changed.
-        safety: State and reasons.
-        stats: Times and frame counts.
-        inputs: The instruction.
-
     Raises:
         ConfigError: The trace's file or the metrics' port cannot be had.
     """

@@ -33,9 +33,6 @@ class ImageHeader:
 
     Attributes:
         stamp: Nanoseconds of the ROS clock at exposure.
-        frame_id: Coordinate frame of the camera.
-        height: Rows in pixels.
-        width: Columns in pixels.
         encoding: Pixel format by its name in ``sensor_msgs/image_encodings.hpp``.
         is_bigendian: Byte order of channels wider than a byte; without meaning for 8-bit encodings.
         step: Bytes from one row to the next, padding included.
@@ -58,7 +55,6 @@ class CompressedHeader:
 
     Attributes:
         stamp: Nanoseconds of the ROS clock at exposure.
-        frame_id: Coordinate frame of the camera.
         format: What the publisher says the data are, such as ``rgb8; jpeg compressed bgr8``.
     """
 

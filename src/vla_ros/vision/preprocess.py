@@ -18,10 +18,6 @@ class Preprocessor:
 
     It keeps no state between frames and may be called from several threads.
 
-    Args:
-        camera: Section of the configuration.
-        spec: Which processor the policy names for which image.
-
     Raises:
         ConfigError: An option of ``camera`` is unknown or does not go with the policy's processor.
     """
@@ -37,10 +33,6 @@ class Preprocessor:
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
         """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says.
-
-        Args:
-            cdr: The message as it came from the wire, with its encapsulation header.
-            camera_index: Position of the camera in ``camera.topics``.
 
         Raises:
             ImageError: The message holds no image that can be used; the text says why.

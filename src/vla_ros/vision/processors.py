@@ -29,10 +29,6 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
 
     Columns first, then rows, with rounding to 8 bits between, is the order of the Pillow versions with which the
     checkpoints were trained. It is spelled out because newer versions may choose another one for tall images.
-
-    Args:
-        image: Uint8 [height, width, 3].
-        size: (height, width) of the result.
     """
     height, width = size
     resized = Image.fromarray(np.ascontiguousarray(image))
@@ -57,12 +53,7 @@ def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
 
 
 def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """``tf.image.resize(method="lanczos3", antialias=True)``, then rounding to uint8.
-
-    Args:
-        image: Uint8 [height, width, 3].
-        size: (height, width) of the result.
-    """
+    """``tf.image.resize(method="lanczos3", antialias=True)`` to (height, width), then rounding to uint8."""
     height, width, _ = image.shape
     if (height, width) == size:  # TensorFlow does nothing then, too
         return image
@@ -70,15 +61,10 @@ def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UI
 
 
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Centre crop that keeps ``area`` of the image, resized bilinearly, as the OpenVLA evaluation does it.
+    """Centre crop that keeps the share ``area`` in (0, 1], resized bilinearly, as the OpenVLA evaluation does it.
 
     TensorFlow's ``crop_and_resize`` on [0, 1], then its conversion to uint8, which is ``floor(255.5 x)``; in its
     order of float32 operations, which gives its bits.
-
-    Args:
-        image: Uint8 [height, width, 3].
-        area: Share of the area that is kept, in (0, 1].
-        size: (height, width) of the result.
     """
     rows = resample.crop_taps(image.shape[0], size[0], area)
     columns = resample.crop_taps(image.shape[1], size[1], area)

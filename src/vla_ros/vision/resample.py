@@ -151,7 +151,7 @@ class Separable:
 
     def __init__(self, rows: Matrix, columns: Matrix) -> None:
         self._shape = (rows.shape[0], columns.shape[0], _CHANNELS)
-        self._rows = _row_blocks(rows)
+        self._rows = _blocks(rows, _ROWS_PER_BLOCK)
         self._columns = _column_blocks(columns)
 
     def __call__(self, image: UInt8Array) -> NDArray[np.float32]:
@@ -176,10 +176,6 @@ def _blocks(matrix: Matrix, size: int) -> list[Block]:
         inputs = slice(int(used[0]), int(used[-1]) + 1)
         blocks.append((slice(start, start + rows.shape[0]), inputs, np.ascontiguousarray(rows[:, inputs])))
     return blocks
-
-
-def _row_blocks(matrix: Matrix) -> list[Block]:
-    return _blocks(matrix, _ROWS_PER_BLOCK)
 
 
 def _column_blocks(matrix: Matrix) -> list[Block]:

@@ -20,13 +20,7 @@ Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[b
 
 
 def config_json(architecture: Architecture, statistics: Statistics, dtype: str) -> dict[str, Any]:
-    """Content of the ``config.json`` that :func:`~.architecture.read_architecture` reads back unchanged.
-
-    Args:
-        architecture: Sizes.
-        statistics: Becomes ``norm_stats``.
-        dtype: Type of the stored weights, such as ``float32``.
-    """
+    """Content of the ``config.json`` that :func:`~.architecture.read_architecture` reads back unchanged."""
     llm = architecture.llm
     return {
         "architectures": ["OpenVLAForActionPrediction"],
@@ -69,15 +63,10 @@ def write_checkpoint(
     token_ids: dict[str, int],
     shards: int = 1,
 ) -> None:
-    """Write everything that :class:`~.policy.OpenVLAPolicy` loads.
+    """Write everything that :class:`~.policy.OpenVLAPolicy` loads, in place of what is in ``folder``.
 
-    Args:
-        folder: Made if it does not exist; files in it are replaced.
-        architecture: Sizes.
-        weights: Checkpoint key (the model's parameter name) to tensor, all of one type.
-        statistics: Becomes ``norm_stats`` and ``dataset_statistics.json``.
-        token_ids: From :func:`~.vocabulary.word_ids`.
-        shards: Number of safetensors files.
+    ``weights`` are named as the model's parameters and all of one type; ``token_ids`` are those of
+    :func:`~.vocabulary.word_ids`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (*folder.glob("model*.safetensors"), folder / INDEX):

@@ -55,10 +55,8 @@ class Loaded:
     """Everything that answers observations once a checkpoint is loaded.
 
     Attributes:
-        model: The network, on its device.
         prompt: Instruction to tokens.
         bins: Tokens to normalised actions.
-        statistics: Normalised actions to the robot's units.
         advice: What to choose when memory runs out.
         engine: Executes in place of ``model``; None on the reference path.
     """

@@ -27,12 +27,7 @@ TEMPLATES = {
 
 
 def format_prompt(instruction: str, version: str) -> str:
-    """The prompt for ``instruction``, lower case, surrounding white space removed.
-
-    Args:
-        instruction: The command in natural language.
-        version: ``v0.1`` or ``v0.2``.
-    """
+    """The prompt for ``instruction``, lower case, surrounding white space removed."""
     before, after = TEMPLATES[version].split("{}")
     return before + instruction.strip().lower() + after
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_ros.control.failures import reason_of
-from vla_ros.control.reasons import Reason
+from vla_ros.control.reasons import Reason, reason_of
 from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
 
