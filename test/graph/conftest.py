@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,8 @@ def dds_missing() -> str:
 class Process:
     """A child that answers JSON lines, with bounded waiting."""
 
-    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -77,8 +72,7 @@ class Process:
     def close(self) -> int:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        if self.process.poll() is None:
-            self.process.stdin.close()
+        self.process.stdin.close()
         try:
             status = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -86,8 +80,6 @@ class Process:
             status = self.process.wait()
         self._reader.join(PATIENCE)
         self.process.stdout.close()
-        if not self.process.stdin.closed:
-            self.process.stdin.close()
         return status
 
 
@@ -131,16 +123,8 @@ def open_here(backend: str) -> Iterator[Callable[..., Any]]:
     """Opens graphs of the backend under test in this process, and closes them."""
     from vla_ros.graph import open_graph
 
-    opened = []
-
-    def make(*args: str) -> Any:
-        graph = open_graph(backend, args)
-        opened.append(graph)
-        return graph
-
-    yield make
-    for graph in opened:
-        graph.close()
+    with ExitStack() as opened:
+        yield lambda *args: opened.enter_context(open_graph(backend, args))
 
 
 @pytest.fixture
@@ -152,17 +136,14 @@ def graph(open_here: Callable[..., Any]) -> Any:
 @pytest.fixture
 def start_peer(backend: str) -> Iterator[Callable[..., Process]]:
     """Starts other processes of the backend under test."""
-    started = []
+    with ExitStack() as started:
 
-    def make(*args: str, with_backend: str = "", env: dict[str, str] | None = None) -> Process:
-        peer = Process([sys.executable, str(HERE / "peer.py"), with_backend or backend, *args], env)
-        started.append(peer)
-        assert peer.answer(60.0) == "ready"
-        return peer
+        def make(*args: str) -> Process:
+            peer = started.enter_context(closing(Process([sys.executable, str(HERE / "peer.py"), backend, *args])))
+            assert peer.answer(60.0) == "ready"
+            return peer
 
-    yield make
-    for peer in started:
-        peer.close()
+        yield make
 
 
 @pytest.fixture
@@ -176,20 +157,13 @@ def plain(domain: int) -> Iterator[Callable[..., Process]]:
     """Starts processes that use nothing but the cyclonedds library."""
     if dds_missing():
         pytest.skip(dds_missing())
-    started = []
-
-    def make(*args: str) -> Process:
-        process = Process([sys.executable, str(HERE / "plain_cyclone.py"), str(domain), *args])
-        started.append(process)
-        return process
-
-    yield make
-    for process in started:
-        process.close()
+    command = [sys.executable, str(HERE / "plain_cyclone.py"), str(domain)]
+    with ExitStack() as started:
+        yield lambda *args: started.enter_context(closing(Process([*command, *args])))
 
 
 @pytest.fixture
-def spin_until(request: pytest.FixtureRequest) -> Callable[..., None]:
+def spin_until() -> Callable[..., None]:
     """Spins a graph until something holds; fails when it does not hold in time."""
 
     def spin(graph: Any, condition: Callable[[], bool], timeout: float = PATIENCE) -> None:

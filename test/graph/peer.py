@@ -1,4 +1,4 @@
-"""The other process of the graph tests: does what it is told on standard input, one JSON object a line.
+"""The other process of the graph tests: executes commands from standard input, one JSON object a line.
 
 Run as ``python peer.py BACKEND [--ros-args ...]``. Each command is answered by one JSON line.
 """

@@ -291,7 +291,7 @@ def test_a_publishers_gid_is_the_one_that_discovery_knows(graph, peer, spin_unti
     assert found()["vla_policy"] == gid != found()["peer"]
 
 
-def test_publishers_of_one_topic_are_told_apart_by_their_messages(graph, peer, spin_until, golden):
+def test_publishers_of_one_topic_are_distinguished_by_their_messages(graph, peer, spin_until, golden):
     node, other = graph.create_node("listener"), graph.create_node("leftover")
     heard = []
     wiring = Wiring(graph, node)

@@ -71,7 +71,7 @@ def test_spinning_twice_at_once_is_refused(graph, spin_until):
     assert "spinning already" in str(errors[0])
 
 
-def test_clock_tells_system_time(graph):
+def test_clock_returns_system_time(graph):
     node = graph.create_node("clocked")
     assert abs(node.get_clock().now().nanoseconds - time.time_ns()) < 2_000_000_000
 

@@ -1,4 +1,4 @@
-"""What the environment says about domain and discovery, as rcl reads it."""
+"""Domain and discovery from the environment, as rcl reads it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ IMAGE = "sensor_msgs/msg/Image"
 STRING = "std_msgs/msg/String"
 
 
-def test_no_publisher_is_said_once_after_the_timeout_and_taken_back(graph, peer, spin_until):
+def test_no_publisher_is_reported_once_after_the_timeout_and_cleared(graph, peer, spin_until):
     node = graph.create_node("vla_policy")
     now = [0.0]
     health = TopicHealth(
@@ -50,7 +50,7 @@ def test_publisher_that_leaves_is_missed_after_the_timeout_again(graph, start_pe
     assert [finding.kind for finding in health.check()] == ["no_publisher"]
 
 
-def test_nobody_is_missed_where_nobody_has_to_publish(graph):
+def test_an_optional_topic_needs_no_publisher(graph):
     node = graph.create_node("vla_policy")
     now = [0.0]
     watched = Watched("/vla_policy/stop", graph.qos("command"), required=False)

@@ -53,7 +53,7 @@ def test_a_child_ends_in_order_when_its_launcher_is_killed(
     assert wait_for_end(int(pid), PATIENCE)
 
 
-def test_a_launcher_that_is_gone_already_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_has_already_ended_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     environment = {**os.environ, VARIABLE: str(gone.pid)}
@@ -67,7 +67,7 @@ def test_a_launcher_that_is_gone_already_counts(monkeypatch: pytest.MonkeyPatch)
     assert wait_for_end(gone.pid, 0.0)
 
 
-def test_who_lives_is_waited_for_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_running_process_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not wait_for_end(os.getpid(), 0.01)
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     assert not wait_for_end(os.getpid(), 0.01)
@@ -79,5 +79,5 @@ def test_without_a_launcher_nothing_is_watched(environment: dict[str, str]) -> N
     assert environment == {}
 
 
-def test_a_child_is_told_who_launched_it() -> None:
+def test_a_child_gets_the_id_of_its_launcher() -> None:
     assert launched() == {VARIABLE: str(os.getpid())}

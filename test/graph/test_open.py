@@ -1,4 +1,4 @@
-"""Choice of the backend, and what is said when there is none."""
+"""Choice of the backend, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_auto_takes_rclpy_where_it_imports_else_dds(conftest_reasons):
         assert "domain" in graph.describe()
 
 
-def test_neither_backend_names_both_cures(monkeypatch):
+def test_without_a_backend_the_error_names_both_remedies(monkeypatch):
     monkeypatch.setitem(sys.modules, "rclpy", None)
     monkeypatch.setitem(sys.modules, "cyclonedds", None)
     monkeypatch.setitem(sys.modules, "cyclonedds.core", None)
@@ -35,7 +35,7 @@ def test_neither_backend_names_both_cures(monkeypatch):
     assert "source /opt/ros/" in str(caught.value)
 
 
-def test_rclpy_that_is_asked_for_and_missing_is_no_silent_dds(monkeypatch):
+def test_a_missing_rclpy_is_an_error_if_it_was_chosen(monkeypatch):
     monkeypatch.setitem(sys.modules, "rclpy", None)
     with pytest.raises(MissingDependencyError, match="source"):
         open_graph("rclpy")

@@ -75,20 +75,34 @@ def write_bag(store, tmp_path):
     return write
 
 
-@pytest.fixture
-def small_recording(make):
-    """Two seconds at 10 Hz: camera, joint states, actions, an instruction."""
-    messages = [(make.start, "/vla_policy/instruction", make.text("pick up the red cube"))]
+HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
+
+
+def episode(make, begin, instruction):
+    """Two seconds at 10 Hz that a policy can answer from the image's brightness."""
+    messages = [(begin, "/vla_policy/instruction", make.text(instruction))]
     for step in range(20):
-        stamp = make.start + step * 100_000_000
+        stamp = begin + step * 100_000_000
         pixels = np.full((48, 64, 3), 5 * step, np.uint8)
         action = [0.01, -0.002 * step, 0.0, 0.0, 0.0, 0.0, float(step < 10)]
         messages += [
-            (stamp, "/joint_states", make.joints(stamp, np.full(7, 0.01 * step))),
+            (stamp, "/joint_states", make.joints(stamp, HOME)),
             (stamp + 1_000_000, "/camera/image_raw", make.image(stamp, pixels)),
             (stamp + 21_000_000, "/vla_policy/action", make.array(action)),
         ]
     return messages
+
+
+@pytest.fixture
+def small_recording(make):
+    """One episode: camera, joint states, actions, an instruction."""
+    return episode(make, make.start, "pick up the red cube")
+
+
+@pytest.fixture
+def recording(make, small_recording):
+    """Two episodes."""
+    return small_recording + episode(make, make.start + 2_000_000_000, "pick up the blue ball")
 
 
 @pytest.fixture(scope="session")

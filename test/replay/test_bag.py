@@ -237,7 +237,7 @@ def test_a_damaged_zstd_file_gives_its_beginning(write_bag, small_recording):
         assert any("damaged or cut off" in str(loss) for loss in losses)
 
 
-def test_what_is_no_bag_is_refused_with_the_reason(tmp_path):
+def test_files_that_are_no_bags_are_refused_with_the_reason(tmp_path):
     (tmp_path / "old.bag").write_bytes(b"#ROSBAG V2.0\n")
     (tmp_path / "empty.mcap").write_bytes(b"")
     (tmp_path / "text.mcap").write_text("hello, world")

@@ -91,7 +91,7 @@ def test_max_mae_decides_the_exit_status(jpeg_bag):
         (["--topics", "camera=/nowhere"], "has no such topic"),
     ],
 )
-def test_wrong_arguments_are_refused_with_what_is_expected(jpeg_bag, capsys, arguments, message):
+def test_invalid_arguments_are_refused_with_the_expected_values(jpeg_bag, capsys, arguments, message):
     assert replay(jpeg_bag, *arguments) == 1
     assert message in capsys.readouterr().err
 
@@ -103,7 +103,7 @@ def test_a_missing_bag_is_one_line(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-def test_what_can_be_played_is_played(jpeg_bag, tmp_path, capsys):
+def test_an_unreadable_bag_does_not_stop_the_others(jpeg_bag, tmp_path, capsys):
     (tmp_path / "broken.mcap").write_text("this is no bag at all")
     assert replay(jpeg_bag, tmp_path / "broken.mcap", "--json", tmp_path / "a.json") == 0
     content = json.loads((tmp_path / "a.json").read_text())

@@ -140,7 +140,7 @@ def test_bootstrap_interval_of_a_mean_is_about_two_standard_errors():
     assert skill.interval(sums, lambda s: s[:, 0] / s[:, 1]) == [low, high]
 
 
-def test_one_episode_says_nothing_about_spread():
+def test_one_episode_has_no_interval():
     assert skill.interval(np.ones((1, 2)), lambda s: s[:, 0]) is None
 
 

@@ -20,27 +20,6 @@ from vla_ros.replay.prepare import fit, images_at
 from vla_ros.replay.topics import select
 from vla_ros.types import ActionChunk, ActionSpec
 
-HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
-
-
-@pytest.fixture
-def recording(make):
-    """Two episodes of two seconds at 10 Hz that a policy can answer from the image's brightness."""
-    messages = []
-    for episode, words in enumerate(("pick up the red cube", "pick up the blue ball")):
-        begin = make.start + episode * 2_000_000_000
-        messages.append((begin, "/vla_policy/instruction", make.text(words)))
-        for step in range(20):
-            stamp = begin + step * 100_000_000
-            pixels = np.full((48, 64, 3), 5 * step, np.uint8)
-            action = [0.01, -0.002 * step, 0.0, 0.0, 0.0, 0.0, float(step < 10)]
-            messages += [
-                (stamp, "/joint_states", make.joints(stamp, HOME)),
-                (stamp + 1_000_000, "/camera/image_raw", make.image(stamp, pixels)),
-                (stamp + 21_000_000, "/vla_policy/action", make.array(action)),
-            ]
-    return messages
-
 
 def summary(outcome, config, options=None):
     options = options or Options()
@@ -77,7 +56,7 @@ def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brig
     ]
 
 
-def test_wrong_policies_are_found_out(play, write_bag, recording, brightness_policy, replay_config):
+def test_wrong_policies_are_recognised(play, write_bag, recording, brightness_policy, replay_config):
     path = write_bag("bag", recording)
     found, judgement = summary(play(path, brightness_policy(gain=-1.0)), replay_config)
     assert found["direction_cosine"] == pytest.approx(-1)
@@ -110,13 +89,13 @@ def test_every_and_limit(play, write_bag, recording, brightness_policy):
     assert (len(found.times), found.received, found.complete) == (5, 5, True)
 
 
-def test_an_instruction_may_be_given(play, write_bag, recording, brightness_policy):
+def test_a_given_instruction_replaces_the_recorded_one(play, write_bag, recording, brightness_policy):
     policy = brightness_policy()
     play(write_bag("bag", recording), policy, Options(instruction="wave"))
     assert {words for _, words, _ in policy.asked} == {"wave"}
 
 
-def test_a_pause_begins_an_episode(play, write_bag, recording, brightness_policy):
+def test_a_pause_starts_an_episode(play, write_bag, recording, brightness_policy):
     late = [(time + (5_000_000_000 if index >= 30 else 0), *rest) for index, (time, *rest) in enumerate(recording)]
     late = [item for item in late if item[1] != "/vla_policy/instruction"]
     found = play(write_bag("bag", late), brightness_policy(), Options(instruction="x")).samples
@@ -124,7 +103,7 @@ def test_a_pause_begins_an_episode(play, write_bag, recording, brightness_policy
 
 
 @pytest.mark.parametrize("speed", [1.0, 2.0])
-def test_as_it_would_have_run_skips_what_comes_while_the_policy_is_busy(
+def test_as_it_would_have_run_skips_frames_while_the_policy_is_busy(
     play, write_bag, recording, brightness_policy, speed
 ):
     config = build({"robot.urdf": "demo", "robot.tip_frame": "tool", "control.rate_hz": 0.0})
@@ -175,7 +154,7 @@ def test_bad_frames_are_counted_and_the_next_one_works(play, write_bag, recordin
     assert len(found.times) == 38
 
 
-def test_a_missing_instruction_drops_every_frame_and_the_verdict_says_so(
+def test_a_missing_instruction_drops_every_frame_and_is_in_the_verdict(
     play, write_bag, recording, brightness_policy, replay_config
 ):
     silent = [item for item in recording if item[1] != "/vla_policy/instruction"]
@@ -212,7 +191,7 @@ class Interrupting:
         return self._policy.infer(session, observation)
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(play, write_bag, recording, brightness_policy, tmp_path):
+def test_an_interrupted_run_resumes_where_it_stopped(play, write_bag, recording, brightness_policy, tmp_path):
     path = write_bag("bag", recording)
     whole = play(path, brightness_policy()).samples
     first = play(path, Interrupting(brightness_policy(), 27), partial=tmp_path / "partial").samples
@@ -263,7 +242,7 @@ def test_the_images_of_single_moments_are_the_live_ones(write_bag, recording, re
             assert (found[time]["image"] == live.images["image"]).all()
 
 
-def test_a_policy_that_does_not_look_costs_no_resize(play, write_bag, recording, replay_config):
+def test_no_image_is_resized_for_a_policy_that_uses_none(play, write_bag, recording, replay_config):
     found = play(write_bag("bag", recording), HoldPolicy(replay_config)).samples
     assert found.images == 0
     assert len(found.times) == 40

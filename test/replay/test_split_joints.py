@@ -1,4 +1,4 @@
-"""Joint states of several publishers come together in a replay as they do in the live node."""
+"""A replay merges joint states of several publishers as the live node does."""
 
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def test_at_every_moment_the_joints_are_those_of_the_live_node(write_bag, make, 
     assert compared > 200
 
 
-def test_parts_that_never_come_together_are_left_for_others_to_name(write_bag, make, demo_config):
+def test_joints_that_are_never_known_together_stay_as_recorded(write_bag, make, demo_config):
     messages = [(make.start, "/camera/image_raw", make.image(make.start, np.zeros((4, 4, 3), np.uint8)))]
     messages += [(make.start + i, "/joint_states", make.joints(make.start, [0.0], ["a"])) for i in range(3)]
     with Bag(write_bag("half", messages)) as bag:

@@ -1,4 +1,4 @@
-"""A wrong orientation, colour order, crop or dataset is found by trying, and nothing is made up where none is."""
+"""A wrong orientation, colour order, crop or dataset is found by trying, and none is named if there is none."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_statistics_of_another_dataset_are_named(spot_bag):
     assert any("times as large" in reason for reason in found.verdict.reasons)
 
 
-def test_nothing_is_made_up(spot_bag):
+def test_no_cause_is_named_if_no_change_helps(spot_bag):
     """Answers that have nothing to do with what was recorded: everything was tried, and that is what is said."""
     rng = np.random.default_rng(5)
 
@@ -117,7 +117,7 @@ def test_nothing_is_made_up(spot_bag):
     assert not any(trial["better"] for trial in found.figures["trials"])
 
 
-def test_a_good_policy_is_not_asked_again(spot_bag):
+def test_nothing_is_tried_for_a_good_policy(spot_bag):
     found = explained(spot_bag(lambda image: image))
     assert "trials" not in found.figures
     assert found.figures["skill"]["mean_action"] > 0.99

@@ -136,7 +136,7 @@ def test_joint_policies_compare_in_joints():
     assert align(JOINTS, commands, joints, delta, config).actions.tolist() == [[2, 1, 3], [4, 3, 5]]
 
 
-def test_what_cannot_be_compared_says_why(arm):
+def test_the_reason_is_given_if_nothing_can_be_compared(arm):
     names = arm.joint_names
     commands = table([10, 110], np.tile(HOME, (2, 1)), names)
     joints = table([0, 100], np.tile(HOME, (2, 1)), names)

@@ -1,4 +1,4 @@
-"""The verdict finds the silent failures, and says good only to what is good."""
+"""The verdict finds silent failures and calls only good policies good."""
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_each_failure_is_named(predicted, level, reasons):
         assert any(words in reason for reason in found.reasons), words
 
 
-def test_right_but_late_is_said_in_the_headline():
+def test_right_but_late_is_the_headline():
     late = judged(noisy(RECORDED), RECORDED, stages_ms={"total": np.full(200, 900.0)})
     assert late.level == "warn"
     assert any("took longer than the period" in reason for reason in late.reasons)
@@ -172,7 +172,7 @@ def test_a_gripper_number_counts_as_it_reaches_the_fingers():
     assert any("never closes" in reason and "[0.7, 1]" in reason for reason in low.reasons)
 
 
-def test_fingers_tell_on_an_exchanged_convention():
+def test_measured_fingers_reveal_a_swapped_convention():
     """Actions and answers agree perfectly, and both mean the opposite of what the hand did."""
     openings = np.where(RECORDED[:, 6] > 0.5, 0.0, 1.0)  # wide where the number says closed
     found = judged(noisy(RECORDED), RECORDED, openings=openings)

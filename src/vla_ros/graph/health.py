@@ -28,7 +28,7 @@ class Watched:
     profile: Any
     """QoS profile of either backend."""
     required: bool = True
-    """False if the topic may lack a publisher (a stop button that is not installed)."""
+    """False if a publisher is optional (a stop button that is not installed)."""
     type_name: str = ""
     """Such as ``sensor_msgs/msg/Image``; endpoints of another type are reported. Empty accepts every type."""
     published: bool = False
@@ -141,7 +141,7 @@ def _unheard(item: Watched, listener: Any) -> list[Finding]:
     reasons = incompatibilities(listener.qos_profile, item.profile)
     if not reasons:
         return []
-    text = f"{begin}{' and '.join(reasons)}. Let it ask for no more, or relay the topic"
+    text = f"{begin}{' and '.join(reasons)}. Make it request no more than that, or relay the topic"
     return [Finding(item.topic, "incompatible_qos", text)]
 
 

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM while a graph spins: KeyboardInterrupt between two callbacks, never inside one.
 
-Python raises KeyboardInterrupt wherever the thread is. In a destructor, or in a callback that C calls, it is
-printed and lost, and the loop goes on: rclpy's wait makes and drops such objects a hundred times a second.
+Python raises KeyboardInterrupt wherever the thread is. In a destructor, or in a callback from C, it is printed and
+lost, and the loop continues: rclpy's wait creates and deletes such objects a hundred times a second.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _DEFAULTS: dict[signal.Signals, Any] = {
 class Interrupts:
     """Within a ``with`` on the main thread, notes SIGINT and SIGTERM unless the program has its own handlers.
 
-    Handlers that the program has set itself stay. A second signal raises KeyboardInterrupt at once, for whoever
-    is stuck in a callback. Leaving the ``with`` raises it where a signal came and nobody has asked yet.
+    Handlers that the program has set itself stay. A second signal raises KeyboardInterrupt at once, which ends a
+    callback that hangs. Leaving the ``with`` raises it if a signal came after the last :meth:`check`.
     """
 
     def __init__(self) -> None:

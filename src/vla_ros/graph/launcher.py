@@ -1,8 +1,8 @@
 """A process that ends with the one that launched it, however that one ended.
 
-`ros2 launch` leaves its processes behind when SIGTERM or SIGKILL ends it, and an armed node would go on with nobody
-left who knows of it. Linux's parent-death signal is not used: it comes when the *thread* that started the process
-ends, and it is lost where a wrapper stands in between.
+`ros2 launch` leaves its processes behind when SIGTERM or SIGKILL ends it, and an armed node would continue
+unattended. Linux's parent-death signal is not used: it is sent when the *thread* that started the process ends, and
+is lost if a wrapper process lies in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import MutableMapping
 VARIABLE = "VLA_ROS_LAUNCHER_PID"
 """Environment variable with the process id of the launcher."""
 
-_PERIOD = 0.05  # s between looks where the kernel cannot tell when a process ends
+_PERIOD = 0.05  # s between checks where the kernel cannot report the end of a process
 
 
 def launched() -> dict[str, str]:
@@ -61,7 +61,7 @@ def _poll_for_end(pid: int, timeout: float | None) -> bool:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # it lives, as somebody else's
+            pass  # it runs, as another user
         if deadline is not None and time.monotonic() >= deadline:
             return False
         time.sleep(_PERIOD)
@@ -69,6 +69,6 @@ def _poll_for_end(pid: int, timeout: float | None) -> bool:
 
 def _watch(launcher: int) -> None:
     wait_for_end(launcher)
-    with contextlib.suppress(OSError):  # the launcher read what this process said
+    with contextlib.suppress(OSError):  # the launcher may have read this process's output
         print(f"the launcher (process {launcher}) is gone: ending", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -42,7 +42,7 @@ class NodeLogger:
             root.addHandler(handler)
         self._logger = root.getChild(name.strip("/").replace("/", "."))
         self._logger.setLevel(_LEVELS[level])
-        # Where ROS's `launch` is imported, new loggers of the process pass nothing on unless told to.
+        # If ROS's `launch` is imported, new loggers of the process do not propagate by default.
         root.propagate = self._logger.propagate = True
         self._said: dict[str, float] = {}
         self._lock = threading.Lock()

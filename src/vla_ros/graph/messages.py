@@ -259,7 +259,7 @@ class MessageTypes:
         """
         name = cls.TYPE
         if len(data) < 4 or data[0] != 0 or data[1] > 1:
-            raise VlaRosError(f"{len(data)} bytes are not a {name}: they do not begin with a CDR header")
+            raise VlaRosError(f"{len(data)} bytes are not a {name}: they do not start with a CDR header")
         definition = self._store.get_msgdef(name)
         function = definition.deserialize_cdr_le if data[1] else definition.deserialize_cdr_be
         try:

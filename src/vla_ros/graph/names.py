@@ -96,17 +96,14 @@ class RosArguments:
 
     def node_name(self, name: str) -> str:
         """Name of a node after ``-r __node:=``."""
-        for rule in self.rules:
-            if rule.source in _NODE_KEYS and rule.node in (None, name):
-                return rule.target
-        return name
+        return self._special(_NODE_KEYS, name) or name
 
     def namespace(self, namespace: str, name: str) -> str:
         """Namespace of the node that was created as ``name``, after ``-r __ns:=``."""
-        for rule in self.rules:
-            if rule.source == "__ns" and rule.node in (None, name):
-                return rule.target
-        return namespace
+        return self._special(("__ns",), name) or namespace
+
+    def _special(self, keys: Sequence[str], node: str) -> str:
+        return next((rule.target for rule in self.rules if rule.source in keys and rule.node in (None, node)), "")
 
     def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
         """Fully qualified name of a topic or service of a node, remapped by the first rule that matches.
@@ -131,8 +128,6 @@ def _rule(text: str) -> Rule:
     source, separator, target = text.partition(":=")
     if not separator or not source or not target:
         raise ConfigError(f"remap '{text}' is not of the form from:=to")
-    kind = None
-    node = None
     scheme = re.match(r"(?:(?P<node>[A-Za-z_]\w*):(?!//))?(?:ros(?P<kind>topic|service)://)?(?P<name>.+)", source)
     assert scheme is not None
     node, kind, source = scheme["node"], scheme["kind"], scheme["name"]

@@ -169,8 +169,8 @@ class Vocabulary(Protocol):
         """Call ``callback`` with each message's CDR bytes and its publisher's id; copied as rarely as possible.
 
         As ``create_subscription(raw=True)``, but the callback may get a read-only ``memoryview``. The id is the
-        publisher's ``endpoint_gid`` if the middleware tells it, another one that tells publishers apart if it does
-        not (Cyclone DDS under rclpy), and b"" if it tells nothing.
+        publisher's ``endpoint_gid`` if the middleware gives it, else another number that is different for each
+        publisher (Cyclone DDS under rclpy), and b"" if it gives none.
 
         Returns:
             A function that ends the subscription.

@@ -179,8 +179,8 @@ def subscribe_raw(
         node: An ``rclpy`` node.
         msg_type: Class of the message.
         topic: Name; remaps are applied.
-        callback: May keep the view as long as it likes. The id is a gid if the rmw tells one; Cyclone DDS's
-            tells another number, which differs between publishers.
+        callback: May keep the view as long as it likes. The id is a gid if the rmw gives one; Cyclone DDS's
+            gives another number, which is different for each publisher.
         qos_profile: An ``rclpy`` profile.
 
     Returns:

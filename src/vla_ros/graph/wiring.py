@@ -35,11 +35,11 @@ class Wiring:
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """A publisher, and the ``endpoint_gid`` by which discovery knows it.
 
-        rclpy does not say it (and rmw_cyclonedds' own answer is another number), so it is the one that has come. A
-        node of the same name on another host that made one in the same instant would be mistaken for it.
+        rclpy does not expose it (and rmw_cyclonedds gives another number), so it is the one that discovery adds. A
+        publisher that a node of the same name on another host creates at the same instant is mistaken for it.
 
         Raises:
-            VlaRosError: Discovery does not tell of it.
+            VlaRosError: Discovery does not report it in time.
         """
         node = self.node
         name, own = node.resolve_topic_name(topic), (node.get_name(), node.get_namespace())
@@ -51,7 +51,7 @@ class Wiring:
                 if gid not in before and (endpoint.node_name, endpoint.node_namespace) == own:
                     return publisher, gid
             time.sleep(0.01)
-        raise VlaRosError(f"discovery does not tell of this node's own publisher of {name}; does the RMW work?")
+        raise VlaRosError(f"discovery does not report this node's own publisher of {name}; does the RMW work?")
 
     def subscribe(self, type_name: str, topic: str, callback: Callable[[Any], None], qos: str) -> None:
         """Call ``callback`` with each message."""

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="ROLE=/TOPIC",
-        help="topic of the camera, joint_states, instruction or truth if types and names do not tell "
+        help="topic of the camera, joint_states, instruction or truth if types and names are ambiguous "
         "(truth=joint_states compares with the measured motion, truth=none with nothing)",
     )
     parser.add_argument(

@@ -11,7 +11,7 @@ from vla_ros.errors import MissingDependencyError
 from vla_ros.replay.records import BagError
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""First bytes of a zstd frame (RFC 8878); CDR begins with a zero byte, so they tell a compressed message."""
+"""First bytes of a zstd frame (RFC 8878); CDR starts with a zero byte, so they mark a compressed message."""
 
 MAX_CHUNK = 1 << 30
 """Largest accepted decompressed size of one chunk or message in bytes; recorders stay far below."""
@@ -39,7 +39,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     Args:
         data: One frame.
         kind: ``zstd`` or ``lz4``.
-        size: Exact size of the result; None if the format does not tell.
+        size: Exact size of the result; None if the format does not store it.
         partial: Accept a frame that is cut off and return what is there.
 
     Raises:

@@ -22,7 +22,7 @@ from vla_ros.replay.topics import Ask, select
 from vla_ros.types import ActionSpec
 
 BagProgress = Callable[[str, int], None]
-"""Told a bag's name and how many of its frames are done."""
+"""Called with a bag's name and how many of its frames are done."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def play_all(
         policy: Shared by all bags of this process; the caller closes it.
         workers: Processes; if there are several, each loads a policy of its own.
         ask: Asks a person about ambiguous topics (one process only).
-        load: Told the progress of loading.
-        progress: Told the progress of each bag.
+        load: Called with the progress of loading.
+        progress: Called with the progress of each bag.
 
     Returns:
         An outcome per job that was started; fewer after an interruption.

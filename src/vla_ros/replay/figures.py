@@ -161,7 +161,7 @@ def dimensions(frames: Frames, names: Sequence[str]) -> list[dict[str, Any]]:
     """Figures of each number of the action over all answered frames."""
     rows = frames.compared
     predicted, recorded = frames.predicted[rows], frames.recorded[rows]
-    told = np.isfinite(frames.normalized).any(axis=1, keepdims=True)
+    known = np.isfinite(frames.normalized).any(axis=1, keepdims=True)
     # An answer at the end of its range is right if the recorded one is as large: within a quarter of the spread.
     off = np.abs(predicted - recorded) > np.maximum(0.25 * np.nan_to_num(metrics.std(recorded)), 1e-9)
     wrong = np.where(
@@ -174,7 +174,7 @@ def dimensions(frames: Frames, names: Sequence[str]) -> list[dict[str, Any]]:
         "correlation": metrics.correlation(predicted, recorded),
         "predicted_std": metrics.std(frames.predicted),
         "recorded_std": metrics.std(recorded),
-        "saturated": metrics.mean(np.where(told, metrics.at_edge(frames.normalized), np.nan)),
+        "saturated": metrics.mean(np.where(known, metrics.at_edge(frames.normalized), np.nan)),
         "saturated_wrongly": metrics.mean(wrong),
     }
     beyond = np.count_nonzero(np.abs(frames.normalized) > 1 + 1e-9, axis=0)

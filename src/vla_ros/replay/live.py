@@ -42,8 +42,9 @@ class LiveRun:
         recording: Joint states and feeds.
         records: Frames of all cameras in order of time.
         speed: Multiple of the recorded speed.
-        sink: Told each step and the outcome of each frame.
-        episode: Told the time of each frame of the first camera; returns the instruction if it starts an episode.
+        sink: Gets each step and the outcome of each frame.
+        episode: Called with the time of each frame of the first camera; returns the instruction if the frame starts
+            an episode.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class LiveRun:
     ) -> Iterator[Event]:
         record = first
         while record is not None:
-            # Copied: the file's view may be gone when the frame is used.
+            # Copied: the view of the file may be invalid when the frame is used.
             yield record.time, partial(self._receive, cameras[record.topic], record.time, bytes(record.data))
             record = next(records, None)
 

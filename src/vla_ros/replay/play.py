@@ -84,7 +84,7 @@ class Player:
         options: How to play it.
         resume: Samples of an interrupted run, or None.
         partial: File for partial results, or None.
-        progress: Told the number of frames now and then.
+        progress: Called with the number of frames from time to time.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Player:
             else:
                 self._open_loop(records)
         except KeyboardInterrupt:
-            complete = False  # the frame in work is lost here and comes again in the resumed run
+            complete = False  # the current frame is dropped here and repeated by the resumed run
         limited = Counter(self._stepper.controller.counters)
         limited.subtract(counted)
         result = self._samples(complete, +limited)
@@ -247,7 +247,7 @@ class Player:
         paused = last is None or not 0 <= now - last <= self._options.gap_s * 1e9
         if not paused and recorded == self._recorded_instruction:
             return None
-        # Even if --instruction replaces it, the recorded one tells where an episode ends.
+        # Even if --instruction replaces it, the recorded one marks where an episode ends.
         self._recorded_instruction = recorded
         given = self._options.instruction or self._recording.instruction(now, self._config.policy.instruction)
         self._instructions.append(given)

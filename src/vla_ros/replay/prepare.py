@@ -58,7 +58,7 @@ def fit(config: Config, selection: Selection) -> Config:
 
 
 def make_stepper(config: Config, policy: LoadedOnce, progress: Progress = no_progress) -> tuple[Stepper, str]:
-    """Makes a loaded stepper; without a URDF, one that makes no joint commands, and a note that says so.
+    """Makes a loaded stepper; without a URDF, one that makes no joint commands, and a note.
 
     Raises:
         VlaRosError: The policy does not load, or does not fit the options.
@@ -113,7 +113,7 @@ def images_at(
 def reopened(
     samples: Samples, config: Config, overrides: Mapping[str, str]
 ) -> Iterator[tuple[Bag, Selection, Config] | None]:
-    """Opens a bag that was played once more: the bag, its topics and the fitted options; None if it is gone."""
+    """Reopens a bag that was played: the bag, its topics and the fitted options; None if it cannot be read."""
     with contextlib.ExitStack() as stack:
         named = {"camera": samples.topics["camera"].replace(", ", ",")}
         try:

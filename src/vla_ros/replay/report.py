@@ -27,10 +27,10 @@ LATENCY_COLUMNS = ("stage", "p50 [ms]", "p90 [ms]", "p99 [ms]")
 
 GUESSING = (
     "A figure alone says little. Zero does not move, mean repeats the mean recorded action, hold last repeats the "
-    "action that was recorded one step before: it is told the answer a moment later, so a policy that only sees "
-    "images need not beat it. Skill is 1 - squared error / squared error of the baseline: 1 is perfect, 0 is no "
-    "better. At turns the recorded motion sets off or turns by more than 30 degrees: hold last cannot know these. "
-    "Lines are 95 % intervals over episodes."
+    "action that was recorded one step before. It gets recorded actions, so a policy that only sees images need "
+    "not beat it. Skill is 1 - squared error / squared error of the baseline: 1 is perfect, 0 is no better. At "
+    "turns the recorded motion sets off or turns by more than 30 degrees: hold last cannot know these. Lines are "
+    "95 % intervals over episodes."
 )
 TRIED = (
     "A few frames with one thing changed. Skill is against the mean action; a change is named only if it at least "

@@ -28,7 +28,7 @@ class Samples:
         episodes: Int64 [F], counted from 0 in this bag.
         predicted: Float64 [F, D].
         recorded: Float64 [F, D], NaN where unknown.
-        normalized: Float64 [F, D], NaN if the policy does not tell.
+        normalized: Float64 [F, D], NaN if the policy does not return them.
         openings: Float64 [F], how far open the measured fingers were at each frame (1 as at
             ``gripper.open_position``), NaN if they are not measured.
         commands: Float64 [F, N], NaN where there was none.
@@ -134,7 +134,7 @@ def load(path: Path) -> Samples:
 def join(first: Samples, rest: Samples) -> Samples:
     """Joins two parts of one bag: ``rest`` resumed where ``first`` was interrupted.
 
-    Each was paired with recorded actions by itself, so only the frame at the seam can lack its own.
+    Each was paired with recorded actions by itself, so only the frame at the seam can be without its own.
     """
     if not len(first.times):
         return rest

@@ -94,7 +94,7 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
 
     Returns:
         One row per message with news; ``feed`` itself if one publisher has all joints, or if the needed joints are
-        never known together, so that the error of whoever needs them names those that are missing.
+        never known together, so that a later error names those that are missing.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
         return feed

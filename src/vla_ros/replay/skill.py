@@ -5,7 +5,7 @@ Murphy 1988): 1 is perfect, 0 no better than the guess, below 0 worse. It is fai
 judged by the same error on the same frames. Rotations are left out: in most recordings they are small corrections,
 and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
 
-docs/replay.md ("Baselines") tells why turns are counted apart.
+docs/replay.md ("Baselines") explains why turns are counted separately.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def baselines(
     """Actions [M, D] of three baselines that do not look at the image.
 
     ``zero`` never moves and keeps the gripper open. ``hold_last`` repeats the action that was recorded one step
-    earlier (``zero`` at the start of an episode): it is told the answer a moment after it is asked. ``mean_action``
-    is the mean recorded action.
+    earlier (``zero`` at the start of an episode): it gets each recorded action one step late,
+    which a policy never does. ``mean_action`` is the mean recorded action.
     """
     zero = np.zeros_like(recorded)
     if gripper_index is not None:

@@ -94,8 +94,8 @@ def select(
         empty: Topics without a message; ignored unless ``overrides`` names them.
 
     Raises:
-        BagError: There is no camera, a named topic is missing or of a wrong type, or several topics fit and nobody
-            can be asked; the candidates are listed.
+        BagError: There is no camera, a named topic is missing or of a wrong type, or several topics fit and
+            ``ask`` is None; the candidates are listed.
     """
     named = {name for names in overrides.values() for name in names.split(",")}
     by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
@@ -137,7 +137,7 @@ def _optional(
     candidates: Sequence[str],
     ask: Ask | None,
 ) -> str | None:
-    """A topic that the bag may lack: the one that was named, the usual one, or one of the candidates."""
+    """An optional topic: the one that was named, the usual one, or one of the candidates."""
     if named is not None:
         return None if named in ("", "none") else _named(by_name, named, role, (kind,))
     if by_name.get(usual) == kind:

@@ -98,7 +98,7 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"its squared error is {_percent(1 - best)} of that of the best blind guess"
     held, turns = skill["hold_last"], figures["turns"]
     if not math.isnan(held):
-        line = "larger than that of repeating the last recorded action, which is told more than a policy"
+        line = "larger than that of repeating the last recorded action, which a policy does not know"
         if held > 0:
             line = f"{_percent(1 - held)} of that of repeating the last recorded action"
         if turns and turns["count"]:
@@ -135,7 +135,7 @@ def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: Float
     scale = list(_scale(figures, predicted, recorded))
     yield from scale
     mine, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
-    if not scale and mine > mean:  # hold_last is told the answer, so only the blind baselines are a floor
+    if not scale and mine > mean:  # hold_last gets recorded actions, so only the blind baselines are a floor
         yield (
             f"worse than the mean-action baseline (motion error {mine:.3g} against {mean:.3g}): "
             "camera.orientation, policy.unnorm_key or control.delta_frame may be wrong"
@@ -211,7 +211,7 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"directions agree only partly (cosine {cosine:.2f}, a good policy has {GOOD_COSINE} or more)"
     if WEAK_COSINE <= cosine <= blind:
         yield f"directions agree no better (cosine {cosine:.2f}) than those of the mean action ({blind:.2f})"
-    elif skill < GOOD_SKILL and not cosine < WEAK_COSINE:  # below, the direction says it all
+    elif skill < GOOD_SKILL and not cosine < WEAK_COSINE:  # below, the direction is the reason
         yield (
             f"its squared error is {_percent(1 - skill)} of that of the mean action, a good policy has "
             f"{_percent(1 - GOOD_SKILL)} or less"

@@ -1,6 +1,6 @@
 """Who is on the graph: DDS endpoints from the built-in topics, and node names from ``ros_discovery_info``.
 
-``rmw_dds_common/msg/ParticipantEntitiesInfo`` tells which endpoints of a participant belong to which node; each
+``rmw_dds_common/msg/ParticipantEntitiesInfo`` lists the endpoints of each node of a participant; each
 ROS process publishes its own, transient-local, whenever something changes.
 """
 
@@ -31,6 +31,7 @@ _WRITER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, depth=1)
 # All participants share one instance of the topic, so a reader that kept the last sample would lose the others.
 _READER_QOS = QoSProfile(durability=DurabilityPolicy.TRANSIENT_LOCAL, history=HistoryPolicy.KEEP_ALL)
 
+PUBLISHERS, SUBSCRIPTIONS = 0, 1
 UNKNOWN_NODE = "_NODE_NAME_UNKNOWN_"
 UNKNOWN_NAMESPACE = "_NODE_NAMESPACE_UNKNOWN_"
 
@@ -74,12 +75,12 @@ class Discovery:
         self._participants = BuiltinDataReader(participant.dds, BuiltinTopicDcpsParticipant)
         self._reader = participant.reader(_TOPIC, _INFO, _READER_QOS, ignore_local=True)
         self._writer, self._sample = participant.writer(_TOPIC, _INFO, _WRITER_QOS, ignore_local=True)
-        # The condition, not the reader: a reader's other statuses would wake the loop until somebody reads them.
+        # The condition, not the reader: a reader's other statuses would wake the loop until they are read.
         self._condition = ReadCondition(self._reader, ANY_UNREAD)
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Announce the endpoints of an own node, or ``None`` for its end. ``key`` tells nodes of one name apart."""
+        """Announce the endpoints of an own node, or ``None`` for its end. Nodes of one name differ in ``key``."""
         with self._lock:
             if self._closed:
                 return
@@ -109,14 +110,6 @@ class Discovery:
         with self._lock:
             return [(node.name, node.namespace) for node in self._all_nodes()]
 
-    def publishers(self, topic: str) -> list[TopicEndpointInfo]:
-        """Publishers of a ROS topic (fully qualified name)."""
-        return self._infos(0, topic)
-
-    def subscriptions(self, topic: str) -> list[TopicEndpointInfo]:
-        """Subscriptions of a ROS topic (fully qualified name)."""
-        return self._infos(1, topic)
-
     def services(self, name: str, namespace: str) -> list[tuple[str, list[str]]]:
         """Services of a node with their types, as rclpy's ``get_service_names_and_types_by_node``."""
         self.update()
@@ -129,7 +122,7 @@ class Discovery:
             }
             requests = [
                 (topic.removeprefix(REQUEST_PREFIX).removesuffix("Request"), ros_type_name(endpoint.type_name))
-                for endpoint in self._known(1)
+                for endpoint in self._known(SUBSCRIPTIONS)
                 if endpoint.key.bytes in owned and (topic := endpoint.topic_name).startswith(f"{REQUEST_PREFIX}/")
             ]
             return [(service, [kind.removesuffix("_Request")]) for service, kind in requests]
@@ -142,7 +135,8 @@ class Discovery:
             for entity in (*self._builtin, self._participants, self._condition, self._reader, self._writer):
                 delete(entity)
 
-    def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
+    def endpoints(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
+        """Publishers (:data:`PUBLISHERS`) or subscriptions (:data:`SUBSCRIPTIONS`) of a fully qualified topic."""
         self.update()
         name = TOPIC_PREFIX + topic
         with self._lock:
@@ -156,7 +150,7 @@ class Discovery:
             ]
 
     def _known(self, kind: int) -> list[Any]:
-        """Every publication (0) or subscription (1). The lock is held."""
+        """Every publisher or subscription. The lock is held."""
         if self._closed:
             return []
         known = self._endpoints[kind]

@@ -91,7 +91,7 @@ class Inbox(ABC):
             if self._reader is None:
                 return []
             taken = self._reader.take(N=self._depth, condition=self._condition)
-            # Samples without data tell of publishers that went away.
+            # Samples without data report publishers that left.
             return [(item.cdr, self._publisher(item)) for item in taken if item.sample_info.valid_data]
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Inbox(ABC):
                     delete(entity)
 
     def _publisher(self, item: Any) -> bytes:
-        """Gid of the publisher of a sample, or nothing where nobody asks. The lock is held."""
+        """Gid of a sample's publisher, or b"" if it is not needed. The lock is held."""
         return b""
 
 

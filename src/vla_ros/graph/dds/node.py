@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.clock import Clock
-from vla_ros.graph.dds.discovery import Discovery, NodeEntities, TopicEndpointInfo
+from vla_ros.graph.dds.discovery import PUBLISHERS, SUBSCRIPTIONS, Discovery, NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.dds.service import DdsService
@@ -162,11 +162,11 @@ class DdsNode:
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
         """Each publisher of a topic."""
-        return self._context.discovery.publishers(expand(topic_name, self._name, self._namespace))
+        return self._infos(PUBLISHERS, topic_name)
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
         """Each subscription of a topic."""
-        return self._context.discovery.subscriptions(expand(topic_name, self._name, self._namespace))
+        return self._infos(SUBSCRIPTIONS, topic_name)
 
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
         """Name and namespace of every node on the graph."""
@@ -197,6 +197,9 @@ class DdsNode:
             self.inboxes, self.publishers, self.timers = (), (), ()
             self._context.discovery.announce(self, None)
             self._on_destroy(self)
+
+    def _infos(self, kind: int, topic: str) -> list[TopicEndpointInfo]:
+        return self._context.discovery.endpoints(kind, expand(topic, self._name, self._namespace))
 
     def _destroy(self, endpoint: DdsPublisher | Inbox) -> bool:
         with self._lock:

@@ -30,7 +30,7 @@ class DdsService(Inbox):
         self.srv_type = srv_type
         self.callback = callback
         profile = PROFILES["default"]
-        # Clients wait until they see reader and writer of one service id, lest an answer be lost.
+        # Clients wait until they see reader and writer of one service id, so that no response is lost.
         identity = ".".join(f"{byte:x}" for byte in uuid.uuid4().bytes)
         extra = f"serviceid={identity};"
         self._writer, self._sample = participant.writer(

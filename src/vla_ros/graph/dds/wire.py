@@ -116,7 +116,7 @@ def endpoint_qos(profile: QoSProfile, user_data: str, *, ignore_local: bool = Fa
         if profile.history is HistoryPolicy.KEEP_ALL
         else Policy.History.KeepLast(profile.depth),
         Policy.WriterDataLifecycle(autodispose=False),
-        # XCDR1, which all of ROS speaks; without it Cyclone offers XCDR2 and nobody matches.
+        # XCDR1, which all of ROS speaks; without it Cyclone offers XCDR2, which matches no ROS endpoint.
         Policy.DataRepresentation(use_cdrv0_representation=True),
         Policy.Userdata(user_data.encode()),
     ]
