@@ -12,8 +12,8 @@ from vla_ros.errors import ConfigError
 class Buckets:
     """Padded lengths of the text, so that a new instruction rarely needs new graphs.
 
-    A sequence is BOS, the patches, the rest of the prompt, the drafted tokens, and padding behind them that
-    nothing real attends to. All but the patches lie in one row of ``text`` tokens.
+    A sequence is BOS, the patches, the rest of the prompt, the drafted tokens, and padding that no other token
+    attends to. All but the patches lie in one row of ``text`` tokens.
 
     Attributes:
         patches: Patch tokens of one image.
@@ -27,7 +27,7 @@ class Buckets:
 
     @classmethod
     def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
-        """Multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least.
+        """Return multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least.
 
         Raises:
             ConfigError: The decoder has no room for an image and an answer.
@@ -47,15 +47,15 @@ class Buckets:
         return cls(patches, answer, tuple(lengths))
 
     def text(self, length: int) -> int:
-        """Text tokens of a bucket: everything but the patches."""
+        """Return the number of text tokens of a bucket: everything but the patches."""
         return length - self.patches
 
     def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
-        """The shortest length that holds a prompt of ``prompt`` tokens and its draft; None where none does.
+        """Return the shortest length that holds a prompt of ``prompt`` tokens and its draft, or None.
 
         Args:
             prompt: Tokens with BOS, without patches.
-            among: Lengths to choose from; all when left out.
+            among: Lengths to choose from; default: all.
         """
         need = self.patches + prompt + self.answer - 1
         fitting = [length for length in (self.lengths if among is None else among) if length >= need]

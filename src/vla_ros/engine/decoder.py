@@ -1,10 +1,10 @@
 """The Llama decoder, written once: ``prefill``, ``verify``, ``decode`` and ``hidden_states``.
 
 The engine runs it with packed weights and Triton's operations, the reference path with the weights as they were
-loaded and torch's. Nothing waits for the host: positions are tensors and shapes are fixed, so that each function
+loaded and torch's. Nothing synchronises with the host: positions are tensors and shapes are fixed, so each function
 can be captured as a CUDA graph. A sequence is BOS, patches, the rest of the prompt, drafted tokens, padding. Causal
-attention hides padding and drafts from everything before them; what they leave in the cache is overwritten before
-it is read.
+attention hides padding and drafts from all earlier tokens; their cache entries are overwritten before they are
+read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prefill(
         patches: [B, P, hidden].
         text: Int64 [B, T]: BOS, prompt, draft, padding.
         last: Int32 [B], position of the prompt's last token in the sequence.
-        rows: How many logits are wanted, from ``last`` on: 1, and one for each drafted token.
+        rows: Number of logits from ``last`` on: 1, plus one per drafted token.
 
     Returns:
         Float32 logits [B, rows, vocab]; row i follows the i-th drafted token.
@@ -41,7 +41,7 @@ def prefill(
     final = len(weights.layers) - 1
     for index in range(final):
         stream = _layer(weights, ops, cache, index, stream, prompt)
-    # Of the last layer, the prompt needs only keys and values; the few rows whose logits count run like decoding.
+    # In the last layer the prompt needs only keys and values; the few rows whose logits count run as in decoding.
     ops.qkv(weights, final, stream, prompt, cache)
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted + length * torch.arange(batch, device=last.device)[:, None]
@@ -50,15 +50,15 @@ def prefill(
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
-    """Run R tokens at ``start``, ``start`` + 1, ... behind what the cache holds.
+    """Run R tokens at ``start``, ``start`` + 1, ... on top of the cache.
 
-    A row's logits depend on the rows before it and on nothing else, to the bit on a GPU: a row among R rows and
-    the same row alone give the same.
+    A row's logits depend only on the rows before it, to the bit on a GPU: a row has the same bits alone and
+    among R rows.
 
     Args:
         weights: The decoder.
         ops: How it computes.
-        cache: Filled up to ``start``; takes these rows too.
+        cache: Filled up to ``start``; receives these rows.
         tokens: Int64 [B, R].
         start: Int32 [B].
 
@@ -78,7 +78,7 @@ def decode(
         weights: The decoder.
         ops: How it computes.
         cache: Filled up to ``start``.
-        token: Int64 [B], the newest token, which stands at ``start``.
+        token: Int64 [B], the newest token, at position ``start``.
         start: Int32 [B].
         count: Tokens to add, one pass each; 0 adds none.
 
@@ -99,7 +99,7 @@ def decode(
 
 
 def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor:
-    """Hidden states behind the last norm for embeddings [B, S, hidden], all positions at once, with gradients."""
+    """Return hidden states after the final norm for embeddings [B, S, hidden], with gradients."""
     cache = KVCache.allocate(weights, sequence.shape[0], sequence.shape[1])
     stream = ops.start(sequence, weights.layers[0].attention_norm)
     prompt = ops.locate(weights, cache, prompt_positions(sequence), prompt=True)
@@ -127,7 +127,7 @@ def _pass(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, at:
 def _layer(
     weights: DecoderWeights, ops: Ops, cache: KVCache, index: int, stream: Residual, positions: Positions
 ) -> Residual:
-    """Attention and MLP; ``stream`` is used up."""
+    """Attention and MLP; overwrites ``stream``."""
     layer = weights.layers[index]
     next_norm = weights.layers[index + 1].attention_norm if index + 1 < len(weights.layers) else weights.norm
     query = ops.qkv(weights, index, stream, positions, cache)

@@ -12,20 +12,20 @@ from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
 
 
 class NotFiniteError(VlaRosError):
-    """The network answers with NaN or Inf."""
+    """The network's output holds NaN or Inf."""
 
 
 class EngineMismatchError(VlaRosError):
-    """The engine's tokens are not those of the reference path."""
+    """The engine's tokens differ from the reference path's."""
 
 
 @contextmanager
 def explain_device_errors(device: torch.device) -> Iterator[None]:
-    """Turn what the device's library raises into this package's errors.
+    """Convert errors of the device's libraries into this package's errors.
 
     Raises:
-        OutOfMemoryError: An allocation failed. What was cached is given back, so that a smaller try may succeed.
-        DeviceLostError: The device reports an error that it does not recover from.
+        OutOfMemoryError: An allocation failed. Cached memory is released, so a smaller request may succeed.
+        DeviceLostError: The device reports an unrecoverable error.
     """
     try:
         yield
@@ -46,9 +46,9 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """True for errors of the CUDA libraries other than lack of memory.
+    """Return True for errors of the CUDA libraries other than running out of memory.
 
-    What a capture does not allow ("operation not permitted when stream is capturing") ends the capture alone.
+    An operation that a capture does not permit ends only the capture.
     """
     text = str(error)
     return "captur" not in text.lower() and any(
@@ -57,7 +57,7 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def require_finite(margins: Sequence[float]) -> None:
-    """Refuse an answer that is no number; margins are NaN wherever a logit is.
+    """Refuse an answer with NaN or Inf; a margin is NaN if one of its logits is.
 
     Raises:
         NotFiniteError: One is NaN or Inf.

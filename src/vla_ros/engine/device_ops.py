@@ -1,4 +1,4 @@
-"""Which operations a device gets: Triton's on a GPU where Triton is installed, torch's elsewhere."""
+"""Selects a device's operations: Triton's on a GPU with Triton installed, else torch's."""
 
 from __future__ import annotations
 

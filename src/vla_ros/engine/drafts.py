@@ -1,14 +1,14 @@
-"""Temporal drafts: the previous action's tokens, verified many at once instead of decoded one by one.
+"""Temporal drafts: verifies the previous action's tokens at once instead of decoding them one by one.
 
-Consecutive actions of a robot are alike, and a pass over seven rows costs what a pass over one costs: reading the
-weights. So the previous answer is appended to the prompt as a draft. Greedy decoding picks, at each position, what
-the network answers to the tokens before it; where the draft has these tokens, the answers to all of them are known
-after one pass. The first answer that differs from the draft is still right (only the tokens before it matter), so
-every pass yields one token at least: in the worst case as many passes as without drafts.
+Consecutive actions of a robot are alike, and a pass over seven rows costs as much as a pass over one: reading the
+weights. So the previous answer is appended to the prompt as a draft, and one pass predicts the next token at every
+position. The longest prefix of the draft that matches the predictions is accepted. The first prediction that
+differs is still correct (it depends only on the tokens before it), so every pass yields at least one token, and
+drafts never need more passes than plain decoding.
 
-What a prefill says of drafted rows comes out of other kernels than decoding uses, with other rounding. Such an
-answer counts only where its logit margin is at least ``guard``; below, the token is computed again by the decoding
-kernels. Answers of a verifying pass need no guard: their rows have the bits of decoding.
+A prefill computes drafted rows with other kernels than decoding, which round differently. Such a prediction counts
+only if its logit margin is at least ``guard``; otherwise the decoding kernels compute the token again. Predictions
+of a verifying pass need no guard: they are bit-identical to decoding.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ REST = 16
 
 @dataclass(frozen=True)
 class DraftState:
-    """What one session drafts from, and whether drafting pays at the moment.
+    """The draft of one session, and its back-off.
 
-    A drafted prefill costs nothing more than a plain one, but a pass that is verified needs the host between passes
-    where plain decoding runs through: hence the back-off. A new instruction or episode begins with a new state.
+    A drafted prefill costs no more than a plain one, but verifying needs the host between passes, unlike plain
+    decoding: hence the back-off. A new instruction or episode starts with a new state.
 
     Attributes:
         tokens: The previous answer; empty before the first.
-        failures: Drafted actions in a row of which nothing was accepted.
-        resting: Actions for which nothing will be drafted.
+        failures: Consecutive drafts of which no token was accepted.
+        resting: Actions left without a draft.
     """
 
     tokens: tuple[int, ...] = ()
@@ -44,11 +44,11 @@ class DraftState:
     resting: int = 0
 
     def offer(self) -> tuple[int, ...] | None:
-        """The draft of the next action; None where there is none."""
+        """Return the draft for the next action, or None."""
         return self.tokens if self.tokens and not self.resting else None
 
     def after(self, tokens: Sequence[int], accepted: int | None) -> DraftState:
-        """The state behind an answer, of which a draft saved ``accepted`` tokens (None: nothing was drafted)."""
+        """Return the state after an answer; a draft saved ``accepted`` tokens of it (None: no draft)."""
         if accepted is None:
             return DraftState(tuple(tokens), self.failures, max(0, self.resting - 1))
         failures = 0 if accepted else self.failures + 1
@@ -59,12 +59,12 @@ class DraftState:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A greedy answer and how it came about.
+    """A greedy answer and the passes it took.
 
     Attributes:
         tokens: The answer.
         margins: Logit margin of each token.
-        accepted: Tokens after the first that were taken from the draft without a pass of their own.
+        accepted: Tokens after the first that the draft supplied without a pass of their own.
         passes: Passes after the prefill.
     """
 
@@ -75,15 +75,15 @@ class Decoded:
 
 
 def accept_prefix(guesses: Sequence[int], answers: Predictions, guard: float = 0.0) -> int:
-    """How many of ``answers`` are certain.
+    """Count the leading ``answers`` that are certain.
 
-    Answer 0 follows what is known. Answer i + 1 follows guess i, so it counts if guess i was answer i and answer i
-    counted. An answer whose margin is below ``guard`` (or no number) ends the prefix; the first is exempt, it comes
-    from the kernels that answer without drafts, too.
+    Answer 0 follows known tokens. Answer i + 1 follows guess i, so it counts if guess i equals answer i and answer
+    i counts. A margin below ``guard`` (or NaN) ends the prefix; the first answer is exempt, because plain decoding
+    uses the same kernels for it.
 
     Args:
-        guesses: Tokens that were fed.
-        answers: One more than there are guesses, or as many as wanted.
+        guesses: Input tokens.
+        answers: One more than the guesses, or as many as needed.
         guard: Least margin.
     """
     tokens, margins = answers
@@ -100,20 +100,20 @@ Fed = tuple[list[int], int]
 
 
 def verify_draft(draft: Sequence[int], first: Predictions, guard: float) -> Generator[Fed, Predictions, Decoded]:
-    """The greedy answer, from what the prefill said and as few verifying passes as possible.
+    """Complete the greedy answer from the prefill's predictions in as few passes as possible.
 
-    A generator, so that several observations can share their passes: it yields what to verify (the newest certain
-    token, then guesses), takes one answer for each token of that, and returns the result.
+    A generator, so that several observations share passes: it yields tokens to verify (the newest certain token,
+    then guesses), receives one answer per token, and returns the result.
 
     Args:
         draft: Tokens that were appended to the prompt; one fewer than the answer has.
-        first: What the prefill answered, as many as the answer has tokens.
-        guard: Least margin for a drafted row of the prefill; infinity accepts none.
+        first: Predictions of the prefill, one per token of the answer.
+        guard: Minimum margin for a drafted row of the prefill; infinity accepts none.
     """
     total = len(first[0])
     count = accept_prefix(draft, first, guard)
     tokens, margins = list(first[0][:count]), list(first[1][:count])
-    # Beyond the first difference the answers follow a wrong token; they still guess better than an old action.
+    # Beyond the first difference the answers follow a wrong token, but are better guesses than the old action.
     guesses = list(first[0])
     saved, passes = count - 1, 0
     while len(tokens) < total:
@@ -133,7 +133,7 @@ def verify_all(
     waiting: Sequence[Generator[Fed, Predictions, Decoded]],
     verify: Callable[[Sequence[Fed | None]], Sequence[Predictions]],
 ) -> list[Decoded]:
-    """Run the generators of B observations to their ends, one ``verify`` for all that still wait.
+    """Run the generators of B observations to the end, with one ``verify`` per round for all that remain.
 
     Args:
         waiting: From :func:`verify_draft`.

@@ -1,4 +1,4 @@
-"""The engine: images and prompts in, greedy tokens out, through graphs that fit the prompt's length."""
+"""The engine: images and prompts in, greedy tokens out, using graphs for the prompt's length."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STAGES_DRAFTED = ("vision", "prefill", "download", "decode")  # its passes come
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine runs.
+    """Options of an engine.
 
     Attributes:
         answer: Tokens to decode.
@@ -42,9 +42,9 @@ class EngineOptions:
         drafts: ``none``; ``verify`` checks drafts with the decoding kernels alone, so that tokens equal plain
             decoding to the bit; ``prefill`` checks them inside the prompt's pass, which saves one more pass and
             trusts a drafted row by its logit margin.
-        guard: Least margin for ``prefill``; None takes :mod:`vla_ros.engine.tolerances` by data type.
-        background: True captures graphs of further prompt lengths while others answer.
-        bucket_step: Tokens by which padded lengths grow.
+        guard: Minimum margin for ``prefill``; None uses :mod:`vla_ros.engine.tolerances` for the data type.
+        background: True captures graphs for further prompt lengths in a second thread.
+        bucket_step: Tokens between padded lengths.
     """
 
     answer: int
@@ -66,7 +66,7 @@ class Request:
         image: Uint8 [H, W, 3] RGB of ``options.image_size``; or the camera's image, of any size, which is turned,
             cropped and resized on the device.
         prompt: Int64 [L]: BOS, prompt, closing token.
-        draft: Of the session, from its last answer; the default drafts nothing.
+        draft: The session's state after its last answer; the default drafts nothing.
     """
 
     image: UInt8Array | RawImage
@@ -76,17 +76,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine answers to one observation.
+    """The engine's result for one observation.
 
     Attributes:
         tokens: Int64 [D].
         margins: Float64 [D], best minus second-best logit.
-        accepted: Tokens that a draft saved; None where none was tried.
+        accepted: Tokens that a draft saved; None without a draft.
         passes: Decoder passes after the prefill.
         draft: For the session's next request.
         stages_ms: ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins
-            with the prompt's upload), ``decode``, ``download``; with a draft ``decode`` comes last, and is what
-            further passes take, with their uploads and downloads. The same for all observations of a batch.
+            with the prompt's upload), ``decode``, ``download``; with a draft ``decode`` comes last and
+            includes the uploads and downloads of further passes. The same for all observations of a batch.
     """
 
     tokens: IntArray
@@ -98,19 +98,19 @@ class Answer:
 
 
 class Engine:
-    """Answers B observations at a time. One thread uses it.
+    """Runs B observations at a time. Not thread-safe.
 
     Args:
         encode: The vision encoder.
         weights: The decoder.
         patches: Patch tokens of one image.
-        options: How it runs.
-        ops: How it computes; None takes Triton on CUDA and torch elsewhere.
-        runner: Where it runs; None takes that of the weights' device.
+        options: Its options.
+        ops: Operations of the decoder; None selects Triton's on CUDA and torch's elsewhere.
+        runner: Runs the stages; None selects the runner for the weights' device.
 
     Attributes:
-        guard: Least margin, in logits, at which a drafted row of the prefill is accepted; infinity where drafts are
-            not verified there.
+        guard: Minimum logit margin for accepting a drafted row of the prefill; infinity if drafts are not verified
+            there.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Engine:
 
         Raises:
             ConfigError: One is too long.
-            OutOfMemoryError: There is no room.
+            OutOfMemoryError: The device has too little memory.
         """
         graphs = self._of(batch)
         with explain_device_errors(self.weights.device), self.runner.stream():
@@ -155,12 +155,12 @@ class Engine:
         """Answer B observations.
 
         Raises:
-            ConfigError: A prompt is too long, images and camera images are mixed, or the device cannot prepare a
-                camera image as it asks.
+            ConfigError: A prompt is too long, images and camera images are mixed, or the device cannot run a camera
+                image's processor.
             ImageError: A camera image has no pixels.
-            NotFiniteError: The network answers with NaN or Inf.
-            OutOfMemoryError: The device has no room left; asking again is allowed.
-            DeviceLostError: The device stopped answering, now or before.
+            NotFiniteError: The network's output holds NaN or Inf.
+            OutOfMemoryError: The device ran out of memory; retrying is allowed.
+            DeviceLostError: The device failed, now or earlier.
         """
         if self._lost is not None:
             raise self._lost
@@ -176,7 +176,7 @@ class Engine:
 
     @torch.inference_mode()
     def resized(self, frame: RawImage) -> UInt8Array:
-        """What the network sees of a camera image, uint8 of ``options.image_size`` on the host.
+        """Return a camera image as the network sees it: uint8 of ``options.image_size`` on the host.
 
         Raises:
             ConfigError: As :meth:`answer`.
@@ -190,10 +190,10 @@ class Engine:
 
     @torch.inference_mode()
     def draft_error(self, image: UInt8Array, prompt: IntArray, draft: IntArray) -> float:
-        """By how much a prefill's logits of drafted rows differ from the decoding kernels', which are right.
+        """Measure how far a prefill's logits of drafted rows are from the decoding kernels'.
 
-        What :attr:`guard` must exceed. Of each row the five largest logits of either side are compared, as a margin
-        is made of these.
+        :attr:`guard` must exceed this. Compares the five largest logits of each row on either side, since margins
+        derive from these.
 
         Args:
             image: Uint8 [H, W, 3].
@@ -201,7 +201,7 @@ class Engine:
             draft: Int64 [D].
 
         Returns:
-            The largest difference, in logits; 0 where an answer has one token only.
+            The largest difference, in logits; 0 if an answer has only one token.
         """
         count = self.options.answer - 1
         if count == 0:
@@ -218,19 +218,19 @@ class Engine:
             return float((inside - after).gather(-1, at).abs().max().item())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is captured in the background; False where that took longer than ``timeout`` seconds.
+        """Wait for background captures; return False after ``timeout`` seconds.
 
-        Nothing needs it to answer: a later image is only faster than the first of its size.
+        Answers do not require this; it only makes later images faster.
         """
         ready = [graphs.wait(timeout) for graphs in self._graphs.values()]
         return self._resizer.wait(timeout) and all(ready)
 
     def failures(self) -> dict[int, Exception]:
-        """Sequence lengths of single observations whose graphs could not be captured, and why."""
+        """Sequence lengths of single observations whose capture failed, with the reason."""
         return self._of(1).failures
 
     def close(self) -> None:
-        """Free buffers, caches and graphs; the weights belong to the caller."""
+        """Free buffers, caches and graphs, but not the weights, which belong to the caller."""
         for graphs in self._graphs.values():
             graphs.close()
         self._graphs.clear()
@@ -294,7 +294,7 @@ class Engine:
     def _upload_prompts(
         self, graphs: StepGraphs, prompts: Sequence[IntArray], drafts: Sequence[Sequence[int] | None]
     ) -> tuple[IntArray, NDArray[np.int32]]:
-        """Upload rows of text with their drafts, and where each prompt ends in the sequence."""
+        """Upload text rows with their drafts, and the position of each prompt's end."""
         raw, (text, last) = graphs.prompt_buffer.on_host()
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt
@@ -307,7 +307,7 @@ class Engine:
     def _verify(
         self, graphs: StepGraphs, text: IntArray, last: NDArray[np.int32], tokens: Any, margins: Any
     ) -> list[Decoded]:
-        """From the drafted prefill's predictions [B, D] to the answers, with as many passes as it takes."""
+        """Complete the answers from the drafted prefill's predictions [B, D]."""
         rows = self.options.answer
         waiting = []
         for row in range(len(last)):
@@ -315,7 +315,7 @@ class Engine:
             draft = text[row, begin : begin + rows - 1].tolist()
             first = (tokens[row].tolist(), margins[row].tolist())
             if self.options.drafts == "verify":
-                # Only the first token is taken from the prefill; for the others the draft itself is the guess.
+                # Only the first token comes from the prefill; the draft supplies the other guesses.
                 first = ([first[0][0], *draft[1:], draft[-1]], first[1])
             waiting.append(verify_draft(draft, first, self.guard))
 
@@ -341,7 +341,7 @@ class Engine:
                     self._encode, self.weights, self._ops, self.buckets, length, batch, self.options.image_size
                 )
 
-            # Without graphs there is nothing to gain from a second thread.
+            # Without graphs a second thread has nothing to do.
             background = self.options.background and self.runner.graphs
             self._graphs[batch] = GraphCache(
                 self.buckets, build, lambda graphs: graphs.capture(self.runner), background

@@ -1,4 +1,4 @@
-"""Captured graphs by sequence length; a length that is missing is captured in the background."""
+"""Caches graphs by sequence length; captures missing lengths in the background."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ P = TypeVar("P")
 class GraphCache(Generic[P]):
     """Graphs by sequence length.
 
-    A prompt is answered by the shortest captured graphs that hold it. If that is not the best length, the best is
-    captured by a second thread; until then a longer one answers, or stages that run launch by launch.
+    A prompt runs on the shortest captured graphs that hold it. If a shorter length would fit, a second thread
+    captures it; until then a longer one runs, or the stages run without graphs.
 
     Args:
         buckets: The lengths.
-        build: Makes the stages of a length, with buffers of their own.
+        build: Makes the stages of a length, with their own buffers.
         prepare: Captures them.
         background: False captures at once, in the caller's thread.
     """
@@ -49,7 +49,7 @@ class GraphCache(Generic[P]):
 
     @property
     def failures(self) -> dict[int, Exception]:
-        """Lengths that could not be captured, and why."""
+        """Lengths whose capture failed, with the reason."""
         with self._lock:
             return dict(self._failed)
 
@@ -57,7 +57,7 @@ class GraphCache(Generic[P]):
         """Capture a length now.
 
         Raises:
-            Exception: Whatever building or capturing raises.
+            Exception: Any error of building or capturing.
         """
         if length not in self.ready:
             built = self._build(length)
@@ -66,7 +66,7 @@ class GraphCache(Generic[P]):
                 self._ready[length] = built
 
     def take(self, prompt: int) -> P:
-        """What answers a prompt of that many tokens now.
+        """Return the stages that can run a prompt of that many tokens now.
 
         Raises:
             ConfigError: The prompt is too long for any.
@@ -86,7 +86,7 @@ class GraphCache(Generic[P]):
         return self._plain[best]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being captured; False where that took longer than ``timeout`` seconds."""
+        """Wait for captures; return False after ``timeout`` seconds."""
         worker = self._worker
         if worker is not None:
             worker.join(timeout)

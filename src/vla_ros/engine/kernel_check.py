@@ -1,4 +1,4 @@
-"""Checks at the start whether this device's kernels multiply as torch does."""
+"""Compares this device's matrix products with torch's at start."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
     """Compare every product of the first layer with torch's over the same weights, dequantised.
 
     Args:
-        ops: The kernels in question.
-        weights: What they are to run with.
+        ops: Kernels to check.
+        weights: Weights to run them with.
 
     Raises:
-        EngineMismatchError: One differs by more than rounding.
+        EngineMismatchError: A product differs by more than rounding.
     """
     bounds = TOLERANCES[weights.dtype]
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
@@ -64,7 +64,7 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
     yield "keys", cache.keys[0]
     yield "values", cache.values[0]
     yield "gate and up", ops.gate_up(weights, 0, stream())
-    # The product behind a sum is taken of the sum with its norm.
+    # A product that ends in the residual stream is compared together with the stream's norm.
     added = ops.add_linear(stream(), noise(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
     yield "output", added.hidden.clone()
     yield "gate and up of a sum", ops.gate_up(weights, 0, added)
@@ -74,12 +74,12 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
 
 
 def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
-    """``ops`` if its products are right, else torch's with a warning: slow, but the same answers.
+    """Return ``ops`` if its products are correct, else torch's with a warning: slow, but the same tokens.
 
     Args:
-        ops: The kernels in question.
-        weights: What they are to run with.
-        strict: True refuses instead.
+        ops: Kernels to check.
+        weights: Weights to run them with.
+        strict: True raises instead.
 
     Raises:
         EngineMismatchError: With ``strict``, a product differs.
@@ -93,15 +93,15 @@ def checked(ops: Ops, weights: DecoderWeights, *, strict: bool) -> Ops:
 
 
 def agrees(check: Callable[[], None], instead: str, *, strict: bool) -> bool:
-    """Whether kernels pass their check; a warning says what runs instead of those that do not.
+    """Return whether kernels pass their check; log a warning if not.
 
     Args:
-        check: Raises where they differ, or do not run at all.
-        instead: For the warning.
-        strict: True lets what ``check`` raised through.
+        check: Raises if they differ or do not run.
+        instead: What runs instead, for the warning.
+        strict: True re-raises the error of ``check``.
 
     Raises:
-        DeviceLostError: In any case, as OutOfMemoryError: other kernels would not do better.
+        DeviceLostError: Always re-raised, like OutOfMemoryError: other kernels would fail, too.
     """
     try:
         check()

@@ -1,12 +1,12 @@
-"""Weights of few bits in the order in which a GPU's tensor cores take them.
+"""Packs 4-bit and 8-bit weights in the register order of tensor cores.
 
 A *fragment* has 8 outputs and one *K-group* of inputs, as many as one lane's words hold: 128 of 4 bits, 64 of 8. It
 is 128 words of 32 bits, 512 contiguous bytes: lane ``4 g + t`` of a warp (output g of the fragment) owns
 words ``4 (4 g + t)`` to ``+ 3`` of it, and loads them as 16 bytes. Half e of its word ``2 h + i`` holds the inputs
 ``16 j + 8 h + 2 t + e`` of the K-group, for the i-th half of all j, the first in the lowest bits. These are the
 places at which ``mma`` and ``wgmma`` expect the elements of an operand in registers (PTX ISA, "Matrix Fragments for
-mma.m16n8k16"), so that what a lane unpacks need not be moved to another lane, nor through shared memory; and a
-register of two bfloat16 comes out of the two halves of one word.
+mma.m16n8k16"), so unpacked values need not move between lanes or through shared memory, and the two halves of a
+word become one register of two bfloat16.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class KVCache:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Where the rows of a pass stand in their sequences, and what every layer needs to know about that.
+    """Positions of a pass's rows in their sequences, with what every layer derives from them.
 
     Attributes:
         at: Int32 [B, R].
@@ -67,7 +67,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Residual:
-    """The residual stream of some rows, in front of a norm.
+    """The residual stream of some rows, before a norm.
 
     Attributes:
         hidden: [B, R, hidden].
@@ -89,7 +89,7 @@ class Ops:
         self._attention = attention
 
     def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
-        """What a pass over rows at ``at``, int32 [B, R], needs to know; see :class:`Positions`."""
+        """Prepare a pass over rows at ``at``, int32 [B, R]."""
         shape, rows = weights.shape, at.shape[1]
         if prompt:
             return Positions(
@@ -184,8 +184,8 @@ class Ops:
         return logits.argmax(dim=-1), margins  # not topk's index: argmax takes the first of equals
 
     def _visible(self, at: Tensor, capacity: int) -> tuple[int, Tensor | None]:
-        # On a GPU the length stays unknown to the host: asking for it would make the host wait. Flash attention has
-        # no mask and must know it.
+        # On a GPU the host does not read the length, which would synchronise. Flash attention has no mask and needs
+        # it.
         known = not at.is_cuda or self._attention == "flash_attention_2"
         end = int(at.max()) + 1 if known else capacity
         return end, None if known and at.numel() == 1 else visible(at, end)

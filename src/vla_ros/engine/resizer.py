@@ -1,4 +1,4 @@
-"""Turn, crop and resize camera images on the device, to the bits of the host."""
+"""Turns, crops and resizes camera images on the device, bit-identical to the host."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vla_ros.vision.processors import require_image
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 8  # sizes and processors: cameras of one batch, and what a camera was set to before
+_KEPT = 8  # slots kept: the cameras of one batch, and their earlier sizes
 _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
 def on_device(raw: RawImage) -> bool:
-    """True where the device resizes an image to the bits of the host."""
+    """Return True if the device resizes an image to the same bits as the host."""
     height, width = raw.pixels.shape[:2]
     return raw.processor is not None and raw.processor.resampling((height, width)) is not None
 
@@ -48,7 +48,7 @@ class Slot:
 
 
 class ImageResizer:
-    """Uploads camera images and resizes them. One thread uses it.
+    """Uploads camera images and resizes them. Not thread-safe.
 
     Buffers and weights are made for the first image of a size, which takes some milliseconds once; a camera may
     change its resolution at any time. That image is resized launch by launch, while a second thread captures the
@@ -56,8 +56,8 @@ class ImageResizer:
 
     Args:
         size: (height, width) of the result.
-        device: Where they are wanted.
-        runner: Its uploads; both methods run on its stream.
+        device: Device of the result.
+        runner: Uploads the images; both methods run on its stream.
         background: False captures in the caller's thread, before the first image of a size.
     """
 
@@ -71,7 +71,7 @@ class ImageResizer:
         self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
 
     def upload(self, images: Sequence[RawImage]) -> list[Slot]:
-        """Start to copy; the images' memory may be changed at once.
+        """Start copying; the images' memory may be reused immediately.
 
         Raises:
             ImageError: An image is not uint8 [H, W, 3] with pixels.
@@ -87,7 +87,7 @@ class ImageResizer:
         return slots
 
     def resize(self, slots: Sequence[Slot], target: Tensor) -> None:
-        """Turn, crop and resize what was uploaded, into uint8 [B, height, width, 3]."""
+        """Turn, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
         for row, slot in enumerate(slots):
             if slot.captured is None or slot.resized is None:
                 target[row] = slot.pipeline(slot.pixels)[0]
@@ -96,7 +96,7 @@ class ImageResizer:
                 target[row] = slot.resized
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being captured; False where that took longer than ``timeout`` seconds."""
+        """Wait for captures; return False after ``timeout`` seconds."""
         capturing = self._capturing
         return capturing is None or not wait_for([capturing], timeout).not_done
 
@@ -132,7 +132,7 @@ class ImageResizer:
         self._capturing = self._worker.submit(self._capture, slot)
 
     def _capture(self, slot: Slot) -> None:
-        """Capture it. The graph only reads the pixels, which are uploaded meanwhile; its output is its own."""
+        """Capture the resize. The graph only reads the pixels, which may be uploaded meanwhile."""
         resized = torch.zeros((*self._size, 3), dtype=torch.uint8, device=self._device)
 
         def stage() -> None:
@@ -144,12 +144,12 @@ class ImageResizer:
             height, width = slot.pixels.shape[1:3]
             logger.warning("images of %dx%d are resized without a graph: %s", width, height, error)
             return
-        # In this order: whoever sees the graph sees its output.
+        # In this order, so that a thread that reads the graph also reads its output.
         slot.resized = resized
         slot.captured = captured
 
     def _keep(self, count: int) -> None:
-        """Free the least recently used: a camera that changes often must not fill the memory."""
+        """Free the least recently used slots, so that changing sizes do not fill the memory."""
         while len(self._slots) > count:
             _, oldest = self._slots.popitem(last=False)
             self._runner.forget(oldest.pixels)

@@ -1,4 +1,4 @@
-"""Where an engine's stages run: on the host as they are, or on a CUDA stream of their own, as graphs."""
+"""Runs an engine's stages: directly on the host, or as graphs on a CUDA stream."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class Runner:
     """True where :meth:`capture` makes stages faster."""
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Everything inside runs where the engine runs."""
+        """Run the enclosed code on the engine's stream."""
         return nullcontext()
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
-        """Copy to a buffer of the device without waiting; ``source`` may be changed at once."""
+        """Copy to a buffer of the device without waiting; ``source`` may be changed immediately."""
         np.copyto(target.numpy(), source)  # not by way of a tensor: torch warns of arrays that are read-only
 
     def forget(self, target: Tensor) -> None:
-        """Free what is kept for uploads to ``target``."""
+        """Free the staging buffer for uploads to ``target``."""
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
-        """Copy to the host and wait for it, and for nothing else."""
+        """Copy to the host and wait for this copy only."""
         copy: NDArray[Any] = tensor.numpy().copy()
         return copy
 
     def capture(self, stage: Stage) -> Stage:
-        """The stage as one launch. It runs a few times for that."""
+        """Capture the stage as one launch; this runs it a few times."""
         return stage
 
     def mark(self) -> Any:
-        """A point in time on the device."""
+        """Record a point in time on the device."""
         return time.perf_counter()
 
     def milliseconds(self, start: Any, end: Any) -> float:
@@ -63,10 +63,9 @@ class CudaRunner(Runner):
     Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time.
 
     Captures run while other graphs are replayed, so the two must not share memory. cuBLAS keeps a workspace per
-    stream, and torch hands out some thirty streams in turn: a new one for every capture would one day be that of an
-    earlier graph, whose workspace a warm-up would overwrite while it is replayed. Hence two streams for good: no
-    graph knows the one that warms up, and what was captured on the other is only ever replayed, one graph after
-    the other.
+    stream, and torch reuses some thirty streams in turn: with a new stream for every capture, a warm-up would
+    eventually overwrite the workspace of an earlier graph during its replay. Hence two fixed streams: one only for
+    warm-up, the other only for capture, whose graphs are replayed one after the other.
 
     Args:
         device: A CUDA device.
@@ -77,7 +76,7 @@ class CudaRunner(Runner):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        # Streams of torch do not wait for each other by themselves: what loads weights runs on another one.
+        # torch's streams do not wait for each other, and weights are loaded on another one.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._warming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -94,9 +93,9 @@ class CudaRunner(Runner):
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """See :class:`Runner`.
 
-        Each target has its own pinned buffer. It is written again only after the next download, which waits for
-        everything uploaded before it. What is large is copied in chunks, so that one travels while the host
-        copies the next.
+        Each target has its own pinned buffer. It is reused only after the next download, which waits for all
+        earlier uploads. Large arrays are copied in chunks, so that one is transferred while the host copies the
+        next.
         """
         staging = self._staging(target, "up")
         host = staging.numpy()
@@ -140,7 +139,7 @@ class CudaRunner(Runner):
         self._warming.synchronize()
 
     def _record(self, stage: Stage) -> Stage:
-        """Its graph. Nothing runs meanwhile: what the stage starts is written down."""
+        """Record the stage as a graph, without running it."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(): that waits for the whole device and empties the allocator's cache, which the
         # thread that answers would feel. thread_local: it may allocate meanwhile without breaking the capture.

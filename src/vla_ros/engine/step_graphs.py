@@ -73,7 +73,7 @@ class StepGraphs:
         self._patches = torch.zeros(
             batch, buckets.patches, weights.shape.hidden_size, dtype=weights.dtype, device=device
         )
-        # A verifying pass always has D - 1 rows; those behind the answer need room, too.
+        # A verifying pass always has D - 1 rows; the cache needs room for those beyond the answer.
         self.cache = KVCache.allocate(weights, batch, length + answer)
         self.stages: dict[str, Stage] = {
             "vision": self._vision,
@@ -94,7 +94,7 @@ class StepGraphs:
         self.stages[stage]()
 
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
-        """What prefill and verification say of the same drafted tokens, float32 logits [B, D - 1, vocab] each.
+        """Compute the logits of the drafted tokens by prefill and by verification, float32 [B, D - 1, vocab] each.
 
         For what was uploaded: images, ``prompt_buffer`` with a draft, the draft's tokens in ``fed_buffer``. Not
             captured.

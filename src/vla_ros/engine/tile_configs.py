@@ -16,7 +16,7 @@ PACKED_ROWS = 32
 
 @dataclass(frozen=True)
 class SkinnyConfig:
-    """A product of few rows: one program's tile and its pipeline.
+    """Tile and pipeline of a product of few rows.
 
     Attributes:
         block_n: Outputs per program (pairs for ``qkv`` and ``gate_up``).
@@ -32,9 +32,9 @@ class SkinnyConfig:
     stages: int = 4
 
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
-        """The nearest configuration that divides a weight [n, k] and whose stages fit into shared memory.
+        """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.
 
-        First fewer stages, then shorter ones; neither changes the order in which products are added up.
+        Reduces the number of stages first, then their length; neither changes the order of summation.
 
         Args:
             n: Outputs of the weight, pairs for ``qkv`` and ``gate_up``.
@@ -53,14 +53,14 @@ class SkinnyConfig:
     ) -> SkinnyConfig:
         """As :meth:`fit`, for packed weights.
 
-        ``block_k`` decides the order in which products are added up: it must not depend on the rows, or verifying
-        several would not give the bits of decoding one. So the most rows of a program decide it.
+        ``block_k`` determines the order of summation. It must not depend on the number of rows, or verifying
+        several would not be bit-identical to decoding one; so it is chosen for the maximum rows of a program.
 
         Args:
             n: Outputs of the weight, pairs for ``qkv`` and ``gate_up``.
             stage_bytes: What one iteration loads for so many rows.
             rows: Rows of a program.
-            shared: Bytes of shared memory that a program may have.
+            shared: Bytes of shared memory per program.
             least: Outputs of one matrix instruction, 8 where they are pairs.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n))
@@ -104,8 +104,8 @@ class AttentionConfig:
         block_c: Cache positions per iteration.
         warps: Warps per program.
         stages: Pipeline stages.
-        splits: Programs that share a head, each with every so many-th block. It decides the order of sums: it must
-            not depend on the rows.
+        splits: Programs that share a head; program s takes every ``splits``-th block. It determines the order of
+            summation, so it must not depend on the rows.
     """
 
     block_c: int = 64
@@ -125,7 +125,7 @@ class GemmConfig:
     Attributes:
         block_n: Outputs per program.
         block_m: Rows per program, a power of two.
-        tail_m: Rows beyond these, 0 or a power of two from 16 on.
+        tail_m: Additional rows, 0 or a power of two of at least 16.
         warps: Warps per program.
         stages: Pipeline stages.
         max_registers: Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps
@@ -177,10 +177,10 @@ GEMM_CANDIDATES = (
 
 
 def choose_gemm(kind: str, rows: int, n: int, k: int, multiprocessors: int) -> GemmConfig | None:
-    """The configuration for a product; None where dequantising the weight first is known to be better.
+    """Return the configuration for a product, or None if dequantising the weight first is faster.
 
-    What was not measured (:data:`GEMM_CONFIGS`) is chosen by a model: waves of programs over the multiprocessors,
-    times rows of a program. Unpacking and filling the pipeline count like 24 rows.
+    Shapes that are not in :data:`GEMM_CONFIGS` are chosen by a cost model: waves of programs over the
+    multiprocessors, times rows of a program. Unpacking and filling the pipeline count like 24 rows.
     """
     if multiprocessors == TUNED_FOR and (kind, rows, n, k) in GEMM_CONFIGS:
         return GEMM_CONFIGS[kind, rows, n, k]

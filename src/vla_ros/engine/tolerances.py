@@ -1,4 +1,4 @@
-"""How far two ways of computing the same may differ, by data type; checked at the start and in tests."""
+"""Numerical tolerances by data type, used by the start-up checks and by tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tolerances:
             out, by far more.
         near_tie: Logit margin up to which another order of rounding may choose another token. In bfloat16 a drafted
             prefill and decoding lay 0.12 apart at most; the other layers add to that.
-        guard: Least logit margin at which a drafted row of a prefill is accepted.
+        guard: Minimum logit margin for accepting a drafted row of a prefill.
     """
 
     product: float
@@ -45,6 +45,6 @@ GUARD_SLACK = 3.0
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Error in the norm; NaN stays NaN and fails every ``<=``."""
+    """Return the error in the norm; NaN stays NaN and fails every ``<=``."""
     found, expected = found.double(), expected.double()
     return float(((found - expected).norm() / expected.norm()).item())

@@ -1,4 +1,4 @@
-"""Small arrays that are copied together: one buffer on the device, one transfer for all of them."""
+"""Packs small arrays into one device buffer, so that one transfer copies them all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMPY: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.int32: np.int32, 
 
 
 class TransferBuffer:
-    """Zeros on a device that are uploaded or downloaded at once.
+    """Arrays on a device that are uploaded or downloaded in one copy.
 
     Every copy costs the host some ten microseconds, whatever its size.
 
@@ -46,10 +46,10 @@ class TransferBuffer:
         ]
 
     def on_host(self) -> tuple[NDArray[np.uint8], Sequence[NDArray[Any]]]:
-        """Zeros of the same layout: what to upload to ``buffer``, and its arrays."""
+        """Return a zeroed host buffer of the same layout, and its arrays."""
         raw = np.zeros(self.buffer.shape[0], np.uint8)
         return raw, self.split(raw)
 
     def split(self, raw: NDArray[np.uint8]) -> Sequence[NDArray[Any]]:
-        """The arrays within a downloaded ``buffer``, as views."""
+        """Return the arrays of a downloaded ``buffer`` as views."""
         return [raw[span].view(_NUMPY[dtype]).reshape(shape) for span, (shape, dtype) in self._spans]

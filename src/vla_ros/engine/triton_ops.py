@@ -1,7 +1,7 @@
-"""The operations of a decoder pass on a GPU: own kernels for few rows, the library's products for many.
+"""The operations of a decoder pass on a GPU: Triton kernels for few rows, library products for many.
 
-Norms have no kernel for few rows. Whoever writes the residual stream also writes it times the next norm's weight
-and adds up its squares; the product that follows divides its sums by their root.
+Norms of few rows have no kernel. The kernel that writes the residual stream also writes it times the next norm's
+weight and sums its squares; the next product divides its sums by the root of their mean.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vla_ros.engine.weights import DecoderWeights, Matrix
 
 @dataclass(frozen=True)
 class PrescaledResidual(Residual):
-    """The residual stream of few rows, as kernels that apply the rest of its norm to their sums take it.
+    """The residual stream of few rows, for kernels that finish its norm in their epilogue.
 
     Attributes:
         scaled: ``hidden * norm``.
@@ -137,7 +137,7 @@ class TritonOps(Ops):
             rows, *_data(matrix), stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares,
             rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
         )  # fmt: skip
-        # The sums change places: those that were used are zeros now, ready for the norm after the next.
+        # Swap the sums: the used ones are zero now, ready for the norm after the next.
         return PrescaledResidual(stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares)
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Tensor:
@@ -277,7 +277,7 @@ def _grid(matrix: Matrix, rows: Tensor, programs: int) -> tuple[int, int]:
 
 @cache
 def _has_wgmma(device: torch.device) -> bool:
-    """Whether Triton multiplies many rows by instructions that read registers asynchronously: Hopper."""
+    """Return True on Hopper, where Triton uses ``wgmma``, which reads registers asynchronously."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 

@@ -1,4 +1,4 @@
-"""Weights of the decoder as its operations read them: as loaded, or fused and dense or quantised."""
+"""Weights of the decoder: as loaded, or fused (dense or quantised)."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
     """A weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` takes it as it is.
 
     Raises:
-        ConfigError: The number of outputs does not suit.
+        ConfigError: The number of outputs is not supported.
     """
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     rounded = {"int8": int8.quantize, "int4": int4.quantize}[kind]
-    # Some rows at a time: the float32 copies of a whole matrix would be the largest thing in memory.
+    # Some rows at a time: float32 copies of a whole matrix would be the peak of memory use.
     words, scale = (torch.cat(part) for part in zip(*map(rounded, torch.split(weight, _ROWS_AT_ONCE)), strict=True))
     return Matrix(words, kind, int(weight.shape[1]), role, scale)
 
@@ -190,7 +190,7 @@ def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeigh
         keep: As for :func:`fuse_layer`.
 
     Raises:
-        ConfigError: Unknown kind, or a width that it does not suit.
+        ConfigError: Unknown kind, or a width that it does not support.
     """
     if kind not in KINDS:
         raise ConfigError(f"policy.quantization: found {kind!r}, the engine knows {', '.join(KINDS)}")
@@ -198,10 +198,10 @@ def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeigh
 
 
 def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
-    """What is around layers that were fused one by one while a checkpoint was read.
+    """Assemble a decoder from layers that were fused one by one while a checkpoint was read.
 
     Raises:
-        ConfigError: The heads do not suit a kind of weight: both halves of one must be whole fragments.
+        ConfigError: The head size is not supported: both halves of a head must be whole fragments.
     """
     qkv, shape = layers[0].qkv, decoder.shape
     if qkv.packed and shape.head_dim % (2 * lowbit.FRAGMENT_N):

@@ -127,7 +127,7 @@ def dequantize_kernel(
 def load_rows(x, rows, start, M, K: tl.constexpr, EVEN: tl.constexpr, COUNT: tl.constexpr):
     """Inputs from ``start`` on of some rows of ``x`` [M, K], the inputs first: [COUNT, rows].
 
-    With EVEN no row is beyond M: a loop saves a tenth of its instructions.
+    With EVEN no row is beyond M, which saves a tenth of a loop's instructions.
     """
     input = tl.arange(0, COUNT)
     at = x + start + (rows[None, :] * K + input[:, None])  # the same in every step, but for the start
@@ -153,8 +153,8 @@ def fence_async_proxy(step, WGMMA: tl.constexpr):
 def wait_for_wgmma(step, WGMMA: tl.constexpr):
     """Wait until wgmma has read its operands.
 
-    It takes the weight from registers while the program goes on, and the next weight is unpacked into registers.
-    Triton 3.6 lets iterations overlap: on an H200 some tiles for 8 bits then gave wrong numbers now and then.
+    It reads the weight from registers asynchronously, while the next weight is unpacked into registers. Triton 3.6
+    lets iterations overlap: on an H200 some tiles for 8 bits were then intermittently wrong.
     """
     if WGMMA:
         tl.inline_asm_elementwise(
