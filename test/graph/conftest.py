@@ -44,8 +44,11 @@ def dds_missing() -> str:
 class Process:
     """A child that answers JSON lines, with bounded waiting."""
 
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        environment = {**os.environ, **(env or {})}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
