@@ -12,7 +12,7 @@ RATE = 10.0
 PERIOD = 1 / RATE
 
 
-def run(limiter, arrivals, thinking, chunk=1):
+def run(limiter, arrivals, inference, chunk=1):
     """The newest frame wins; when each answered one was taken, and how long it had waited."""
     begun, waited, free, index = [], [], 0.0, 0
     interval = np.diff(arrivals, prepend=-np.inf)
@@ -25,7 +25,7 @@ def run(limiter, arrivals, thinking, chunk=1):
             now = arrivals[index]
         begun.append(now)
         waited.append(now - arrivals[index])
-        free = now + thinking[index]
+        free = now + inference[index]
         limiter.answered(now, free)
         for _ in range(chunk - 1):
             free = limiter.planned_due
@@ -45,9 +45,9 @@ def test_a_camera_at_the_control_rate_is_answered_without_delay_after_one_second
 
 
 def test_the_delay_of_one_slow_inference_is_made_up():
-    thinking = np.full(60, 0.06)
-    thinking[20] = 0.15
-    _, waited = run(RateLimiter(RATE), PERIOD * np.arange(60), thinking)
+    inference = np.full(60, 0.06)
+    inference[20] = 0.15
+    _, waited = run(RateLimiter(RATE), PERIOD * np.arange(60), inference)
     assert waited[21] == pytest.approx(0.05)
     assert waited[30:] == pytest.approx(0)
 
@@ -62,8 +62,8 @@ def test_a_slightly_faster_camera_does_not_accumulate_delay():
     st.lists(st.floats(0.001, 0.3), min_size=2, max_size=300),
     st.lists(st.floats(0.0, 0.25), min_size=300, max_size=300),
 )
-def test_no_window_holds_more_steps_than_the_rate_allows(gaps, thinking):
-    begun, _ = run(RateLimiter(RATE), np.cumsum(gaps), thinking)
+def test_no_window_holds_more_steps_than_the_rate_allows(gaps, inference):
+    begun, _ = run(RateLimiter(RATE), np.cumsum(gaps), inference)
     assert (np.diff(begun) > 0.9 * PERIOD - 1e-9).all()
     for first in range(len(begun)):
         steps = np.arange(1, len(begun) - first + 1)
@@ -113,7 +113,7 @@ def test_a_velocity_command_always_lasts_a_whole_period():
 
 
 def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():
-    """However long the policy thought: else the second step would follow on the heels of the first."""
+    """However long the inference took: else the second step would follow on the heels of the first."""
     limiter = RateLimiter(RATE)
     limiter.answered(0.0, 0.08)
     sent = [0.08]
@@ -140,5 +140,3 @@ def test_a_new_rate_applies_from_the_next_step():
     limiter.configure(20.0)
     limiter.answered(0.09, 0.1)
     assert limiter.frame_due == pytest.approx(0.135, abs=0.01)
-    limiter.reset()
-    assert limiter.frame_due == -np.inf

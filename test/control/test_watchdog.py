@@ -192,14 +192,14 @@ def test_frames_without_a_stamp_count_as_taken_on_arrival() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age", "words"), [(0.9, "do the clocks agree"), (EPOCH / 1e9 - 300.0, "stamps with another clock")]
+    ("age", "cause"), [(0.9, "do the clocks agree"), (EPOCH / 1e9 - 300.0, "stamps with another clock")]
 )
-def test_the_message_about_a_wrong_age_says_what_to_check(age: float, words: str) -> None:
+def test_the_message_about_a_wrong_age_says_what_to_check(age: float, cause: str) -> None:
     """Frames over the network from a host with another clock; a driver that stamps with its time since boot."""
     world = World()
     assert world.frame(age=age) is Reason.FRAME_OLD
     text = world.watchdog.active(world.now)[Reason.FRAME_OLD]
-    assert words in text
+    assert cause in text
     assert "timeouts.frame_age; 0 accepts any" in text
 
 
@@ -246,7 +246,7 @@ def test_a_late_inference_holds_until_one_is_in_time() -> None:
     world.run(1.0)
     assert world.active == set()
     world.run(0.1)
-    assert world.active == {Reason.INFERENCE_LATE}, "still thinking"
+    assert world.active == {Reason.INFERENCE_LATE}, "still inferring"
     assert world.watchdog.inference_ended(world.now) is False
     world.run(0.1)
     assert world.active == {Reason.INFERENCE_LATE}, "its answer was dropped"

@@ -42,9 +42,8 @@ class Robot:
         self.commands: list[Any] = []
         self.actions: list[Any] = []
         self.diagnostics: dict[str, Any] = {}
-        self.reported: set[str] = set()
-        """Every reason that the node has named on ``~/status``."""
-        self.statuses = 0
+        self.statuses: list[tuple[float, dict[str, Any]]] = []
+        """When (steady clock) and what the node has said on ``~/status``."""
         self._heard = threading.Condition()
         self._frames = self.node.create_publisher(make("sensor_msgs/msg/Image"), "/camera/image_raw", qos("camera"))
         self._joints = self.node.create_publisher(
@@ -89,38 +88,52 @@ class Robot:
 
     def _on_status(self, message: Any) -> None:
         with self._heard:
-            self.reported.update(json.loads(message.data)["counters"])
-            self.statuses += 1
+            self.statuses.append((time.monotonic(), json.loads(message.data)))
             self._heard.notify_all()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The newest ``~/status``."""
+        return self.statuses[-1][1] if self.statuses else {}
+
+    @property
+    def reported(self) -> set[str]:
+        """Every reason that the node has named on ``~/status``."""
+        return {reason for _, said in list(self.statuses) for reason in said["counters"]}
+
+    def says(self, text: str, part: str = "state") -> bool:
+        """Whether ``text`` is in the message of a part of ``/diagnostics``."""
+        return text in self.diagnostics.get(part, {}).get("message", "")
 
     def now(self) -> int:
         return int(self.node.get_clock().now().nanoseconds)
 
-    def send_joints(self, positions: list[float] | None = None, names: Sequence[str] = ()) -> None:
+    def joint_state(self, names: Sequence[str], positions: Sequence[float], stamp: int | None = None) -> Any:
+        """A ``sensor_msgs/JointState``, measured now unless it has a stamp."""
         make = self.graph.message
-        seconds, nanoseconds = divmod(self.now(), 1_000_000_000)
-        stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-        header = make("std_msgs/msg/Header")(stamp=stamp, frame_id="")
-        self._joints.publish(
-            make("sensor_msgs/msg/JointState")(
-                header=header,
-                name=list(names or self.names),
-                position=self.positions if positions is None else positions,
-                velocity=[],
-                effort=[],
-            )
-        )
+        seconds, nanoseconds = divmod(self.now() if stamp is None else stamp, 1_000_000_000)
+        time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+        header = make("std_msgs/msg/Header")(stamp=time, frame_id="")
+        fields = {"name": list(names), "position": list(positions), "velocity": [], "effort": []}
+        return make("sensor_msgs/msg/JointState")(header=header, **fields)
+
+    def noise(self, stamp: int, height: int = 48, width: int = 64) -> bytes:
+        """A noisy grey frame, another one for each time of sending."""
+        shape = height, width, 3
+        image = np.random.default_rng(self.now() % 2**32).integers(90, 160, shape, dtype=np.uint8)
+        return encode_image(image, stamp, "camera")
+
+    def send_joints(self, positions: list[float] | None = None, names: Sequence[str] = ()) -> None:
+        measured = self.positions if positions is None else positions
+        self._joints.publish(self.joint_state(names or self.names, measured))
 
     def send_frame(self, cdr: bytes | None = None, *, joints: bool = True) -> int:
         """Send joint state and a frame (a noisy grey one); returns the frame's stamp."""
         if joints:
             self.send_joints()
         stamp = self.now()
-        if cdr is None:
-            image = np.random.default_rng(stamp % 2**32).integers(90, 160, (48, 64, 3), dtype=np.uint8)
-            cdr = encode_image(image, stamp, "camera")
         self.sent.add(stamp)
-        self._frames.publish(cdr)
+        self._frames.publish(self.noise(stamp) if cdr is None else cdr)
         return stamp
 
     def instruct(self, text: str) -> None:
@@ -197,8 +210,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     claimed = {reason for marker in item.iter_markers("causes") for reason in marker.args}
     if claimed:
         robot: Robot = item.funcargs["robot"]  # type: ignore[attr-defined]
-        last = robot.statuses + 1  # what only counts is on the next status, a second from the one before at most
-        robot.until(lambda: claimed <= robot.reported or robot.statuses > last, patience=3)
+        last = (
+            len(robot.statuses) + 1
+        )  # what only counts is on the next status, a second from the one before at most
+        robot.until(lambda: claimed <= robot.reported or len(robot.statuses) > last, patience=3)
         assert claimed <= robot.reported, f"the node never named {sorted(claimed - robot.reported)}"
     return result
 

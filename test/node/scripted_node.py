@@ -45,7 +45,7 @@ class ScriptedPolicy(Policy):
         if "slow" in words:
             time.sleep(0.4)
         info = {"outside_bins": 2, "margins": (0.5,)} if "clipped" in words else {}
-        return ActionChunk(action, observation.stamp, stages_ms={"think": 0.0}, info=info)
+        return ActionChunk(action, observation.stamp, stages_ms={"infer": 0.0}, info=info)
 
 
 if __name__ == "__main__":

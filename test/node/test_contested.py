@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import threading
 import time
@@ -33,48 +32,29 @@ def joint_publisher(graph: Any, topic: str, name: str = "teleop") -> Any:
     return node.create_publisher(graph.message("sensor_msgs/msg/JointState"), topic, graph.qos("state_publisher"))
 
 
-class Words:
-    """What the node says on ``~/status``."""
-
-    def __init__(self, robot: Any) -> None:
-        self.heard: list[tuple[float, dict[str, Any]]] = []
-        graph = robot.graph
-        robot.node.create_subscription(
-            graph.message("std_msgs/msg/String"), "/vla_policy/status", self._on, graph.qos("instruction")
-        )
-
-    def _on(self, message: Any) -> None:
-        self.heard.append((time.monotonic(), json.loads(message.data)))
-
-    @property
-    def last(self) -> dict[str, Any]:
-        return self.heard[-1][1] if self.heard else {}
-
-
 @pytest.mark.causes("command_contested")
 def test_another_commander_stops_an_armed_node_and_is_named(
     robot: Any, start: Callable[..., Any], other: Any
 ) -> None:
-    words = Words(robot)
     node = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
     publisher = joint_publisher(other, COMMAND)
-    robot.until(lambda: words.last.get("stopped_by") == "command_contested", robot.send_frame)
-    stopped = next(at for at, said in words.heard if said["stopped_by"] == "command_contested")
+    robot.until(lambda: robot.status.get("stopped_by") == "command_contested", robot.send_frame)
+    stopped = next(at for at, said in robot.statuses if said["stopped_by"] == "command_contested")
     assert stopped - began < NOTICED
-    assert words.last["detail"] == f"/teleop publishes on {COMMAND}, too"
-    robot.until(lambda: "/teleop" in robot.diagnostics["state"]["message"], robot.send_frame)
+    assert robot.status["detail"] == f"/teleop publishes on {COMMAND}, too"
+    robot.until(lambda: robot.says("/teleop"), robot.send_frame)
     assert "armed -> stopped (command_contested: /teleop publishes" in node.log.read_text()
     robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
     node.signal(signal.SIGHUP)
-    robot.until(lambda: words.last["state"] == "disarmed", robot.send_frame)
+    robot.until(lambda: robot.status["state"] == "disarmed", robot.send_frame)
     node.signal(signal.SIGUSR1)
     robot.until(lambda: "waiting for: command_contested (/teleop" in node.log.read_text(), robot.send_frame)
-    assert "cannot be armed: command_contested (/teleop" in robot.diagnostics["state"]["message"]
+    assert robot.says("cannot be armed: command_contested (/teleop")
     held = len(robot.commands)
     publisher.destroy()
-    robot.until(lambda: not words.last["blocks"], robot.send_frame)
+    robot.until(lambda: not robot.status["blocks"], robot.send_frame)
     assert len(robot.commands) == held, "a command while contested"
     node.signal(signal.SIGUSR1)
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
@@ -105,16 +85,15 @@ def test_a_namesake_that_appears_holds_and_whoever_arms_by_service_is_refused(
     robot: Any, start: Callable[..., Any], other: Any
 ) -> None:
     """Some program of that name, which does not care who else has it."""
-    words = Words(robot)
     node = start(*GO)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
     namesake = other.create_node("vla_policy")
-    robot.until(lambda: "name_contested" in words.last["holds"], robot.send_frame)
-    held = next(at for at, said in words.heard if "name_contested" in said["holds"])
+    robot.until(lambda: "name_contested" in robot.status["holds"], robot.send_frame)
+    held = next(at for at, said in robot.statuses if "name_contested" in said["holds"])
     assert held - began < NOTICED
-    assert words.last["holds"]["name_contested"] == "another node is called /vla_policy, too"
-    robot.until(lambda: "name_contested" in robot.diagnostics["state"]["message"], robot.send_frame)
+    assert robot.status["holds"]["name_contested"] == "another node is called /vla_policy, too"
+    robot.until(lambda: robot.says("name_contested"), robot.send_frame)
     before = len(robot.commands)
     namesake.destroy_node()
     robot.until(lambda: len(robot.commands) > before + 2, robot.send_frame)
@@ -180,16 +159,15 @@ class Leftover:
 
 def contested(robot: Any, start: Callable[..., Any], leftover: Callable[[], Leftover], reason: str) -> str:
     """Start ``leftover`` beside an armed node, see it hold and go on afterwards; what it said."""
-    words = Words(robot)
     start(*GO, "-p", "timeouts.joint_state:=1.0", "-p", "timeouts.camera:=1.0")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
     second = leftover()
     try:
-        robot.until(lambda: reason in words.last["holds"], robot.send_frame)
-        held = next(at for at, said in words.heard if reason in said["holds"])
+        robot.until(lambda: reason in robot.status["holds"], robot.send_frame)
+        held = next(at for at, said in robot.statuses if reason in said["holds"])
         assert held - began < NOTICED
-        robot.until(lambda: reason in robot.diagnostics["state"]["message"], robot.send_frame)
+        robot.until(lambda: robot.says(reason), robot.send_frame)
         robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
         positions = [np.asarray(each.position)[:7] for each in robot.commands]
         steps = [np.abs(each - robot.positions).max() for each in positions]
@@ -198,7 +176,7 @@ def contested(robot: Any, start: Callable[..., Any], leftover: Callable[[], Left
         second.end()
     before = len(robot.commands)
     robot.until(lambda: len(robot.commands) > before + 3, robot.send_frame)
-    return str(next(said["holds"][reason] for _, said in words.heard if reason in said["holds"]))
+    return str(next(said["holds"][reason] for _, said in robot.statuses if reason in said["holds"]))
 
 
 @pytest.mark.causes("joint_state_contested")
@@ -209,17 +187,7 @@ def test_a_second_source_of_joint_states_holds_and_both_are_named(
     publisher = joint_publisher(other, "/joint_states", "joint_state_publisher")
 
     def send() -> None:
-        make = other.message
-        seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-        header = make("std_msgs/msg/Header")(
-            stamp=make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds), frame_id=""
-        )
-        elsewhere = [position + 0.13 for position in robot.positions]
-        publisher.publish(
-            make("sensor_msgs/msg/JointState")(
-                header=header, name=list(robot.names), position=elsewhere, velocity=[], effort=[]
-            )
-        )
+        publisher.publish(robot.joint_state(robot.names, [position + 0.13 for position in robot.positions]))
 
     said = contested(robot, start, lambda: Leftover(other, send), "joint_state_contested")
     assert said == f"/driver and /joint_state_publisher publish {said.split()[4]} on /joint_states in turn"
@@ -241,7 +209,6 @@ def test_a_second_camera_holds_and_both_are_named(robot: Any, start: Callable[..
 
 
 def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot: Any, start: Callable[..., Any]) -> None:
-    words = Words(robot)
     node = start(*GO, "-p", "camera.width:=640", "-p", "camera.height:=480")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     turn = itertools.count()
@@ -251,8 +218,10 @@ def test_a_relay_of_two_cameras_is_named_by_what_alternates(robot: Any, start: C
         shape = ((48, 64, 3), (24, 32, 3))[index % 2]
         robot.send_frame(encode_image(np.full(shape, index % 255, np.uint8), robot.now(), "camera"))
 
-    robot.until(lambda: "camera_contested" in words.last["holds"], send)
-    both = next(said["holds"]["camera_contested"] for _, said in words.heard if "camera_contested" in said["holds"])
+    robot.until(lambda: "camera_contested" in robot.status["holds"], send)
+    both = next(
+        said["holds"]["camera_contested"] for _, said in robot.statuses if "camera_contested" in said["holds"]
+    )
     assert both.startswith("/driver publishes ")
     assert both.endswith("in turn on /camera/image_raw")
     assert {"64x48 'rgb8' (frame_id 'camera')", "32x24 'rgb8' (frame_id 'camera')"} <= set(
@@ -271,10 +240,7 @@ def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_n
     before = len(robot.commands)
 
     def smaller() -> None:
-        noise = np.random.default_rng(robot.now() % 2**32).integers(90, 160, (24, 32, 3), dtype=np.uint8)
-        stamp = robot.now()
-        robot.sent.add(stamp)
-        robot.send_frame(encode_image(noise, stamp, "camera"))
+        robot.send_frame(robot.noise(robot.now(), 24, 32))
 
     robot.until(lambda: len(robot.commands) > before + 10, smaller)
     successor = other.create_node("driver")
@@ -286,8 +252,7 @@ def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_n
 
     def on() -> None:
         robot.send_joints()
-        noise = np.random.default_rng(robot.now() % 2**32).integers(90, 160, (24, 32, 3), dtype=np.uint8)
-        images.publish(encode_image(noise, robot.now(), "camera"))
+        images.publish(robot.noise(robot.now(), 24, 32))
 
     robot.until(lambda: len(robot.commands) > before + 10, on)
     assert "contested" not in node.log.read_text()

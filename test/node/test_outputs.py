@@ -64,7 +64,7 @@ def test_regular_twists_are_not_interrupted(robot: Any, inside: Callable[..., An
     assert all(speed(twist) > 0 for _, twist in twists)
     robot.until(lambda: speed(twists[-1][1]) == 0, robot.send_joints)
     before = len(twists)
-    robot.until(lambda: "camera_stale" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_joints)
+    robot.until(lambda: robot.says("camera_stale"), robot.send_joints)
     assert len(twists) == before, "the hold was the zero twist; there is nothing left to end"
 
 
@@ -100,7 +100,7 @@ def test_a_gripper_on_its_own_topic_is_limited_held_and_stopped_with_the_arm(
     robot.instruct("close")
     robot.until(lambda: positions(heard[-1][1])[0] < 0.03, robot.send_frame)
     robot.stop()
-    robot.until(lambda: "operator_stop" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    robot.until(lambda: robot.says("operator_stop"), robot.send_frame)
     robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9))
     told = np.array([positions(message) for _, message in heard])
     assert np.abs(np.diff(told, axis=0)).max() <= 0.03 / 30 + 1e-9, "faster than gripper.max_speed"
@@ -126,14 +126,14 @@ def test_losing_the_gripper_driver_stops_the_arm(robot: Any, inside: Callable[..
     inside(*FINGERS)
     robot.until(lambda: len(heard) > 3, robot.send_frame)
     robot.node.destroy_subscription(end)
-    robot.until(lambda: f"on {GRIPPER}" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
-    assert "driver_gone" in robot.diagnostics["state"]["message"]
+    robot.until(lambda: robot.says(f"on {GRIPPER}"), robot.send_frame)
+    assert robot.says("driver_gone")
 
 
 @pytest.mark.causes("driver_missing")
 def test_the_arm_waits_for_the_gripper_driver(robot: Any, inside: Callable[..., Any]) -> None:
     inside(*FINGERS)
-    robot.until(lambda: "driver_missing" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    robot.until(lambda: robot.says("driver_missing"), robot.send_frame)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
     heard, _ = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
     robot.until(lambda: heard, robot.send_frame)

@@ -84,7 +84,7 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
 @pytest.mark.causes("device_error")
 def test_an_error_of_the_gpu_stops_the_arm(robot: Any, inside: Inside) -> None:
     inside(policy=Constant(RuntimeError("CUDA error: an illegal memory access was encountered")))
-    robot.until(lambda: "device_error" in robot.diagnostics.get("state", {}).get("message", ""), robot.send_frame)
+    robot.until(lambda: robot.says("device_error"), robot.send_frame)
 
 
 class Patient(Constant):
@@ -129,10 +129,7 @@ def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside
 
     def with_force(age: int = 0) -> None:
         robot.send_frame()
-        seconds, nanoseconds = divmod(robot.now() - age, 1_000_000_000)
-        stamp = graph.message("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-        header = graph.message("std_msgs/msg/Header")(stamp=stamp, frame_id="")
-        force.publish(kind(header=header, name=["z"], position=[1.0], velocity=[], effort=[]))
+        force.publish(robot.joint_state(["z"], [1.0], robot.now() - age))
 
     robot.until(lambda: "no message yet on the feeds ['force']" in why(), robot.send_frame)
     robot.until(lambda: node.safety.state is State.ARMED, with_force)

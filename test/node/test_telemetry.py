@@ -133,7 +133,7 @@ def test_tokens_outside_the_action_bins_raise_a_warning(robot: Any, start: Calla
     assert robot.diagnostics["policy"]["level"] == 0
     robot.instruct("clipped")
     robot.until(lambda: robot.diagnostics["policy"]["level"] == 1, robot.send_frame)
-    assert "were no action tokens" in robot.diagnostics["policy"]["message"]
+    assert robot.says("were no action tokens", "policy")
     assert robot.diagnostics["policy"]["outside_bins"] == "2"
     assert int(robot.diagnostics["state"]["count/outside_bins"]) >= 2
     robot.instruct("go on")
@@ -158,7 +158,7 @@ def test_a_dry_run_reports_the_frame_age(robot: Any, inside: Callable[..., Any])
     delay = 300_000_000
     image = np.zeros((48, 64, 3), np.uint8)
     robot.until(
-        lambda: "frame age p50" in robot.diagnostics.get("latency", {}).get("message", ""),
+        lambda: robot.says("frame age p50", "latency"),
         lambda: robot.send_frame(encode_image(image, robot.now() - delay, "camera")),
     )
     latency = robot.diagnostics["latency"]

@@ -78,11 +78,7 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
     A twist that holds is stamped with ``now``: to stand still is right whenever it is heard, and MoveIt Servo
     ignores what is older than its ``incoming_command_timeout``.
 
-    Args:
-        command: What to say.
-        output: Value of ``control.output``.
-        make: Gives the class of ``pkg/msg/Type``: rclpy's, or one made by rosbags' type store.
-        now: Nanoseconds of the ROS clock, for a trajectory's ``time_from_start``; None takes the stamp.
+    ``make`` gives the class of ``pkg/msg/Type``; ``now`` is in nanoseconds of the ROS clock, None takes the stamp.
 
     Raises:
         ValueError: ``twist_stamped`` for a command without a twist.

@@ -75,14 +75,7 @@ def shorten_for_tip(
     """Joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
 
     Kinematics and joint limits bend the tip's path, and a policy in joint space knows of no box: so this looks
-    at where the tip would really be.
-
-    Args:
-        kinematics: The arm.
-        origin: Where the step starts, [N].
-        positions: Where it would go, [N].
-        limits: The box and the step limits.
-        steps: False looks at the box alone (joint-space policies).
+    at where the tip would really be. Without ``steps`` (joint-space policies) only the box counts.
 
     Returns:
         The positions, and what was wrong with the wanted ones (empty where nothing was).

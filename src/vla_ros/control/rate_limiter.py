@@ -32,7 +32,9 @@ class RateLimiter:
     def __init__(self, rate_hz: float, *, velocities: bool = False) -> None:
         self._velocities = velocities
         self.configure(rate_hz)
-        self.reset()
+        self._begun = -math.inf  # when the last step began
+        self._earned = -math.inf  # when the rate alone allows the next one, which may be a period early
+        self._lead = 0.0  # from taking a frame to sending its command
 
     @classmethod
     def from_config(cls, config: ControlConfig) -> RateLimiter:
@@ -42,12 +44,6 @@ class RateLimiter:
     def configure(self, rate_hz: float) -> None:
         """Change the rate from the next step on."""
         self._period = 1 / rate_hz if rate_hz > 0 else 0.0
-
-    def reset(self) -> None:
-        """Forget all steps: the next one may begin at once."""
-        self._begun = -math.inf  # when the last step began
-        self._earned = -math.inf  # when the rate alone allows the next one, which may be a period early
-        self._lead = 0.0  # from taking a frame to sending its command
 
     @property
     def period(self) -> float:

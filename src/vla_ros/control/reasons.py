@@ -41,7 +41,7 @@ class Reason(str, Enum):
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,
-        "the instruction changed or a person armed while the policy was thinking",
+        "the instruction changed or a person armed during the inference",
     )
     TWIST_EXPIRED = (
         "twist_expired",

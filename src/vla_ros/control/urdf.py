@@ -35,10 +35,7 @@ class Description:
     """A URDF with every continuous joint written as a revolute one with very wide limits.
 
     Attributes:
-        path: Where it was read.
         text: The XML, for Pinocchio.
-        links: Names of the links.
-        joints: All joints.
     """
 
     path: Path

@@ -114,13 +114,9 @@ class Watchdog:
         return self._options.current.timeouts
 
     def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
-        """A frame came.
+        """A frame came, with the stamp of its header; 0 where the driver gives none.
 
-        Args:
-            camera: Which one.
-            stamp: Its header's stamp, nanoseconds of the ROS clock; 0 where the driver gives none.
-            now: When it came.
-            digest: :func:`digest` of its pixels, where frozen images are watched for.
+        ``digest``: :func:`digest` of its pixels, where frozen images are watched for.
 
         Returns:
             None where it may be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``,

@@ -41,7 +41,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
         name=entry.name,
         description=option.description,
         additional_constraints=constraints,
-        # YAML and people write 5 where 5.0 is meant. With a static type rclpy refuses that in words of its own.
+        # YAML and people write 5 where 5.0 is meant. A static type makes rclpy refuse that in its own terms.
         dynamic_typing=entry.item_type is float or option.per_camera,
     )
     if not entry.is_list and (option.low is not None or option.high is not None):
@@ -117,10 +117,7 @@ def _value(node: Any, name: str) -> Any:
 def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) -> Config:
     """``base`` with the parameters put over it, all or none.
 
-    Args:
-        base: What is in force.
-        parameters: What somebody wants to set, as rclpy's callback gets them.
-        everything: False where only options that may change live are allowed (the node is configured).
+    Without ``everything`` only options that may change live are allowed (the node is configured).
 
     Raises:
         ConfigError: The reason to refuse: a type, a range, a contradiction, or an option that is fixed now.

@@ -62,12 +62,6 @@ def serve(
 ) -> int:
     """Run the node until SIGINT or SIGTERM; returns the exit status. A signal while it loads ends it at once.
 
-    Args:
-        config: The whole tree.
-        ros_args: ``--ros-args ...``, or nothing.
-        stats: Where latency and frame counts are written at the end.
-        policy: Takes the place of the one that ``policy.name`` names.
-
     Raises:
         VlaRosError: The graph cannot be joined or the policy does not load.
     """

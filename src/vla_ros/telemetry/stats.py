@@ -45,17 +45,9 @@ class Stats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin anew."""
-        with self._lock:
-            self._stages: dict[str, _Ring] = {}
-            self._dropped: Counter[str] = Counter()
-            self._received = 0
-            self._unstamped = 0
-            self._used = 0
-            self._commands = 0
+        self._stages: dict[str, _Ring] = {}
+        self._dropped: Counter[str] = Counter()
+        self._received = self._unstamped = self._used = self._commands = 0
 
     def record(self, stages_ms: Mapping[str, float]) -> None:
         """Store one time, in milliseconds, for each stage named."""

@@ -19,12 +19,6 @@ _BICUBIC = (3, "bicubic")  # Pillow's number, or torchvision's name
 def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int) -> list[dict[str, Any]]:
     """``mean`` and ``std`` of each tower; empty where the file does not say.
 
-    Args:
-        config: Content of the file.
-        path: Where it came from, for messages.
-        side: Of the towers' square input in pixels.
-        towers: How many there are.
-
     Raises:
         CheckpointError: It asks for what this package does not do; key, found and expected are named.
     """

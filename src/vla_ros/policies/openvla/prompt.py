@@ -37,8 +37,6 @@ class PromptEncoder:
     """Turns an instruction into the token sequence of a checkpoint.
 
     Attributes:
-        encode_text: The checkpoint's tokenizer.
-        version: Prompt template, ``v0.1`` or ``v0.2``.
         bos_token: First token.
         empty_token: Last token, appended unless the prompt ends in it already (29871 in Llama-2's vocabulary).
         max_tokens: Longest prompt that leaves room for patches and actions.
@@ -80,13 +78,7 @@ def close_prompt(ids: list[int], empty_token: int) -> list[int]:
 def load_prompt_encoder(
     folder: Path, architecture: Architecture, version: str = "auto", reserved_tokens: int = 7
 ) -> PromptEncoder:
-    """The prompt encoder of a checkpoint.
-
-    Args:
-        folder: The checkpoint.
-        architecture: Its ``config.json``.
-        version: ``v0.1``, ``v0.2``, or ``auto`` for what the checkpoint says.
-        reserved_tokens: Positions kept free for the action.
+    """The prompt encoder of a checkpoint; ``reserved_tokens`` positions are kept free for the action.
 
     Raises:
         CheckpointError: The tokenizer is missing, damaged or does not fit the vocabulary.
