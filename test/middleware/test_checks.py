@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from vla_ros.errors import VlaRosError
 from vla_ros.middleware import DISTRIBUTIONS, Frames, Report, checks, daemons, examine, select, uses_iceoryx, write
 from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, wait_for_roudi
 from vla_ros.middleware.selection import RMW_OF
@@ -141,10 +142,31 @@ def test_waiting_for_roudi_ends_when_it_is_up_or_on_request(host: Path, monkeypa
     assert wait_for_roudi(lambda: False, logged.append)
 
 
+def test_the_wait_for_roudi_has_a_bound(host: Path) -> None:
+    seconds = iter([0.0, 59.0, 61.0])
+    with pytest.raises(VlaRosError, match=r"waited 60 s for RouDi: .* start it: iox-roudi"):
+        wait_for_roudi(lambda: False, lambda text: None, lambda: next(seconds))
+
+
 def test_a_restarted_roudi_is_still_reported_as_ended() -> None:
     up = iter([True, True, False, True])
     watch = RoudiWatch(lambda: next(up))
     assert [watch.check()[:15] for _ in range(5)] == ["", "", *["RouDi has ended"] * 3]
+
+
+def test_a_roudi_that_was_replaced_between_two_looks_is_reported(tmp_path: Path) -> None:
+    memory, maps = tmp_path / "iceoryx_mgmt", tmp_path / "maps"
+    memory.touch()
+    inode = memory.stat().st_ino
+    maps.write_text(f"7f00-7f01 rw-s 0 00:1b {inode}  {memory}\n7f02-7f03 r-xp 0 00:1b 7 /lib/x\n")
+    watch = RoudiWatch(lambda: True, memory, maps)
+    assert watch.check() == ""
+    other = tmp_path / "other"
+    other.touch()
+    other.rename(memory)
+    assert watch.check().startswith("RouDi has ended or was started anew")
+    memory.unlink()
+    assert RoudiWatch(lambda: True, memory, maps).check()
 
 
 def test_the_pools_of_a_running_roudi_are_read(host: Path) -> None:

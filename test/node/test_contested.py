@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vla_ros.control.safety import State
 from vla_ros.graph import open_graph
+from vla_ros.middleware import daemons
+from vla_ros.middleware.daemons import RoudiWatch
+from vla_ros.node import policy_node
 from vla_ros.vision.decode import encode_image
 
 COMMAND = "/arm/joint_command"
@@ -256,3 +262,22 @@ def test_a_camera_that_changes_its_size_and_a_driver_that_is_started_again_are_n
 
     robot.until(lambda: len(robot.commands) > before + 10, on)
     assert "contested" not in node.log.read_text()
+
+
+@pytest.mark.causes("middleware_gone")
+def test_a_node_that_no_new_process_can_reach_stops(
+    robot: Any, inside: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RouDi's part of it; test/ros kills a real one."""
+    monkeypatch.setattr(daemons, "ROUDI_SOCKET", tmp_path / "roudi")
+    monkeypatch.setattr(policy_node, "middleware_watch", lambda backend: RoudiWatch().check)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as roudi:
+        roudi.bind(str(tmp_path / "roudi"))
+        node = inside()
+        robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+        assert not node.lost
+    robot.until(lambda: node.lost, robot.send_frame)
+    robot.until(lambda: node.safety.state is State.STOPPED, robot.send_frame)
+    node.reset()
+    assert not node.enable(True)[0]
+    assert "RouDi has ended or was started anew" in node.safety.explain()

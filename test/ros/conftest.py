@@ -256,13 +256,23 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         one.close()
 
 
+def parameters(*options: str) -> list[str]:
+    """Options as ROS arguments."""
+    return ["--ros-args", *(word for option in options for word in ("-p", option))]
+
+
+@pytest.fixture
+def quick() -> Callable[..., list[str]]:
+    """Quick options and those that are given, as ROS arguments."""
+    return lambda *options: parameters(*QUICK, *options)
+
+
 @pytest.fixture
 def policy(program: Callable[..., Program]) -> Callable[..., Program]:
     """Start the managed node with quick options and those that are given."""
 
     def start(*options: str, quick: Sequence[str] = QUICK) -> Program:
-        words = [word for option in (*quick, *options) for word in ("-p", option)]
-        return program(sys.executable, "-m", "vla_ros.node.lifecycle_main", "--ros-args", *words)
+        return program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *parameters(*quick, *options))
 
     return start
 

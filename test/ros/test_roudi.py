@@ -1,11 +1,13 @@
-"""RouDi is missing, is killed, or ends, while the node exchanges its messages through iceoryx.
+"""RouDi is missing, is killed, hangs, or ends, while the node exchanges its messages through iceoryx.
 
-Regressions pinned: a node that waits for RouDi and cannot be interrupted; an arm that goes on moving, or a node
-that hangs at its end, without a word about what happened.
+Regressions pinned: a node that waits for RouDi and cannot be interrupted; an arm that goes on moving where no new
+process can stop it, because RouDi was killed and another runs in its place; a node that is configured then and
+aborts; one that waits 60 s for a RouDi that does not answer, deaf to signals, and aborts.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -20,7 +22,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from vla_ros.middleware import Frames, examine, select, sourced_distribution, write
-from vla_ros.middleware.daemons import roudi_is_up
+from vla_ros.middleware.daemons import ROUDI_ANSWER, roudi_is_up
 
 pytestmark = [
     pytest.mark.ros,
@@ -64,18 +66,62 @@ def wait_for_commands(robot: Any, node: Any, more: int) -> None:
     assert node.process.poll() is None, node.output
 
 
-def test_a_killed_roudi_is_named_what_runs_goes_on_and_the_node_ends_in_order(
-    roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any]
+@pytest.mark.parametrize("again", [False, True], ids=["killed", "killed and started anew"])
+def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
+    roudi: Any,
+    policy: Callable[..., Any],
+    robot_process: Callable[[], Any],
+    program: Callable[..., Any],
+    folder: Path,
+    again: bool,
 ) -> None:
     node, robot = policy("control.armed:=true"), robot_process()
     node.wait_for("RouDi is up with chunks up to")
     wait_for_commands(robot, node, 3)
     roudi.process.kill()
-    node.wait_for("RouDi has ended")
-    wait_for_commands(robot, node, 5)
-    assert node.end(signal.SIGINT) == 0
-    assert "ended by SIGINT: the arm holds" in node.output, "iceoryx may complain after it"
+    roudi.process.wait()
+    killed = time.monotonic()
+    if again:
+        program("iox-roudi", "-c", str(folder / "roudi.toml"))
+    node.wait_for("armed -> stopped (middleware_gone: RouDi has ended or was started anew")
+    assert time.monotonic() - killed < 1.0
+    assert node.process.wait(10) == 1, node.output
+    assert "ended: the arm holds" in node.output, "iceoryx may complain after it"
     assert "Traceback" not in node.output
+    sent = commands(robot)
+    time.sleep(0.5)  # that nothing more comes has no event to wait for
+    assert commands(robot) <= sent + 2
+
+
+def test_a_node_whose_roudi_was_replaced_refuses_to_configure(
+    roudi: Any, program: Callable[..., Any], folder: Path, quick: Callable[..., list[str]]
+) -> None:
+    refused = """
+import rclpy, sys
+from vla_ros.node.lifecycle_node import VlaPolicyNode
+rclpy.init(args=sys.argv)
+node = VlaPolicyNode()
+print("made", flush=True)
+open(sys.argv[1]).read()
+node.trigger_configure()
+print("failure:", node.failure, flush=True)
+"""
+    fifo = folder / "go"
+    os.mkfifo(fifo)
+    node = program(sys.executable, "-c", refused, str(fifo), *quick("autostart:=false"))
+    node.wait_for("made")
+    roudi.process.kill()
+    roudi.process.wait()
+    program("iox-roudi", "-c", str(folder / "roudi.toml")).wait_for("RouDi is ready for clients")
+    fifo.write_text("go")
+    node.wait_for("failure: configure: RouDi has ended or was started anew")
+
+
+def test_a_roudi_that_does_not_answer_is_named(roudi: Any, policy: Callable[..., Any]) -> None:
+    roudi.process.send_signal(signal.SIGSTOP)
+    node = policy()
+    assert node.process.wait(ROUDI_ANSWER + 10) == -signal.SIGKILL
+    assert f"RouDi runs but has not answered for {ROUDI_ANSWER:g} s" in node.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -102,6 +148,17 @@ def test_the_command_waits_as_well_and_can_be_ended(program: Callable[..., Any])
     waiting.wait_for("waiting for RouDi: none runs on this host")
     assert waiting.end(signal.SIGINT) == 130
     assert "Traceback" not in waiting.output
+
+
+def test_the_command_ends_with_a_status_as_well(
+    roudi: Any, robot_process: Callable[[], Any], program: Callable[..., Any], quick: Callable[..., list[str]]
+) -> None:
+    node = program(sys.executable, "-m", "vla_ros.cli", "run", *quick("control.armed:=true"))
+    robot = robot_process()
+    wait_for_commands(robot, node, 3)
+    roudi.process.kill()
+    assert node.process.wait(5) == 1, node.output
+    assert "stopped (middleware_gone" in node.output
 
 
 def test_a_node_that_waits_begins_when_roudi_comes(

@@ -10,6 +10,7 @@ from vla_ros.control.sources import Contest
 
 CONTESTS = frozenset(
     {
+        Reason.MIDDLEWARE_GONE,
         Reason.COMMAND_CONTESTED,
         Reason.NAME_CONTESTED,
         Reason.JOINT_STATE_CONTESTED,

@@ -73,6 +73,7 @@ class Reason(str, Enum):
     HEARTBEAT_LOST = "heartbeat_lost", Level.STOP, "no heartbeat for timeouts.heartbeat"
     DRIVER_GONE = "driver_gone", Level.STOP, "nobody subscribes to the command topic any more"
     COMMAND_CONTESTED = "command_contested", Level.STOP, "another node publishes commands for the same driver"
+    MIDDLEWARE_GONE = "middleware_gone", Level.STOP, "no new process can reach the node any more"
     THREAD_DIED = "thread_died", Level.STOP, "a thread of the node ended with an error"
     DEVICE_ERROR = "device_error", Level.STOP, "the GPU reported an error"
     LIMIT_TRANSLATION = "limit_translation", Level.STOP, "a step beyond limits.max_translation_step"

@@ -6,6 +6,7 @@ import importlib
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import rclpy
@@ -25,6 +26,8 @@ from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_frames import subscribe_raw
 from vla_ros.graph.spinning import SpinningGraph
+from vla_ros.middleware import uses_iceoryx
+from vla_ros.middleware.daemons import answered_by_roudi
 
 _SEVERITIES = {
     "debug": LoggingSeverity.DEBUG,
@@ -105,7 +108,8 @@ class RclpyGraph(RclpyVocabulary, SpinningGraph):
         """An ``rclpy`` node; ``--ros-args`` remaps of name and namespace win over the arguments."""
         self._check_open(name)
         try:
-            node = Node(name, namespace=namespace, context=self._context)
+            with answered_by_roudi() if uses_iceoryx() else nullcontext():
+                node = Node(name, namespace=namespace, context=self._context)
         except rclpy.exceptions.InvalidNodeNameException as error:
             raise ConfigError(f"node name '{name}' is not valid: {error}") from error
         except rclpy.exceptions.InvalidNamespaceException as error:

@@ -5,7 +5,7 @@ With stock settings, every ROS 2 middleware loses most raw 1080p frames between 
 whether it is in force.
 """
 
-from vla_ros.middleware.checks import Report, examine, uses_iceoryx
+from vla_ros.middleware.checks import Report, examine, middleware_watch, uses_iceoryx
 from vla_ros.middleware.distributions import DISTRIBUTIONS, Distribution, sourced_distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.selection import NAMES, Profile, default_folder, ready_made, select, write
@@ -19,6 +19,7 @@ __all__ = [
     "Report",
     "default_folder",
     "examine",
+    "middleware_watch",
     "ready_made",
     "select",
     "sourced_distribution",

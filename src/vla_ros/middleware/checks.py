@@ -10,11 +10,11 @@ import re
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_ros.middleware.daemons import roudi_is_up, roudi_pools, zenoh_router_is_up
+from vla_ros.middleware.daemons import RoudiWatch, roudi_is_up, roudi_pools, zenoh_router_is_up
 from vla_ros.middleware.distributions import Distribution
 from vla_ros.middleware.frames import Frames
 from vla_ros.middleware.profiles import receive_buffer_bytes, segment_bytes
@@ -128,6 +128,15 @@ def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
         return False
     text = _cyclone_text(variables)
     return not isinstance(text, Problem) and bool(_SHARED_MEMORY_ON.search(text))
+
+
+def middleware_watch(backend: str) -> Callable[[], str]:
+    """What tells, each time it is asked, why no new process can reach this one any more, or "".
+
+    Args:
+        backend: Of the graph; only ``rclpy`` may go through iceoryx.
+    """
+    return RoudiWatch().check if backend == "rclpy" and uses_iceoryx() else str
 
 
 Findings = Iterator["str | Problem"]

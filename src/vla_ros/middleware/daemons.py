@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from vla_ros.errors import VlaRosError
 
 ROUDI_SOCKET = Path("/tmp/roudi")
 """Socket of RouDi 2.0 for registrations."""
 
+ROUDI_MEMORY = Path("/dev/shm/iceoryx_mgmt")
+"""Shared memory that RouDi 2.0 makes anew at each start, and into which every process that uses it looks."""
+
+ROUDI_WAIT = 60.0
+"""Seconds to wait for a RouDi that does not run."""
+
+ROUDI_ANSWER = 15.0
+"""Seconds for a RouDi that runs to answer; usually some milliseconds."""
+
 ROUDI_MISSING = "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -c roudi.toml"
 
 ROUDI_GONE = (
-    "RouDi has ended: connected processes continue, new ones cannot join. Stop all processes that use iceoryx, "
-    "start RouDi, then start them again"
+    "RouDi has ended or was started anew: no process that starts from now on can reach this one, not even to stop "
+    "it. Stop all processes that use iceoryx, start RouDi, then start them again"
 )
+
+_GUARD = """
+import os, select, signal, sys
+if not select.select([0], [], [], float(sys.argv[1]))[0]:
+    print(sys.argv[2], file=sys.stderr, flush=True)
+    os.kill(int(sys.argv[3]), signal.SIGKILL)
+"""
 
 ZENOH_ROUTER = ("127.0.0.1", 7447)
 
@@ -33,38 +54,88 @@ def roudi_is_up() -> bool:
     return True
 
 
-def wait_for_roudi(ended: Callable[[], bool], say: Callable[[str], object]) -> bool:
+def wait_for_roudi(
+    ended: Callable[[], bool], say: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+) -> bool:
     """Wait until RouDi is up; iceoryx itself waits, too, but cannot be interrupted.
 
     Args:
         ended: Called ten times a second; true ends the wait.
         say: Called once with what is being waited for.
+        clock: Seconds.
 
     Returns:
         False if ``ended()`` was true first.
+
+    Raises:
+        VlaRosError: There is none after :data:`ROUDI_WAIT`.
     """
-    said = False
+    deadline = None
     while not roudi_is_up():
         if ended():
             return False
-        if not said:
-            said = True
-            say(f"waiting for RouDi: {ROUDI_MISSING}")
+        if deadline is None:
+            deadline = clock() + ROUDI_WAIT
+            say(f"waiting for RouDi: {ROUDI_MISSING} (waiting {ROUDI_WAIT:g} s)")
+        if clock() > deadline:
+            raise VlaRosError(f"waited {ROUDI_WAIT:g} s for RouDi: {ROUDI_MISSING}")
         time.sleep(0.1)
     return True
 
 
-class RoudiWatch:
-    """Detects that the RouDi of this process has ended."""
+@contextlib.contextmanager
+def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
+    """Create the first node within this: kills this process, with a message, where RouDi does not answer.
 
-    def __init__(self, is_up: Callable[[], bool] = roudi_is_up) -> None:
+    iceoryx waits 60 s for the answer and aborts. rclpy keeps Python's lock meanwhile, so that neither a signal
+    handler nor a thread of this process could end it. Another process can.
+    """
+    text = (
+        f"vla_ros: RouDi runs but has not answered for {seconds:g} s: it is suspended or stuck. Stop all "
+        "processes that use iceoryx, kill RouDi, start it, then start them again"
+    )
+    command = [sys.executable, "-I", "-S", "-c", _GUARD, str(seconds), text, str(os.getpid())]
+    # In a session of its own: Ctrl-C is for this process.
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield
+    finally:
+        guard.communicate()  # the end of its input ends it
+
+
+class RoudiWatch:
+    """Detects that the RouDi of this process has ended, also where another runs in its place.
+
+    Args:
+        is_up: Whether a RouDi runs.
+        memory: Its shared memory.
+        maps: What this process has mapped.
+    """
+
+    def __init__(
+        self,
+        is_up: Callable[[], bool] = roudi_is_up,
+        memory: Path = ROUDI_MEMORY,
+        maps: Path = Path("/proc/self/maps"),
+    ) -> None:
         self._is_up = is_up
+        self._memory = memory
+        lines = [line.split() for line in maps.read_text().splitlines() if str(memory) in line]
+        self._mapped = int(lines[0][4]) if lines else None  # address, permissions, offset, device, inode
         self._gone = False
 
     def check(self) -> str:
         """The problem, or "". It is final, because a new RouDi does not know this process."""
-        self._gone = self._gone or not self._is_up()
+        self._gone = self._gone or not self._is_up() or self._replaced()
         return ROUDI_GONE if self._gone else ""
+
+    def _replaced(self) -> bool:
+        if self._mapped is None:
+            return False
+        try:
+            return self._memory.stat().st_ino != self._mapped
+        except OSError:
+            return True
 
 
 def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:

@@ -22,6 +22,7 @@ class GraphWatch:
         commands: Topics of commands (resolved) to the id of this node's publisher.
         allowed: ``topics.command_shared_with``.
         contests: Two sources of one thing at present: why it holds, on which topic, and who.
+        middleware: Why nobody new can reach the node, or "".
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class GraphWatch:
         commands: Mapping[str, bytes],
         allowed: Sequence[str],
         contests: Callable[[], Iterable[tuple[Reason, str, Contest]]] = tuple,
+        middleware: Callable[[], str] = str,
     ) -> None:
         self._node = node
+        self._middleware = middleware
         self._contests = contests
         self._own = {topic: gid_of(gid) for topic, gid in commands.items()}
         self._allowed = frozenset(allowed)
@@ -46,6 +49,9 @@ class GraphWatch:
                 that the reason has its name.
         """
         found = self._commanders(at_once)
+        gone = self._middleware()
+        if gone:
+            found[Reason.MIDDLEWARE_GONE] = gone
         if namesakes(self._node):
             found[Reason.NAME_CONTESTED] = f"another node is called {self._node.get_fully_qualified_name()}, too"
         for reason, topic, contest in self._contests():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -80,18 +81,24 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
     from vla_ros.errors import VlaRosError
     from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.middleware import uses_iceoryx
-    from vla_ros.middleware.daemons import wait_for_roudi
+    from vla_ros.middleware.daemons import answered_by_roudi, wait_for_roudi
     from vla_ros.node.lifecycle_node import VlaPolicyNode
 
     keep_freed_memory()
-    if uses_iceoryx() and not wait_for_roudi(lambda: signals.came, _say):
-        raise KeyboardInterrupt
+    iceoryx = uses_iceoryx()
+    try:
+        if iceoryx and not wait_for_roudi(lambda: signals.came, _say):
+            raise KeyboardInterrupt
+    except VlaRosError as error:
+        _say(str(error))
+        return 1
     # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     node: VlaPolicyNode | None = None
     status = 0
     try:
-        node = VlaPolicyNode(interrupted=lambda: signals.came)
+        with answered_by_roudi() if iceoryx else nullcontext():
+            node = VlaPolicyNode(interrupted=lambda: signals.came)
         status = _spin(node)
     except VlaRosError as error:
         _say(str(error))

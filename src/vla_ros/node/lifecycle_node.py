@@ -36,8 +36,6 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     Attributes:
         failure: Why the last transition failed, or "".
-        exit_status: What the process should end with, or None to go on. An autostarted node that cannot start
-            ends, because nobody is there to try again; a finalized one stays until it is told to go.
 
     Raises:
         ConfigError: Parameters with unknown names or impossible values.
@@ -49,7 +47,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         super().__init__(node_name, **options)
         self.interrupted = interrupted
         self.failure = ""
-        self.exit_status: int | None = None
+        self._start_failed = False
         self._policy_node: PolicyNode | None = None
         about = ParameterDescriptor(description="Configure and activate at start; arming stays explicit")
         autostart = self.declare_parameter("autostart", True, about).value
@@ -66,6 +64,16 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     def config(self) -> Config:
         """The options as they are now."""
         return self._config
+
+    @property
+    def exit_status(self) -> int | None:
+        """What the process should end with, or None to go on.
+
+        An autostarted node that cannot start ends, because nobody is there to try again. So does one that no new
+        process can reach. A finalized one stays until it is told to go.
+        """
+        lost = self._policy_node is not None and self._policy_node.lost
+        return 1 if self._start_failed or lost else None
 
     # Transitions
 
@@ -129,7 +137,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     def _autostart(self) -> None:
         self._starter.cancel()
         if self.trigger_configure() != SUCCESS or self.trigger_activate() != SUCCESS:
-            self.exit_status = 1
+            self._start_failed = True
 
     def _progress(self) -> Progress:
         log = log_progress(self.get_logger())

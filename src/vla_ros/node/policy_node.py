@@ -21,8 +21,10 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Node, Vocabulary, say
 from vla_ros.graph.wiring import Wiring
+from vla_ros.middleware import middleware_watch
 from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
@@ -133,6 +135,11 @@ class PolicyNode:
         if stepper is not None:
             stepper.close()
 
+    @property
+    def lost(self) -> bool:
+        """Whether nobody new can reach the node any more: its process should end, and be started again."""
+        return Reason.MIDDLEWARE_GONE in self.safety.status.blocks
+
     # What a person decides
 
     def enable(self, armed: bool) -> tuple[bool, str]:
@@ -203,6 +210,10 @@ class PolicyNode:
 
     def _join(self, stepper: Stepper) -> None:
         """Create publishers, subscriptions, services and timers."""
+        middleware = middleware_watch(self._graph.backend)
+        gone = middleware()
+        if gone:  # iceoryx would abort the process at the first publisher
+            raise VlaRosError(gone)
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
         self._telemetry = Telemetry(
@@ -230,7 +241,13 @@ class PolicyNode:
         self._states = states = StateReceiver(self._context, stepper.controller)
         receiver = FrameReceiver(self._context, self._mailboxes)
         self._cameras = receiver.sources
-        self._watch = GraphWatch(self._node, self._outputs.gids, topics.command_shared_with, self._contests)
+        self._watch = GraphWatch(
+            self._node,
+            self._outputs.gids,
+            topics.command_shared_with,
+            self._contests,
+            middleware,
+        )
         wiring.subscribe_from(joints, topics.joint_states, states.joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")

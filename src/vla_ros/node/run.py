@@ -93,7 +93,7 @@ def serve(
             del asked[: len(together)]
             for answer in follow(together, node):
                 logger.info(answer)
-            return ended
+            return ended or node.lost
 
         try:
             node.configure(loading_bar() if sys.stderr.isatty() else log_progress(logger), policy)
@@ -104,6 +104,7 @@ def serve(
                 resets = ", -HUP resets" if signal.SIGHUP in requests else ""
                 logger.info(f"without ROS: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
             graph.spin(until, 0.05)
+            lost = node.lost
         except KeyboardInterrupt:
             if not loading:
                 raise
@@ -114,7 +115,7 @@ def serve(
             if stats is not None:
                 write_stats(node, stats)
         logger.info("ended: the arm holds")
-    return 0
+    return 1 if lost else 0
 
 
 def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:

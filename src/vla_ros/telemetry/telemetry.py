@@ -20,8 +20,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
 from vla_ros.graph.node import say
 from vla_ros.graph.wiring import Wiring
-from vla_ros.middleware import Frames, examine, sourced_distribution, uses_iceoryx
-from vla_ros.middleware.daemons import RoudiWatch
+from vla_ros.middleware import Frames, examine, sourced_distribution
 from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
@@ -75,7 +74,6 @@ class Telemetry:
         self._answer: Mapping[str, Any] = {}
         self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
-        self._roudi = RoudiWatch() if self._graph.backend == "rclpy" and uses_iceoryx() else None
         self._wrong: Mapping[str, str] = {}
         if config.camera.transport == "raw":
             self._say_transport()
@@ -147,12 +145,9 @@ class Telemetry:
         self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
-        """Say what has begun to be wrong with the topics or under them."""
+        """Say what has begun to be wrong with the topics."""
         self._health.check()
         wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.present}
-        gone = self._roudi.check() if self._roudi is not None else ""
-        if gone:
-            wrong["middleware"] = gone
         for text in wrong.values():
             if text not in self._wrong.values():
                 self._logger.warning(text)
