@@ -100,7 +100,7 @@ def test_the_self_test_looks_at_the_graph_too(tiny):
             return lambda: None  # its picture stays black
 
     engine = tiny.engine(runner=Wrong())
-    with pytest.raises(EngineMismatchError, match="64x48 otherwise than the host"):
+    with pytest.raises(EngineMismatchError, match="64x48 differently from the host"):
         check_resizing(engine, RawImage(noise(48, 64), processor=SMALL))
     right = Capturing()
     engine = tiny.engine(runner=right)
@@ -212,7 +212,7 @@ def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, m
     check_resizing(engine, frame)
     check_resizing(engine, replace(frame, processor=LiberoResize((28, 28))))  # which it is not asked for
     monkeypatch.setattr(engine, "resized", lambda frame: process(frame) ^ 1)
-    with pytest.raises(EngineMismatchError, match="64x48 otherwise than the host"):
+    with pytest.raises(EngineMismatchError, match="64x48 differently from the host"):
         check_resizing(engine, frame)
 
 

@@ -1,1 +1,1 @@
-"""``vla-ros bench``: how fast this machine answers, against the plain path and the limits of its hardware."""
+"""``vla-ros bench``: inference time, compared with plain PyTorch and the hardware's limits."""

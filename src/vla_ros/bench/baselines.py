@@ -1,4 +1,4 @@
-"""What the engine is compared with, over the same weights and images: eager ``generate``, and compiled decoding."""
+"""Baselines over the same weights and images: eager ``generate`` and compiled decoding."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NO_GRAPHS = "left out: there are no CUDA graphs on a CPU, and compiling takes mi
 
 @torch.inference_mode()
 def time_baseline(answer: Answer, images: OnDemand[UInt8Array], warmup: int) -> tuple[list[float], list[IntArray]]:
-    """Milliseconds and tokens of each image.
+    """Run a baseline; return milliseconds and tokens for each image.
 
     Args:
         answer: A baseline.
         images: Uint8 [H, W, 3] of the model's size.
-        warmup: Steps that do not count.
+        warmup: Unmeasured steps.
     """
     times, tokens = [], []
     for index in range(-warmup, len(images)):
@@ -75,10 +75,10 @@ class StaticOps(Ops):
 def compiled_static_cache(
     model: OpenVLAModel, weights: DecoderWeights, prompt: IntArray, count: int, backend: str = "inductor"
 ) -> Answer:
-    """A static KV cache under ``torch.compile`` with CUDA graphs, as gpt-fast has it.
+    """Build a static KV cache under ``torch.compile`` with CUDA graphs, as in gpt-fast.
 
-    The strongest baseline that plain PyTorch gives: the vision encoder with the prefill, and one decoding step,
-    compiled as a whole; an answer replayed as two graphs.
+    The strongest baseline in plain PyTorch: vision encoder with prefill, and one decoding step, each compiled as
+    a whole; two graphs are replayed per answer.
 
     Args:
         model: With its weights.
@@ -126,7 +126,7 @@ def compiled_static_cache(
 
 
 def _transformers_llama(model: OpenVLAModel) -> Any:
-    """Llama of transformers over the weights of ``model``."""
+    """Build transformers' Llama over the weights of ``model``."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

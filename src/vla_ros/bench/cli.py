@@ -1,8 +1,8 @@
-"""Measure how fast this machine answers, against plain PyTorch and against the machine's own limits.
+"""Measures inference time against plain PyTorch and against the machine's own limits.
 
 It is compared, over the same weights and images and in the same run, with transformers' eager generate and with a
 static KV cache under torch.compile with CUDA graphs. --model tiny needs no checkpoint and runs on a CPU in under a
-minute; its figures say that all works, no more.
+minute; it only shows that everything works.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         metavar="NAME",
-        help="any installed policy instead, with its options by --config and -p; no baseline",
+        help="time any installed policy instead, with options from --config and -p; no baseline",
     )
     parser.add_argument(
         "--model", default="tiny", help="tiny, openvla-7b (random weights) or a checkpoint's folder"
@@ -67,13 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write."""
+    """Measure, then print or write the figures."""
     for option, path in (("--json", arguments.json), ("--trace", arguments.trace)):
-        # Before minutes of measuring; and the profiler would only warn.
+        # Check before minutes of measuring; the profiler would only warn.
         if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
-            raise VlaRosError(
-                f"{option} {path}: cannot be written; is {path.parent} a folder that you may write to?"
-            )
+            raise VlaRosError(f"{option} {path}: cannot be written; check that {path.parent} is a writable folder")
     if arguments.policy:
         from vla_ros.bench.policy import bench_policy, render
 
@@ -99,14 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The measurement that ``arguments`` describe, as one dictionary.
+    """Run the measurement described by ``arguments`` and return one dictionary.
 
     Raises:
         ConfigError: An option does not fit this machine.
         CheckpointError: The model cannot be read.
         MissingDependencyError: torch or transformers is not installed.
     """
-    # What needs no torch to be refused is refused before it is loaded, which takes seconds.
+    # Check arguments before importing torch, which takes seconds.
     if arguments.steps < 0 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
         raise VlaRosError(
             f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
@@ -156,7 +154,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     engine.warm_up([len(prompt)])
     asked.run([None], which=[0])
     first = time.perf_counter()
-    engine.wait()  # for the graph of frames of this size: what is measured is how it goes on
+    engine.wait()  # for the graph of frames of this size, so that only steady state is measured
 
     if arguments.trace is not None:
         with _profile(arguments.trace, cuda):
@@ -194,7 +192,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 def _baselines(
     subject: Subject, engine: Engine, asked: Asked, answers: list[Answer], steps: int, warmup: int, compiled: bool
 ) -> dict[str, Any]:
-    """Medians of the baselines over the first ``steps`` messages, and how far eager ``generate``'s tokens agree."""
+    """Time the baselines over the first ``steps`` messages and compare eager ``generate``'s tokens."""
     found: dict[str, Any] = {
         "baseline_ms": None, "tokens_equal": None, "token_match": None, "mismatch_margins": [],
         "baseline_steps": steps,
@@ -231,7 +229,7 @@ def _baselines(
         try:
             answer = baselines.compiled_static_cache(model, weights, asked.prompt, count)
             times, tokens = baselines.time_baseline(answer, images, warmup)
-        except Exception as error:  # torch has a type for each; the measurement of the engine stands all the same
+        except Exception as error:  # torch has a type for each; the engine's figures remain valid
             found["compiled_left_out"] = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
         else:
             matched = compare(answers[:steps], tokens)["token_match"]

@@ -1,4 +1,4 @@
-"""Inputs of a measurement: camera messages that all differ, made when they are needed, and a prompt."""
+"""Inputs of a measurement: distinct camera messages, made on demand, and a prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHIFT = 7  # pixels from one frame to the next; more than what one pixel of the
 
 @dataclass(frozen=True)
 class OnDemand(Generic[T]):
-    """``count`` items, each made anew whenever it is asked for: a thousand large frames need the memory of one."""
+    """``count`` items, each made on access: a thousand large frames need the memory of one."""
 
     count: int
     make: Callable[[int], T]
@@ -36,7 +36,7 @@ class OnDemand(Generic[T]):
 def make_messages(count: int, height: int, width: int, seed: int = 0) -> OnDemand[bytes]:
     """``sensor_msgs/Image`` messages with random frames, never zeros: zeros run faster than real data.
 
-    One random frame, pushed on from message to message; the first ``height * width / 7`` of them differ.
+    One random frame, shifted from message to message; the first ``height * width / 7`` of them differ.
     """
     base = np.random.default_rng(seed).integers(0, 256, (height * width, 3), dtype=np.uint8)
 
@@ -48,6 +48,6 @@ def make_messages(count: int, height: int, width: int, seed: int = 0) -> OnDeman
 
 
 def make_prompt(architecture: Architecture, tokens: int, seed: int = 0) -> IntArray:
-    """BOS, random words, the closing token: int64 [tokens]."""
+    """Make a prompt of BOS, random tokens and the closing token: int64 [tokens]."""
     words = np.random.default_rng(seed).integers(3, architecture.action_vocab_size // 2, max(1, tokens - 2))
     return np.array([architecture.llm.bos_token, *words, architecture.empty_token], dtype=np.int64)

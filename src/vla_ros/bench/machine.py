@@ -1,4 +1,4 @@
-"""The ceilings of this machine, measured in the same run, and the least time that an answer can take on it."""
+"""Measures this machine's bandwidth and arithmetic rate, and derives a lower bound for one inference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vla_ros.policies.openvla.model import OpenVLAModel
 
 @dataclass(frozen=True)
 class Machine:
-    """Ceilings.
+    """Measured limits of a machine.
 
     Attributes:
         name: Device.
@@ -28,7 +28,7 @@ class Machine:
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Measure both ceilings; under a second on a GPU, a few on a CPU."""
+    """Measure both limits; takes under a second on a GPU, a few on a CPU."""
     cuda = device.type == "cuda"
     count = 2**30 if cuda else 2**26
     source = torch.randint(0, 255, (count,), dtype=torch.uint8, device=device)
@@ -45,7 +45,7 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
 def floor_ms(
     machine: Machine, model: OpenVLAModel, weights: DecoderWeights, sequence: int, passes: int, batch: int = 1
 ) -> float:
-    """Milliseconds below which no program goes: the larger of arithmetic and bytes, stage by stage.
+    """Return a lower bound in milliseconds: the larger of arithmetic and bytes, stage by stage.
 
     Args:
         machine: Ceilings.
@@ -71,7 +71,7 @@ def floor_ms(
 
 
 def memory_gb(device: torch.device) -> float:
-    """The most that this process had allocated so far, in gigabytes."""
+    """Return the peak memory of this process so far, in gigabytes."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device)) / 1e9
     import resource

@@ -1,4 +1,4 @@
-"""The measurement itself: camera messages through the engine, plain and with drafts."""
+"""Runs camera messages through the engine, plain and with drafts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Times:
             self.stages.setdefault(name, []).append(value)
 
     def only(self, wanted: Sequence[bool]) -> Times:
-        """The steps that are wanted, given one value per step."""
+        """Return the selected steps, given one flag per step."""
 
         def pick(values: list[float]) -> list[float]:
             return [value for value, keep in zip(values, wanted, strict=True) if keep]
@@ -55,15 +55,15 @@ class Times:
         return float(np.percentile(self.total, share))
 
     def percentiles(self) -> dict[str, float] | None:
-        """``p50`` and ``p99`` of the totals in milliseconds; None where there was no step."""
+        """``p50`` and ``p99`` of the totals in milliseconds; None without steps."""
         return {"p50": self.percentile(50), "p99": self.percentile(99)} if self.total else None
 
     def between(self) -> float:
-        """Median of what a step takes beside its stages: the host's work around them, in milliseconds."""
+        """Median of a step's time outside its stages, the host's work, in milliseconds."""
         return float(np.median(np.array(self.total) - np.sum(list(self.stages.values()), axis=0)))
 
     def together(self, *names: str) -> float:
-        """Median of the sum of some stages, in milliseconds; those that were not there count nothing."""
+        """Median of the sum of some stages, in milliseconds; missing stages count as zero."""
         sums = np.sum([self.stages.get(name, [0.0] * len(self.total)) for name in names], axis=0)
         return float(np.median(sums))
 
@@ -99,7 +99,7 @@ class InferenceStep:
 
 @dataclass(frozen=True)
 class Asked:
-    """What every pass of a measurement asks the engine.
+    """Inputs that every pass of a measurement shares.
 
     Attributes:
         step: From a message to an action.
@@ -114,12 +114,12 @@ class Asked:
     def run(
         self, drafts: Sequence[IntArray | None], warmup: int = 0, which: Sequence[int] | None = None
     ) -> tuple[Times, list[Answer]]:
-        """Ask and time; messages are made between the steps, outside of what is timed.
+        """Run and time the steps; messages are made between them, untimed.
 
         Args:
             drafts: One per message, or a single one for all.
-            warmup: First steps that do not count.
-            which: Messages to ask with, in this order; all when left out.
+            warmup: First, unmeasured steps.
+            which: Messages to use, in this order; default: all.
         """
         times, answers, state = Times(), [], DraftState()
         order = range(len(self.messages)) if which is None else which
@@ -136,12 +136,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class RightDrafts:
-    """The engine with drafts that are its own plain answers.
+    """Times with the engine's own plain answers as drafts.
 
     Attributes:
-        accepted: Steps whose draft the prefill accepted as a whole, so that no pass came after it.
-        verified: Steps that took further passes all the same, as the prefill was not sure of every token.
-        share: Of the drafts that were accepted as a whole, on images as they come.
+        accepted: Steps whose draft the prefill accepted in full, without a further pass.
+        verified: Steps with further passes, because some margin was below the guard.
+        share: Share of drafts that were accepted in full, on unselected images.
         images: Different images among ``accepted``.
         equal: All tokens were those of plain decoding.
     """
@@ -154,19 +154,19 @@ class RightDrafts:
 
 
 def run_right_drafts(asked: Asked, answers: Sequence[Answer], guard: float, steps: int, warmup: int) -> RightDrafts:
-    """What a right draft brings.
+    """Measure the effect of a correct draft.
 
-    Whether the prefill accepts a draft depends on how sure it is of its tokens. A trained network mostly is;
-    random weights seldom are for a whole answer, and the time of an accepted draft would be that of a few steps.
-    So ``share`` and ``verified`` come from images as they come, ``accepted`` from those whose plain answer is
-    ahead by more than the guard everywhere, and which the prefill then did accept, repeated for ``steps`` steps.
+    The prefill accepts a draft if all its margins exceed the guard. With random weights that is rare for a whole
+    answer, so only a few steps would time an accepted draft. Therefore ``share`` and ``verified`` are measured on
+    unselected images, and ``accepted`` on images whose margins exceed the guard at every token and whose draft was
+    accepted in a trial, repeated for ``steps`` steps.
 
     Args:
-        asked: What is asked.
-        answers: Plain decoding's, one per message.
-        guard: Of the engine.
-        steps: How many of each kind.
-        warmup: Steps that do not count.
+        asked: Inputs.
+        answers: Answers of plain decoding, one per message.
+        guard: The engine's guard.
+        steps: Number of steps of each kind.
+        warmup: Unmeasured steps.
     """
     drafts = [answer.tokens for answer in answers]
 
@@ -196,10 +196,10 @@ def _accepted(answer: Answer) -> bool:
 
 
 def compare(ours: Sequence[Answer], theirs: Sequence[IntArray]) -> dict[str, Any]:
-    """How far two paths agree: whole answers, tokens, and how near a tie each first difference was.
+    """Compare two paths: equal answers, equal tokens, and the margin at each first difference.
 
-    Greedy decoding that differs once goes on from another token, so only the first difference of an answer is a
-    difference between the paths; ``token_match`` counts tokens up to it.
+    After a first difference greedy decoding continues from another token, so only the first difference of an answer
+    counts; ``token_match`` counts tokens up to it.
     """
     same = matched = counted = 0
     near: list[float] = []

@@ -1,4 +1,4 @@
-"""What is measured: a checkpoint, a tiny one, or the whole OpenVLA-7B architecture with random weights."""
+"""Models to measure: a checkpoint, a tiny model, or OpenVLA-7B's architecture with random weights."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ OPENVLA_7B = Architecture(
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """The model to measure.
 
     Attributes:
         name: For the report.
         model: The reference network, loaded.
         bins: Its action tokens.
         statistics: Un-normalisation.
-        random: True where the weights are made up: speed is meant then, tokens and acceptance mean nothing.
-        weights: The decoder where it was quantised while it was loaded; ``model`` has no layers then.
+        random: True for random weights: times are meaningful, tokens and acceptance are not.
+        weights: The decoder if it was quantised during loading; ``model`` then has no layers.
     """
 
     name: str
@@ -87,7 +87,7 @@ def open_subject(
         device: Where it goes.
         dtype: Type of its weights.
         quantization: Other than ``none``: quantise while loading; the dense decoder never exists as a whole.
-        progress: Told how far it has come.
+        progress: Called with the share that is loaded.
 
     Raises:
         CheckpointError: The folder is missing or damaged.
@@ -116,7 +116,7 @@ def open_subject(
 
 
 def random_model(architecture: Architecture, device: torch.device, dtype: torch.dtype) -> OpenVLAModel:
-    """The network with random weights made on the device."""
+    """Make the network with random weights on the device."""
     model = build_empty(architecture)
     fill(model, random_weights(model, device, dtype), device, dtype)
     return model

@@ -1,4 +1,4 @@
-"""How long any policy takes from camera messages to its chunk, as the node asks it."""
+"""Times any policy from camera messages to its chunk, through the node's own functions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
         Milliseconds (``total_ms`` with p50 and p99, ``stages_ms`` with medians) and what was measured.
 
     Raises:
-        VlaRosError: The policy does not load or cannot answer.
-        ConfigError: It needs images or feeds that nothing here can make.
+        VlaRosError: The policy does not load or inference fails.
+        ConfigError: It needs images or feeds that cannot be generated.
     """
     policy = create(config)
     began = time.perf_counter()
@@ -42,7 +42,7 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
     if missing or spec.state_keys:
         raise ConfigError(
             f"policy.name: '{config.policy.name}' needs the images {list(spec.image_keys)} and the feeds "
-            f"{list(spec.state_keys)}; found camera.keys {list(cameras)}, and feeds cannot be made up"
+            f"{list(spec.state_keys)}; found camera.keys {list(cameras)}, and feeds cannot be generated"
         )
     preprocess = Preprocessor(config.camera, spec)
     messages = {

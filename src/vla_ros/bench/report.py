@@ -21,7 +21,7 @@ def summarize(
     floors: tuple[float, float],
     details: dict[str, Any],
 ) -> dict[str, Any]:
-    """Everything that was measured, as plain numbers, milliseconds and gigabytes.
+    """Return all figures as plain numbers, in milliseconds and gigabytes.
 
     Args:
         subject: What was measured.
@@ -102,7 +102,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _of_drafts(result: dict[str, Any]) -> list[str]:
-    """What the figures of drafts mean, and over what they were taken."""
+    """Explain the draft figures and the steps behind them."""
     sure = f"whose plain answer is ahead by more than the guard ({result['guard']:g} logits) at every drafted token"
     if result["accepted_steps"]:
         accepted = (

@@ -111,7 +111,7 @@ class GraphCache(Generic[P]):
         try:
             self.ensure(length)
         except Exception as error:
-            logger.warning("sequence length %d stays without graphs: %s", length, error)
+            logger.warning("sequence length %d runs without graphs: %s", length, error)
             with self._lock:
                 self._failed[length] = error
             return

@@ -228,7 +228,7 @@ def test_bfloat16_runs_on_a_cpu(shared_tiny, make_policy, loaded, observe):
     ("options", "error", "words"),
     [
         ({"device": "tpu9"}, ConfigError, "expected auto, cpu, cuda"),
-        ({"device": "meta"}, ConfigError, "is not here"),
+        ({"device": "meta"}, ConfigError, "is not available"),
         ({"device": "cuda:77"}, ConfigError, "CUDA devices"),
         ({"quantization": "nf4", "dtype": "float32"}, ConfigError, "does not go with"),
         ({"quantization": "int4"}, ConfigError, "engine needs an NVIDIA GPU, here is cpu; choose nf4"),

@@ -293,12 +293,12 @@ def step(content, name):
         (
             "policy_postprocessor.json",
             lambda c: step(c, "unnormalizer_processor").update(state_file="gone.safetensors"),
-            "'gone.safetensors', which is no file here",
+            "'gone.safetensors', which is missing",
         ),
         (
             "policy_postprocessor.json",
             lambda c: step(c, "unnormalizer_processor").update(state_file="../x.safetensors"),
-            "which is no file here",
+            "which is missing",
         ),
         (
             "policy_postprocessor.json",

@@ -1,4 +1,4 @@
-"""What runs where: device, data type, attention and engine, from the options and the machine."""
+"""Selects device, data type, attention and engine from the options and the machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vla_ros.policies.openvla.options import OpenVLAOptions
 
 
 def choose_device(text: str) -> torch.device:
-    """``policy.device`` as a torch device that exists.
+    """Return ``policy.device`` as an available torch device.
 
     Raises:
-        ConfigError: It is no device, or not one of this machine.
+        ConfigError: It is not a device, or not one of this machine.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if text == "auto":
@@ -27,16 +27,16 @@ def choose_device(text: str) -> torch.device:
         return device
     if device.type != "cuda" or (device.index or 0) >= count:
         raise ConfigError(
-            f"policy.device: '{text}' is not here; torch {torch.__version__} sees {count} CUDA devices"
+            f"policy.device: '{text}' is not available; torch {torch.__version__} sees {count} CUDA devices"
         )
     return torch.device("cuda", device.index or 0)
 
 
 def choose_dtype(options: OpenVLAOptions, device: torch.device) -> str:
-    """``policy.dtype`` with ``auto`` resolved: bfloat16 on CUDA and for quantised weights, else float32.
+    """Resolve ``policy.dtype``; ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
 
     Raises:
-        ConfigError: float32 is asked for together with quantisation.
+        ConfigError: float32 is combined with quantisation.
     """
     quantized = options.quantization != "none"
     if options.dtype == "auto":
@@ -53,7 +53,7 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
     """Refuse ``flash_attention_2`` where it cannot run.
 
     Raises:
-        ConfigError: The device or the data type is not one that it knows.
+        ConfigError: It does not support the device or the data type.
         MissingDependencyError: flash-attn is not installed.
     """
     if attention != "flash_attention_2":
@@ -69,12 +69,12 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
 
 
 def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
-    """``policy.engine`` with ``auto`` resolved: ``graph`` where its kernels run, else ``reference``.
+    """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
 
-    nf4 and an attention other than the default belong to the reference path: whoever asks for one gets that path.
+    nf4 and a non-default attention run on the reference path only, so they select it.
 
     Raises:
-        ConfigError: The weights that ``policy.quantization`` names do not exist on that path.
+        ConfigError: That path does not support ``policy.quantization``.
     """
     asked, weights = options.engine, options.quantization
     missing = _why_no_engine(options, device) if asked == "auto" else ""
@@ -93,7 +93,7 @@ def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
 
 
 def _why_no_engine(options: OpenVLAOptions, device: torch.device) -> str:
-    """Why the engine's kernels do not run; they need Triton and matrix units for bfloat16 (Ampere)."""
+    """Return why the engine's kernels cannot run; they need Triton and bfloat16 tensor cores (Ampere)."""
     if device.type != "cuda":
         return f"the engine needs an NVIDIA GPU, here is {device}"
     if options.attention != "sdpa":

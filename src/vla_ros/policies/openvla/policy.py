@@ -52,13 +52,13 @@ LONG_PROMPT = 80
 
 @dataclass(frozen=True)
 class Loaded:
-    """Everything that answers observations once a checkpoint is loaded.
+    """A loaded checkpoint.
 
     Attributes:
-        prompt: Instruction to tokens.
-        bins: Tokens to normalised actions.
-        advice: What to choose when memory runs out.
-        engine: Executes in place of ``model``; None on the reference path.
+        prompt: Encodes instructions as tokens.
+        bins: Converts tokens to normalised actions.
+        advice: Returns the options to choose when memory runs out.
+        engine: Runs instead of ``model``; None on the reference path.
     """
 
     model: OpenVLAModel
@@ -74,9 +74,9 @@ class OpenVLASession(Session):
     """What belongs to one robot.
 
     Attributes:
-        instruction: The one that is encoded.
+        instruction: The encoded instruction.
         tokens: Int64 [L], its prompt on the host.
-        draft: What the engine drafts from, of the last answer; answers do not depend on it.
+        draft: The engine's draft from the last answer; actions do not depend on it.
     """
 
     instruction: str = ""
@@ -90,7 +90,7 @@ class OpenVLASession(Session):
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """One request as the network takes it: prompt [L], and the image or the camera's frame."""
+    """One request as network input: prompt [L], and the processed or the camera's image."""
 
     session: OpenVLASession
     tokens: IntArray
@@ -99,7 +99,7 @@ class _Asked:
 
 
 class OpenVLAPolicy(Policy):
-    """Answers one image and an instruction with one action of the checkpoint, decoded greedily."""
+    """Decodes one action greedily from one image and an instruction."""
 
     Options = OpenVLAOptions
 
@@ -189,7 +189,7 @@ class OpenVLAPolicy(Policy):
         progress(1.0, f"OpenVLA {folder.name} on {device} in {dtype}, un-normalised by '{statistics.key}'")
 
     def start_session(self) -> OpenVLASession:
-        """Of one robot: nothing said, nothing answered yet."""
+        """Start a session with no instruction and no previous answer."""
         return OpenVLASession()
 
     def infer(self, session: OpenVLASession, observation: Observation) -> ActionChunk:
@@ -208,14 +208,14 @@ class OpenVLAPolicy(Policy):
             ImageError: The image is missing, of another size or type.
             ConfigError: The instruction is empty or too long.
             OutOfMemoryError: The device has no room left.
-            VlaRosError: The network answers with something that is no number.
+            VlaRosError: The network's output holds NaN or Inf.
         """
         return _only(self.infer_batch([(session, observation)]))
 
     def infer_batch(
         self, requests: Sequence[tuple[OpenVLASession, Observation]]
     ) -> list[ActionChunk | VlaRosError]:
-        """Answer several robots with one pass of the engine; one after the other on the reference path."""
+        """Infer for several robots: in one pass of the engine, or in turn on the reference path."""
         loaded = self.loaded
         frames = loaded.engine is not None and all(self._takes_frame(observation) for _, observation in requests)
         asked = [self._asked(loaded, *request, frames) for request in requests]
@@ -225,7 +225,7 @@ class OpenVLAPolicy(Policy):
         return [next(chunks) if isinstance(one, _Asked) else one for one in asked]
 
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
-        """What normalised actions [..., D] would mean with each other dataset of the checkpoint, by its name.
+        """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
 
         For a diagnosis of a wrong ``policy.unnorm_key``; datasets of another dimension are left out.
         """
@@ -250,7 +250,7 @@ class OpenVLAPolicy(Policy):
             torch.cuda.empty_cache()
 
     def _takes_frame(self, observation: Observation) -> bool:
-        """True where the engine makes the same image of the camera's own one."""
+        """Return True if the engine can process the camera's image to the same bits."""
         raw = observation.raw_images.get(self._image_key)
         return raw is not None and on_device(raw)
 
@@ -262,7 +262,7 @@ class OpenVLAPolicy(Policy):
                 session.tokens = loaded.prompt.encode(observation.instruction)
                 session.instruction, session.draft = observation.instruction, DraftState()
             image = observation.raw_images[self._image_key] if frame else self._image(observation)
-        except VlaRosError as error:  # what is wrong with one request keeps no other from its answer
+        except VlaRosError as error:  # an invalid request must not affect the others
             return error
         return _Asked(session, session.tokens, image, observation.stamp)
 
@@ -325,7 +325,7 @@ class OpenVLAPolicy(Policy):
         return image
 
     def _warm_up(self, folder: Path, fast: bool, weights: DecoderWeights | None) -> None:
-        """The self-test, and one whole answer, so that the first frame is not the slow one."""
+        """Run the self-test and one whole inference, so that the first frame is not slow."""
         images = self_test.two_images(*self.spec.processors[self._image_key].size)
         loaded = self.loaded
         ids = loaded.prompt.encode(SELF_TEST_INSTRUCTION)
@@ -348,7 +348,7 @@ class OpenVLAPolicy(Policy):
         prompt: IntArray,
         weights: DecoderWeights | None,
     ) -> Engine | None:
-        """A warm engine that passed its test; None where ``policy.engine`` is ``auto`` and there cannot be one."""
+        """Return a warm engine that passed its test, or None if ``auto`` has to fall back."""
         count, engine = loaded.statistics.dimension, None
         try:
             ops, encode, strict = None, None, self._options.engine != "auto"
@@ -370,12 +370,12 @@ class OpenVLAPolicy(Policy):
         except Exception as error:
             if engine is not None:
                 engine.close()
-            # Quantised weights exist in the engine's own format only: there is nothing to fall back on.
+            # Quantised weights exist in the engine's own format only, so there is no fallback.
             if self._options.engine != "auto" or weights is not None or isinstance(error, DeviceLostError):
                 raise
             logger.warning(
-                "policy.engine: no engine, the reference path answers instead, several times slower: %s. "
-                "policy.engine:=reference is silent about it",
+                "policy.engine: no engine, using the reference path, which is several times slower: %s. "
+                "Set policy.engine:=reference to silence this warning",
                 error,
             )
             return None
@@ -385,7 +385,7 @@ class OpenVLAPolicy(Policy):
 
 
 def _only(answers: Sequence[ActionChunk | VlaRosError]) -> ActionChunk:
-    """The one answer of a batch of one."""
+    """Return the answer of a batch of one."""
     [answer] = answers
     if isinstance(answer, VlaRosError):
         raise answer

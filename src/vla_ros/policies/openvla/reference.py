@@ -1,4 +1,4 @@
-"""One answer on the reference path: plain torch, one operation after the other."""
+"""One inference on the reference path, in plain torch."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def answer(
 
 @torch.inference_mode()
 def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
-    """Compile towers and projector by ``torch.compile``: from now on ``model.embed_image`` is what came out.
+    """Replace ``model.embed_image`` by its ``torch.compile``d form.
 
     Args:
         model: On its device.
         image: Uint8 [H, W, 3] of the model's size, to compile and compare with.
 
     Returns:
-        Seconds that it took.
+        Compile time in seconds.
 
     Raises:
-        ConfigError: It cannot be compiled here, or what came out computes something else.
+        ConfigError: It cannot be compiled here, or the result differs.
     """
     began, pixels = time.perf_counter(), model.normalize(to_device(image, model.device))
     expected = model.embed_image(pixels)
@@ -64,17 +64,19 @@ def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
         found = compiled(pixels)
     except Exception as error:  # no C++ compiler, for one; torch has a type for each
         raise ConfigError(
-            f"policy.compile: torch.compile cannot do it here ({type(error).__name__}: {str(error).strip()[:200]}) "
-            "- does this machine have a C++ compiler? policy.compile:=false does without"
+            f"policy.compile: torch.compile failed here ({type(error).__name__}: {str(error).strip()[:200]}); "
+            "install a C++ compiler, or set policy.compile:=false"
         ) from error
     off = relative_error(found, expected)
     if not off <= TOLERANCES[model.dtype].vision:  # NaN is wrong, too
-        raise ConfigError(f"policy.compile: what torch.compile made differs by {off:.2g}; leave it off")
+        raise ConfigError(
+            f"policy.compile: the compiled vision towers differ by {off:.2g}; set policy.compile:=false"
+        )
     model.embed_image = compiled  # type: ignore[method-assign]
     return time.perf_counter() - began
 
 
 def to_device(image: UInt8Array, device: torch.device) -> Tensor:
-    """Uint8 [1, H, W, 3] there."""
+    """Copy an image to the device as uint8 [1, H, W, 3]."""
     # Copied (a few microseconds): views with negative strides and read-only arrays do not become tensors.
     return torch.from_numpy(image.copy())[None].to(device)

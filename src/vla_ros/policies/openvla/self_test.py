@@ -1,4 +1,4 @@
-"""What is checked before the first frame: the model sees, and the engine sees and answers as the reference does."""
+"""Start-up checks: the output depends on the image, and the engine agrees with the reference path."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _blind(folder: Path, what: str) -> CheckpointError:
 def check_vision(model: OpenVLAModel, images: Sequence[UInt8Array], prompt: IntArray, folder: Path) -> None:
     """Refuse a model whose answer does not depend on the image.
 
-    A model that never runs its vision still answers, always with the same action. It happens to people who load
-    the published code with a transformers version that skips the image, and with half-copied weights.
+    A model that never runs its vision still returns an action, always the same. This happens when the published
+    code runs with a transformers version that skips the image, and with half-copied weights.
 
     Args:
         model: On its device.
@@ -90,7 +90,7 @@ def check_engine(
         count: Tokens of an answer.
 
     Raises:
-        EngineMismatchError: A token differs where the reference was sure of it.
+        EngineMismatchError: A token differs at a clear margin of the reference path.
     """
     ids = torch.from_numpy(prompt)[None].to(model.device)
     near = TOLERANCES[engine.weights.dtype].near_tie
@@ -98,10 +98,10 @@ def check_engine(
         expected, margins, _ = answer(model, image, ids, count)
         found = engine.answer([Request(image, prompt)])[0].tokens
         differing = np.flatnonzero(found != expected)
-        # Behind a near-tie that went the other way all further tokens answer another question.
+        # After a near-tie that went the other way, all further tokens follow another prefix.
         if differing.size and margins[differing[0]] > near:
             raise EngineMismatchError(
-                f"the engine answers {found.tolist()}, the reference path {expected.tolist()}: token "
+                f"the engine decodes {found.tolist()}, the reference path {expected.tolist()}: token "
                 f"{differing[0]} differs though its logit is ahead by {margins[differing[0]]:.2g}"
             )
 
@@ -109,8 +109,8 @@ def check_engine(
 def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
     """Raise the engine's guard where these weights need it.
 
-    The guards of :mod:`vla_ros.engine.tolerances` were measured on weights whose logits may spread less. Every
-    image's answer is drafted for every image.
+    The guards of :mod:`vla_ros.engine.tolerances` were measured on weights whose logits may spread less. Drafts
+    every image's answer for every image.
 
     Args:
         engine: Warm.
@@ -133,10 +133,10 @@ def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) ->
 
 
 def check_resizing(engine: Engine, frame: RawImage) -> None:
-    """Compare what the engine makes of a camera's frame with what the host makes of it; both are warm then.
+    """Compare the engine's processing of a camera's frame with the host's; warms up both.
 
-    Where there are graphs, twice: launch by launch, as the first frame of a size is resized, and by the graph.
-    Nothing is compared where the two may differ: such frames are resized on the host.
+    With graphs, compares twice: without a graph, as for the first frame of a size, and with it. Skips processors
+    without exact resampling steps: the host resizes their frames.
 
     Raises:
         EngineMismatchError: A value differs.
@@ -149,7 +149,7 @@ def check_resizing(engine: Engine, frame: RawImage) -> None:
         if not np.array_equal(found, expected):
             height, width, _ = frame.pixels.shape
             raise EngineMismatchError(
-                f"{engine.weights.device} resizes a frame of {width}x{height} otherwise than the host: "
+                f"{engine.weights.device} resizes a frame of {width}x{height} differently from the host:  "
                 f"{np.mean(found != expected):.2%} of the values differ"
             )
         engine.wait()

@@ -88,7 +88,7 @@ def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -
     if layout == LEROBOT:
         if robot is not None or asset:
             raise ConfigError(
-                f"{folder}: LeRobot's layout says itself how its data was prepared; name no robot and no asset"
+                f"{folder}: LeRobot's layout states how its data was prepared; name no robot and no asset"
             )
         processing = read_processing(folder, config, architecture)
         steps = whole(config, "num_inference_steps", 10, path)
@@ -107,8 +107,8 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
         base = folder / "assets"
         found = sorted(item.parent.relative_to(base).as_posix() for item in base.glob("**/norm_stats.json"))
         raise CheckpointError(
-            f"{path}: no such file; there are statistics for {found or 'no robot'}. Without its statistics a robot "
-            "cannot be told what to do"
+            f"{path}: no such file; there are statistics for {found or 'no robot'}. Actions cannot be "
+            "un-normalised without them"
         )
     content = read_json(path).get("norm_stats")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state", "actions")):

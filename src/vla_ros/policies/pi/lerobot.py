@@ -136,7 +136,7 @@ def _normalization(
     name = step.get("state_file")
     if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
         raise CheckpointError(
-            f"{folder / file}: the statistics are in {name!r}, which is no file here; LeRobot would go on without"
+            f"{folder / file}: the statistics are in {name!r}, which is missing; copy the file again"
         )
     try:
         stored = load_file(folder / name)

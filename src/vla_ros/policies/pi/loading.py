@@ -91,8 +91,8 @@ def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) 
     )
     if text:
         raise CheckpointError(
-            f"{folder}: the weights are no {architecture.model}: {text}. LoRA adapters must be merged first; files "
-            "that LeRobot wrote before October 2025 must be converted by a newer one"
+            f"{folder}: the weights are not those of {architecture.model}: {text}. LoRA adapters must be merged "
+            "first; files that LeRobot wrote before October 2025 must be converted by a newer one"
         )
     return parts
 
