@@ -63,7 +63,7 @@ def named(found: Mapping[bytes, str]) -> str:
 
 
 def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> str:
-    """Two sources for people; ``endpoints`` are ``get_publishers_info_by_topic`` of the topic."""
+    """Names two sources in a sentence; ``endpoints`` are ``get_publishers_info_by_topic`` of the topic."""
     known = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
     two = {source.publisher for source in (contest.first, contest.second)}
     # An id that is no gid names nobody: then everybody on the topic is named.

@@ -109,7 +109,7 @@ class Inputs:
             self._history.clear()
 
     def wait_for_stamp(self, stamp: int, keys: tuple[str, ...], timeout: float) -> bool:
-        """Wait ``timeout`` seconds until joint state and the feeds ``keys`` are as new as ``stamp`` (lockstep).
+        """Wait up to ``timeout`` s until joint state and the feeds ``keys`` are as new as ``stamp`` (lockstep).
 
         Returns:
             False after the timeout.

@@ -37,7 +37,7 @@ class Reason(str, Enum):
         member.description = description
         return member
 
-    IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message is no image"
+    IMAGE_INVALID = "image_invalid", Level.DROP, "a camera message cannot be decoded"
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,

@@ -116,7 +116,7 @@ class Continuity:
     def track(self, joint: str, position: float, at: int) -> int:
         """Which of two courses of a joint this position continues: 0 or 1. Twice its limit is allowed, and jitter.
 
-        What is no number belongs to the course that was heard last. ``at``: nanoseconds of a steady clock.
+        NaN and infinity count for the course that was updated last. ``at``: nanoseconds of a steady clock.
         """
         speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])
         if speed is None or not math.isfinite(position):

@@ -44,9 +44,8 @@ class Outputs:
             gripper, gid = wiring.publisher_and_gid(kind, topics.gripper, "command")
             self._publishers[topics.gripper] = gripper
             self.gids[gripper.topic_name] = gid
-        self._twist: tuple[Command, float] | None = (
-            None  # the twist in force, and when it expires (steady clock, s)
-        )
+        # The twist in force, and when it expires (steady clock, s).
+        self._twist: tuple[Command, float] | None = None
 
     @property
     def subscribers(self) -> tuple[str, int]:
