@@ -1,11 +1,11 @@
-"""The shipped checkpoint in the real demo, with every control: one `vla-ros demo` after the other, then one table.
+"""Runs the shipped checkpoint through `vla-ros demo` with every control, and prints one table.
 
 Each row runs the simulation and the policy node in processes of their own that meet over DDS, as a user would.
 Take `python -m tools.train evaluate` for many episodes in little time.
 
   python benchmarks/demo_policy.py [--checkpoint DIR] [--episodes 100] [--seed 0] [--only plain,bump] [--json FILE]
 
-`--real-time` adds a row with physics at the pace of the wall clock and a camera at 10 Hz.
+`--real-time` adds a row with physics in real time and a camera at 10 Hz.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How old is the frame behind a command? A driver here, the node in another process, DDS between them.
+"""Measures the age of a command's frame: driver here, node in another process, DDS between them.
 
-The policy answers at once (`hold`, but it looks at its picture as a model would: a policy that does not look costs
-no resize), so what is measured is everything around a model: transport, mailbox, decoding, resizing, kinematics,
-limits, sending. Ages are measured here, from the stamp that the driver gave the
-frame to the arrival of the command that carries it: both directions of the wire are in it.
+The policy returns at once (`hold`, but it reads its image as a model would, which triggers the resize), so the
+figures cover everything around a model: transport, mailbox, decoding, resizing, kinematics, limits, sending. Ages
+are measured here, from the stamp that the driver gave the frame to the arrival of the command that carries it: both
+directions of the wire are in it.
 
     python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
 """
@@ -36,10 +36,10 @@ HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 
 
 class Looking(HoldPolicy):
-    """Answers at once, but has every picture prepared first."""
+    """Holds, but reads every image first."""
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Look, and hold."""
+        """Read the images, then hold."""
         dict(observation.images)
         return super().infer(session, observation)
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def drive(backend: str, width: int, height: int, rate: float, seconds: float) -> tuple[list[float], int]:
-    """Send frames and joint states, hear commands; ages in milliseconds and the number of frames sent."""
+    """Send frames and joint states, receive commands; return ages in milliseconds and the number of frames."""
     ages: list[float] = []
     heard = threading.Event()
     with open_graph(backend, log_level="warn") as graph:

@@ -1,11 +1,10 @@
-"""The demo's checkpoint from nothing in one sitting: data, training, export, evaluation, one archive.
+"""Trains the demo's checkpoint in one session: data, training, export, evaluation, one archive.
 
     python benchmarks/train_session.py --work WORK --out OUT [--limit 570] [--steps N] [-- options of "fit"]
 
-Every stage goes on where it stopped: call the same line again until it says "complete". With `--limit` the call
-ends in time on machines that are rented by the minute; whatever there is by then is exported and packed.
-`--seconds` lets the script choose the number of steps from the measured pace; the model card states the number that
-came out.
+Every stage resumes where it stopped: repeat the command until it prints "complete". With `--limit` the call
+ends in time on machines that are rented by the minute; the result so far is exported and packed.
+`--seconds` lets the script choose the number of steps from the measured speed; the model card states the result.
 
 OUT receives `session.json` (times and figures) and `session.tar.NN`, pieces of at most 15 MiB: the checkpoint, the
 logs and the figures. Join them with `cat session.tar.* | tar x`.
@@ -144,7 +143,7 @@ def compiled(session: Session) -> tuple[str, ...]:
 
 
 def chosen_steps(session: Session) -> int:
-    """Steps that fit into ``--seconds`` at the pace of a short probe; 0 where the probe did not come to its end."""
+    """Return the steps that fit into ``--seconds`` at the speed of a short probe; 0 if the probe did not finish."""
     if "chosen_steps" in session.facts:
         return int(session.facts["chosen_steps"])
     probe = session.arguments.work / "probe"

@@ -1,4 +1,4 @@
-"""Milliseconds per stage of the vision room, from message to the policy's picture.
+"""Milliseconds per stage of the vision room, from message to the policy's image.
 
 Run ``OMP_NUM_THREADS=1 python benchmarks/vision.py [--width 640] [--height 480] [--repeat 200]``: one thread, as
 beside a policy that wants the others.
@@ -31,7 +31,7 @@ from vla_ros.vision.processors import crop_center, jpeg_round_trip, resize_bicub
 
 
 def scene(height: int, width: int) -> np.ndarray:
-    """A picture as smooth as a camera's, with some noise: uint8 [height, width, 3]."""
+    """Make a smooth image with some noise: uint8 [height, width, 3]."""
     noise = np.random.default_rng(0)
     coarse = noise.integers(0, 256, (height // 40 + 2, width // 40 + 2, 3), np.uint8)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).astype(np.int16)

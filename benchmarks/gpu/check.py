@@ -1,4 +1,4 @@
-"""Correctness before anything is timed: every kernel against float64, and how far the guard must reach."""
+"""Checks correctness before timing: every kernel against float64, and the required guard."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _towers(session: Session, name: str) -> dict[str, Any]:
 
 
 def stage_guard(session: Session) -> dict[str, Any]:
-    """How far apart the logits of a drafted prefill and of decoding are: what the guard must exceed."""
+    """Measure how far logits of a drafted prefill and of decoding differ; the guard must exceed this."""
     import numpy as np
 
     engine, rng = session.engine(), np.random.default_rng(1)

@@ -32,7 +32,7 @@ class Session:
     Args:
         out: Folder of the results.
         dry: On a CPU with a tiny model.
-        kinds: Of weights that stages of kernels look at.
+        kinds: Kinds of weights for the kernel stages.
         seconds: After which the stage is ended.
 
     Attributes:
@@ -140,7 +140,7 @@ def compile_ahead(session: Session, stage: str, works: Iterable[Callable[[], Any
     if part is not None:
         index, count = (int(word) for word in part.split("/"))
         for work in list(works)[index::count]:
-            with contextlib.suppress(Exception):  # the stage meets it again and says so
+            with contextlib.suppress(Exception):  # the stage itself reports the error
                 work()
         sys.exit(0)
     count = min(14, max(1, (os.cpu_count() or 2) - 2))  # each holds a context of the GPU

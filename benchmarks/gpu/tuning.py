@@ -35,7 +35,7 @@ def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _sensible(config: Any, kind: str, pairs: int) -> bool:
-    """Whether it fits into shared memory and gives every warp something to do."""
+    """Return True if it fits into shared memory and keeps every warp busy."""
     from vla_ros.engine.lowbit import BITS, k_group
 
     outputs = config.block_n * pairs

@@ -67,7 +67,7 @@ class Tiny:
 
     @torch.inference_mode()
     def reference(self, images, prompt):
-        """Tokens [7] and margins [7] of the reference path for one picture."""
+        """Tokens [7] and margins [7] of the reference path for one image."""
         patches = self.see(torch.from_numpy(images))
         logits, prefix = self.model.prefill(patches, torch.from_numpy(prompt)[None])
         answer = self.model.greedy(logits, prefix, 7)
@@ -99,7 +99,7 @@ def own_tiny(tmp_path):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Folder of one whose pictures are 28 pixels wide."""
+    """Folder of one whose images are 28 pixels wide."""
     folder = tmp_path_factory.mktemp("checkpoint")
     base = tiny_architecture(vocabulary=768, empty_token=500)
     write_tiny(folder, architecture=replace(base, towers=tuple(replace(t, image_size=28) for t in base.towers)))

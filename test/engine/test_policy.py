@@ -175,21 +175,21 @@ class Rounding(Ops):
 
 def test_the_guard_is_raised_where_a_prefill_differs_more(tiny, caplog):
     caplog.set_level("INFO")
-    pictures, prompt = tiny.images(2), tiny.prompt(20)
+    samples, prompt = tiny.images(2), tiny.prompt(20)
     exact = tiny.engine()
-    fit_guard(exact, pictures, prompt)
+    fit_guard(exact, samples, prompt)
     assert exact.guard == TOLERANCES[torch.float32].guard
     assert caplog.text == ""
     engine = tiny.engine(ops=Rounding())
-    answers = [tiny.ask(engine, picture[None], [prompt])[0].tokens for picture in pictures]
-    largest = max(engine.draft_error(picture, prompt, draft) for picture in pictures for draft in answers)
+    answers = [tiny.ask(engine, sample[None], [prompt])[0].tokens for sample in samples]
+    largest = max(engine.draft_error(sample, prompt, draft) for sample in samples for draft in answers)
     assert largest > TOLERANCES[torch.float32].guard
-    fit_guard(engine, pictures, prompt)
+    fit_guard(engine, samples, prompt)
     assert engine.guard == 3 * largest
     assert f"differ by up to {largest:.2g}" in caplog.text
-    for picture, tokens in zip(pictures, answers, strict=True):  # and measuring has left nothing behind
-        assert np.array_equal(tiny.ask(engine, picture[None], [prompt])[0].tokens, tokens)
-        assert np.array_equal(tiny.ask(engine, picture[None], [prompt], [tokens])[0].tokens, tokens)
+    for sample, tokens in zip(samples, answers, strict=True):  # and measuring has left nothing behind
+        assert np.array_equal(tiny.ask(engine, sample[None], [prompt])[0].tokens, tokens)
+        assert np.array_equal(tiny.ask(engine, sample[None], [prompt], [tokens])[0].tokens, tokens)
 
 
 def test_a_guard_that_believes_no_draft_stays(tiny):

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 SIZES = [(480, 640), (720, 1280), (128, 128), (224, 224), (240, 224), (33, 500)]
 
 
-def pictures(height, width):
+def samples(height, width):
     rng = np.random.default_rng(height)
     noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     y, x = np.mgrid[0:height, 0:width]
@@ -31,7 +31,7 @@ def run(pipeline, image):
 @pytest.mark.parametrize("source", SIZES)
 def test_bicubic(source):
     pipeline = make_pipeline(ResizeNaive(), source, CPU)
-    for image in pictures(*source):
+    for image in samples(*source):
         assert np.array_equal(run(pipeline, image), resize_bicubic(image))
 
 
@@ -47,14 +47,14 @@ def test_bicubic_along_one_axis_from_and_to_any_length():
 @pytest.mark.parametrize("source", [*SIZES, (1, 1), (2, 300)])
 @pytest.mark.parametrize("area", [0.9, 0.5, 0.05])
 def test_crop_of_the_openvla_pipeline(source, area):
-    for image in pictures(*source):
+    for image in samples(*source):
         pipeline = make_pipeline(ResizeNaive((224, 200), area), source, CPU)
         assert np.array_equal(run(pipeline, image), crop_center(image, area, (224, 200)))
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_turns(orientation):
-    image = pictures(60, 90)[0]
+    image = samples(60, 90)[0]
     assert np.array_equal(run(make_turn(orientation), image), make_orientation(orientation)(image))
     pipeline = make_pipeline(ResizeNaive((28, 28)), (60, 90), CPU, orientation)
     upright = np.ascontiguousarray(make_orientation(orientation)(image))
@@ -62,7 +62,7 @@ def test_turns(orientation):
 
 
 def test_batches():
-    images = np.stack(pictures(100, 120))
+    images = np.stack(samples(100, 120))
     pipeline = make_pipeline(ResizeNaive((28, 28), 0.9), (100, 120), CPU)
     together = pipeline(torch.from_numpy(images)).numpy()
     for image, result in zip(images, together, strict=True):

@@ -41,7 +41,7 @@ def noise(height, width, seed=0):
 
 
 class Accounting(Runner):
-    """Says which buffers it was told to forget."""
+    """Records which buffers were freed."""
 
     def __init__(self):
         self.forgotten = []
@@ -97,7 +97,7 @@ def test_frames_become_the_pictures_of_the_host(orientation, area):
 def test_the_self_test_looks_at_the_graph_too(tiny):
     class Wrong(Capturing):
         def capture(self, stage):
-            return lambda: None  # its picture stays black
+            return lambda: None  # its image stays black
 
     engine = tiny.engine(runner=Wrong())
     with pytest.raises(EngineMismatchError, match="64x48 differently from the host"):
@@ -216,7 +216,7 @@ def test_a_device_that_resizes_otherwise_is_found_before_the_first_frame(tiny, m
         check_resizing(engine, frame)
 
 
-# Through the trip: the same messages to an engine and to the reference path, which resizes on the host.
+# Through the stepper: the same messages to an engine and to the reference path, which resizes on the host.
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here")
@@ -244,8 +244,8 @@ def steppers(checkpoint, request):
 INPUTS = Snapshot(JOINTS, instruction="pick up the red cube")
 
 
-def trips(steppers, message):
-    """The engine's trip and that of the reference path, which must agree."""
+def steps(steppers, message):
+    """The step results of the engine and of the reference path, which must agree."""
     one, other = (stepper.step([message], INPUTS, 0.2) for stepper in steppers)
     assert np.array_equal(one.chunk.tokens, other.chunk.tokens)
     assert np.array_equal(one.action, other.action)
@@ -253,19 +253,19 @@ def trips(steppers, message):
     return one, other
 
 
-def looked_at(trip):
-    assert isinstance(trip.observation.images, LazyImages)
-    return trip.observation.images.prepared
+def prepared_images(result):
+    assert isinstance(result.observation.images, LazyImages)
+    return result.observation.images.prepared
 
 
 @pytest.mark.parametrize(("encoding", "area"), [("rgb8", 1.0), ("bgr8", 0.9)])
 def test_the_engine_takes_frames_and_answers_the_same(steppers, encoding, area):
     pair = steppers(orientation=["rotate_180"], crop_area=area)
     for stamp, size in enumerate(((48, 64), (48, 64), (90, 120), (28, 28), (48, 64)), start=1):
-        engine, reference = trips(pair, encode_image(noise(*size, stamp), stamp, "camera", encoding))
-        assert (looked_at(engine), looked_at(reference)) == (0, 1)
+        engine, reference = steps(pair, encode_image(noise(*size, stamp), stamp, "camera", encoding))
+        assert (prepared_images(engine), prepared_images(reference)) == (0, 1)
         assert {"policy/upload", "policy/preprocess", "policy/vision"} <= set(engine.stages_ms)
-        # Whoever wants to look (the debug image) sees what the network saw.
+        # The debug image shows the network's input.
         assert np.array_equal(engine.observation.images["image"], reference.observation.images["image"])
 
 
@@ -275,8 +275,8 @@ def test_the_engine_takes_frames_and_answers_the_same(steppers, encoding, area):
     ids=json.dumps,
 )
 def test_pipelines_without_the_same_bits_stay_on_the_host(steppers, options):
-    engine, reference = trips(steppers(**options), encode_image(noise(48, 64), 1, "camera"))
-    assert looked_at(engine) == looked_at(reference) == 1
+    engine, reference = steps(steppers(**options), encode_image(noise(48, 64), 1, "camera"))
+    assert prepared_images(engine) == prepared_images(reference) == 1
     assert "policy/preprocess" not in engine.stages_ms
 
 
@@ -286,4 +286,4 @@ def test_a_message_that_is_no_picture_is_the_same_error(steppers):
     for stepper in pair:
         with pytest.raises(ImageError, match="/camera/image_raw: "):
             stepper.step([damaged], INPUTS, 0.2)
-    trips(pair, encode_image(noise(48, 64), 2, "camera"))
+    steps(pair, encode_image(noise(48, 64), 2, "camera"))

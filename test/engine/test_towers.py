@@ -1,4 +1,4 @@
-"""The engine's sight against the reference path: the steps in torch; Triton's in test_kernels.py and on a GPU."""
+"""The engine's vision encoder against the reference path, in torch; Triton is in test_kernels.py and on a GPU."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def samples():
     return list(np.random.default_rng(3).integers(0, 256, (2, 42, 42, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("towers", [1, 2])
 @torch.inference_mode()
-def test_the_steps_in_torch_equal_the_reference_path_to_the_bit(towers, dtype, pictures):
+def test_the_steps_in_torch_equal_the_reference_path_to_the_bit(towers, dtype, samples):
     model = make_model(towers).to(dtype)
-    for picture in pictures:
-        images = torch.from_numpy(picture)[None]
+    for sample in samples:
+        images = torch.from_numpy(sample)[None]
         assert torch.equal(VisionEncoder(model)(images), model.embed_image(model.normalize(images)))
 
 
@@ -56,10 +56,10 @@ class Forgetful(TowerOps):
         return super().add_norm(tokens, branch, None, norm)
 
 
-def test_a_step_that_differs_is_refused(model, pictures):
-    check_vision(VisionEncoder(model), pictures)
+def test_a_step_that_differs_is_refused(model, samples):
+    check_vision(VisionEncoder(model), samples)
     with pytest.raises(EngineMismatchError, match="vision towers differ"):
-        check_vision(VisionEncoder(model, Forgetful()), pictures)
+        check_vision(VisionEncoder(model, Forgetful()), samples)
 
 
 class Broken(TowerOps):
@@ -68,12 +68,12 @@ class Broken(TowerOps):
 
 
 @pytest.mark.parametrize("ops", [Forgetful(), Broken()])
-def test_auto_sees_through_torch_and_says_so(model, pictures, ops, monkeypatch, caplog):
+def test_auto_falls_back_to_torch_with_a_warning(model, samples, ops, monkeypatch, caplog):
     monkeypatch.setattr(vision_encoder, "make_tower_ops", lambda device: ops)
     with pytest.raises((EngineMismatchError, RuntimeError)):
-        checked_encoder(model, pictures, strict=True)
+        checked_encoder(model, samples, strict=True)
     with caplog.at_level(logging.WARNING):
-        found = checked_encoder(model, pictures, strict=False)
+        found = checked_encoder(model, samples, strict=False)
     assert "torch runs the vision towers" in caplog.text
     assert type(found.ops) is TowerOps
 
@@ -83,15 +83,15 @@ def test_auto_sees_through_torch_and_says_so(model, pictures, ops, monkeypatch, 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_a_captured_sight_equals_the_reference_path(model, dtype, pictures):
+def test_a_captured_encoder_equals_the_reference_path(model, dtype, samples):
     device = torch.device("cuda")
     there = make_model().to(device, dtype)
     images, out = torch.zeros(1, 42, 42, 3, dtype=torch.uint8, device=device), []
     see, runner = VisionEncoder(there), CudaRunner(device)
     with runner.stream():
         replay = runner.capture(lambda: out.append(see(images)))
-        for picture in pictures:
-            images.copy_(torch.from_numpy(picture)[None])
+        for sample in samples:
+            images.copy_(torch.from_numpy(sample)[None])
             replay()
             expected = there.embed_image(there.normalize(images)).float()
             error = ((out[-1].float() - expected).norm() / expected.norm()).item()

@@ -1,4 +1,4 @@
-"""The seam behind which every model family lives, and how one is found by name.
+"""The interface of every model family, and the registry that finds one by name.
 
 A third party adds a policy with the entry-point group ``vla_ros.policies``: the entry point names a class
 that extends :class:`Policy` and whose constructor takes the :class:`~vla_ros.config.Config`. Its options are a
@@ -28,7 +28,7 @@ def no_progress(fraction: float, message: str) -> None:
 
 
 class Session:
-    """What a policy keeps of one robot from one observation to the next; this one keeps nothing.
+    """State of one robot between observations; this one is empty.
 
     Policies extend it with previous tokens or chunks, an encoded instruction, history, a noise seed.
     """
@@ -41,13 +41,13 @@ class Session:
 
 
 class Policy(ABC):
-    """A model that answers observations with chunks of actions: loaded once, asked by any number of robots.
+    """Infers chunks of actions from observations: loaded once, shared by any number of robots.
 
     All methods are called from one thread.
 
     Attributes:
         Options: Dataclass of the section ``policy`` of the tree.
-        spec: What it expects and returns. Valid after :meth:`load`.
+        spec: Its inputs and outputs. Valid after :meth:`load`.
     """
 
     Options: ClassVar[type[PolicyConfig]] = PolicyConfig
@@ -62,7 +62,7 @@ class Policy(ABC):
         progress(1.0, f"{type(self).__name__}: nothing to load")
 
     def start_session(self) -> Session:
-        """What belongs to one robot, as it is at the start of an episode. Called after :meth:`load`."""
+        """Start a session for one robot at the beginning of an episode. Called after :meth:`load`."""
         return Session()
 
     @abstractmethod
@@ -70,27 +70,27 @@ class Policy(ABC):
         """Answer one observation of the robot to which ``session`` (of :meth:`start_session`) belongs.
 
         Raises:
-            VlaRosError: It cannot be answered; the session is as it was.
+            VlaRosError: Inference failed; the session is unchanged.
         """
 
     def infer_batch(self, requests: Sequence[tuple[Any, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Answer observations of several robots; what is wrong with one keeps no other from its answer.
+        """Infer for several robots; an invalid request does not affect the others.
 
         Args:
             requests: Session and observation, each session once.
 
         Returns:
-            A chunk, or why there is none, for each request.
+            A chunk or an error for each request.
         """
         return [_tried(self, *request) for request in requests]
 
     def configure(self, options: PolicyConfig) -> None:  # noqa: B027 (most policies have none)
-        """Take own options that may change while running (``Option.live``)."""
+        """Apply the policy's live options (``Option.live``)."""
 
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
-        """What normalised actions [..., D] would mean with each other data set of the checkpoint, by its name.
+        """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
 
-        For the diagnosis of a wrong choice; empty where there is none.
+        Used to diagnose a wrong choice; empty without other datasets.
         """
         return {}
 
@@ -107,7 +107,7 @@ def _tried(policy: Policy, session: Any, observation: Observation) -> ActionChun
 
 @dataclass(frozen=True)
 class LazyPolicy:
-    """A policy whose options are known before its libraries are imported; what an entry point may name.
+    """An entry-point target whose options are known before its libraries are imported.
 
     Attributes:
         Options: Dataclass of its options.

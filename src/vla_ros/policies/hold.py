@@ -1,4 +1,4 @@
-"""A policy that answers at once and moves nothing: for bring-up and for measuring everything around a model."""
+"""A policy that never moves: for bring-up and for measuring everything around a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_ros.types import ActionChunk, ActionSpec, Observation
 
 
 class HoldPolicy(Policy):
-    """Answers every observation with a zero motion and an open gripper (``gripper.open_value``)."""
+    """Returns a zero motion and an open gripper (``gripper.open_value``)."""
 
     def __init__(self, config: Config) -> None:
         self.spec = ActionSpec(image_keys=tuple(config.camera.keys))

@@ -1,4 +1,4 @@
-"""Action tokens to actions and back: bins, statistics, masks. Conventions of the published OpenVLA code."""
+"""Converts action tokens to actions and back, with the conventions of the published OpenVLA code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ActionBins:
         return self.vocab_size - np.digitize(clipped, self.edges).astype(np.int64)
 
     def outside(self, tokens: ArrayLike) -> int:
-        """How many of ``tokens`` stand for no bin: anything but 0 hints at a damaged or wrong checkpoint."""
+        """Count the ``tokens`` outside the bins; any suggest a damaged or wrong checkpoint."""
         raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
         return int(np.count_nonzero((raw < 0) | (raw >= self.count)))
 
@@ -106,7 +106,7 @@ def read_statistics(folder: Path) -> dict[str, ActionStatistics]:
     ``dataset_statistics.json``, so the latter wins.
 
     Raises:
-        CheckpointError: Neither is there, or an entry is damaged.
+        CheckpointError: Both are missing, or an entry is damaged.
     """
     path = folder / "dataset_statistics.json"
     if path.exists():
@@ -122,11 +122,11 @@ def read_statistics(folder: Path) -> dict[str, ActionStatistics]:
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
-    """The statistics to un-normalise with.
+    """Choose the statistics for un-normalisation.
 
     Args:
         statistics: All that the checkpoint has.
-        key: ``policy.unnorm_key``; empty is enough when there is only one. A LIBERO suite's plain name also
+        key: ``policy.unnorm_key``; may be empty if there is only one. A LIBERO suite's plain name also
             finds ``{suite}_no_noops``, the name under which its filtered data was trained.
 
     Raises:

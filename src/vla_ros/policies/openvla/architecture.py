@@ -1,4 +1,4 @@
-"""What a checkpoint's ``config.json`` says about the network, as frozen dataclasses. No torch here.
+"""Reads the network's sizes from a checkpoint's ``config.json``. No torch here.
 
 The published files name their vision towers by timm identifiers; the two that OpenVLA uses are known here by
 shape. A checkpoint with other towers describes them itself, in two entries of ours that published files lack:
@@ -100,7 +100,7 @@ _EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about the network that follows from ``config.json``.
+    """The network as described by ``config.json``.
 
     Attributes:
         towers: One vision tower, or two whose features are concatenated (DINOv2 first, then SigLIP).
@@ -130,7 +130,7 @@ class Architecture:
 
     @property
     def image_size(self) -> int:
-        """Side of the square input picture in pixels (224)."""
+        """Side of the square input image in pixels (224)."""
         return self.towers[0].image_size
 
 
@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 
     Raises:
-        CheckpointError: The file is missing, is not JSON or holds something else than an object.
+        CheckpointError: The file is missing or is not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -60,12 +60,12 @@ def fill_quantized(
     quantization: str,
     progress: Progress = no_progress,
 ) -> DecoderWeights:
-    """Bring the weights to ``device``, quantising layer by layer: only one layer is ever there in full.
+    """Load the weights to ``device``, quantising layer by layer: at most one layer is dense.
 
     Args:
         model: Empty, from :func:`~vla_ros.policies.openvla.loading.build_empty`. All but its decoder's layers can
             be used afterwards.
-        produce: Where the tensors come from.
+        produce: Source of the tensors.
         device: Where they go.
         dtype: Type of all that is not quantised.
         quantization: ``int8`` or ``int4``.

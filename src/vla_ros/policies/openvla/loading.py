@@ -1,4 +1,4 @@
-"""Weights from safetensors files into the network, every key and shape checked before the first byte is read.
+"""Loads safetensors files into the network; checks every key and shape before it reads data.
 
 Only safetensors: other weight files are pickles, which can run code when they are opened.
 """
@@ -72,7 +72,7 @@ def checkpoint_folder(text: str) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint, from the headers of its files alone.
+    """List every tensor of a checkpoint, reading only file headers.
 
     Args:
         folder: Has ``model.safetensors.index.json`` and its shards, or ``model.safetensors``.
@@ -107,7 +107,7 @@ def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: s
 
 
 def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Compare what the network needs with what the files have.
+    """Compare the network's parameters with the stored tensors.
 
     Raises:
         CheckpointError: Missing or unexpected keys, wrong shapes or types; the message names them.
@@ -161,7 +161,7 @@ def fill(
     dtype: torch.dtype,
     progress: Progress = no_progress,
 ) -> None:
-    """Bring the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
+    """Load the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
 
     Args:
         model: From :func:`build_empty`, checked by :func:`check_weights`.

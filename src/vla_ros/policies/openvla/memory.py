@@ -1,4 +1,4 @@
-"""What memory a checkpoint needs, what there is, and what to choose when it does not fit."""
+"""Estimates a checkpoint's memory, and suggests options if it does not fit."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plan_memory(
 
 
 def available_memory(device: str) -> int | None:
-    """Free bytes on ``device``; for a CPU also within this container's limit. None where nobody knows."""
+    """Free bytes on ``device``; for a CPU also within this container's limit. None if unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]
@@ -106,7 +106,7 @@ def check_memory(
     device: str,
     available: Callable[[str], int | None] = available_memory,
 ) -> str:
-    """Say what is needed and what there is, in one line.
+    """Compare needed with available memory; return one line for the log.
 
     Raises:
         OutOfMemoryError: It does not fit; the text lists the options that would.
@@ -169,7 +169,7 @@ def explain_out_of_memory(device: str, advice: Callable[[], str]) -> Iterator[No
 
 
 def allocator_summary(device: str) -> str:
-    """What holds the memory: the CUDA allocator's table, or the process's and the machine's figures."""
+    """Summarise memory use: the CUDA allocator's table, or the process's and the machine's figures."""
     if device.startswith("cuda"):
         return str(torch.cuda.memory_summary(torch.device(device), abbreviated=True))
     status = Path("/proc/self/status")

@@ -1,4 +1,4 @@
-"""What a checkpoint's ``preprocessor_config.json`` says is done to images, and whether this package does it.
+"""Reads a checkpoint's ``preprocessor_config.json`` and refuses unsupported entries.
 
 Of the published image processor's entries only those that begin with ``tvf_`` have an effect; the strategy's name
 must agree with them.
@@ -20,7 +20,7 @@ def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int)
     """``mean`` and ``std`` of each tower; empty where the file does not say.
 
     Raises:
-        CheckpointError: It asks for what this package does not do; key, found and expected are named.
+        CheckpointError: An entry is not supported; names key, found and expected value.
     """
     _require(path, "image_resize_strategy", config.get("image_resize_strategy", "resize-naive"), ("resize-naive",))
     _require(path, "tvf_do_letterbox", config.get("tvf_do_letterbox", False), (False, None))

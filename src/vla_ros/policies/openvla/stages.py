@@ -1,4 +1,4 @@
-"""How long each stage of an answer took, without making the device wait between stages."""
+"""Times the stages of an inference without synchronising between them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A small random checkpoint in the published layout, for tests and for trying the whole path without weights.
+"""Writes a small random checkpoint in the published layout, for tests and for trials without weights.
 
-``python -m vla_ros.policies.openvla.tiny DIR [--seed N]`` writes one. Its actions mean nothing, but they depend
-on the image and on the instruction, as those of a real checkpoint do.
+``python -m vla_ros.policies.openvla.tiny DIR [--seed N]`` writes one. Its actions are
+meaningless, but depend on image and instruction like a real checkpoint's.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tenso
         elif name.endswith("embed_tokens.weight"):
             weights[name] = noise
         else:
-            # Sharp attention with a loud voice: otherwise the last token of the prompt decides alone.
+            # Sharp attention with large outputs: otherwise the prompt's last token alone decides.
             gain = 4.5 if name.endswith(("q_proj.weight", "o_proj.weight")) else 1.5
             weights[name] = noise * (gain / parameter[0].numel() ** 0.5)
     head = weights["language_model.lm_head.weight"]

@@ -82,7 +82,7 @@ class VisionEncoder:
 
 @torch.inference_mode()
 def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
-    """Compare with the reference path.
+    """Compare the encoder with the reference path.
 
     Args:
         encoder: In question.
@@ -104,7 +104,7 @@ def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
 
 
 def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
-    """The vision encoder, fused where that is right, else in torch alone with a warning: slower, but the same.
+    """Return the fused vision encoder if it is correct, else one in plain torch with a warning.
 
     Args:
         model: On its device.

@@ -1,4 +1,4 @@
-"""A tokenizer of whole words in the layout of Llama-2's: for small checkpoints that bring their own vocabulary.
+"""Writes a whole-word tokenizer in Llama-2's layout, for small checkpoints with their own vocabulary.
 
 Ids 0 to 2 are ``<unk>``, ``<s>`` and ``</s>``, 3 to 258 the bytes, then the words; one further id stands for a
 lone space mark and closes every prompt, as 29871 does in Llama-2. A word that is not in the vocabulary is spelled
