@@ -101,7 +101,7 @@ def drive(backend: str, width: int, height: int, rate: float, seconds: float) ->
         ended = threading.Event()
         spinner = threading.Thread(target=lambda: graph.spin(ended.is_set, 0.02))
         spinner.start()
-        picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
         sent, deadline = 0, time.monotonic() + 60.0
         due = time.monotonic()
         while time.monotonic() < deadline:
@@ -114,7 +114,7 @@ def drive(backend: str, width: int, height: int, rate: float, seconds: float) ->
                     header=header, name=JOINTS, position=HOME, velocity=[], effort=[]
                 )
             )
-            frames.publish(encode_image(picture, now(), "camera"))
+            frames.publish(encode_image(image, now(), "camera"))
             sent += 1
             if heard.is_set() and deadline > time.monotonic() + seconds:  # the first answer: measure from here
                 deadline, sent = time.monotonic() + seconds, 0

@@ -31,7 +31,7 @@ def test_fifty_random_pairs_give_the_plain_models_tokens(tmp_path, make_policy, 
     random = np.random.default_rng(number)
     seen = set()
     for _ in range(PAIRS):
-        # Pictures with structure: noise alone looks the same to every patch.
+        # Images with structure: noise alone looks the same to every patch.
         coarse = random.integers(0, 256, (random.integers(1, 9), random.integers(1, 9), 3))
         rows, columns = (np.arange(224) * size // 224 for size in coarse.shape[:2])
         image = coarse[rows][:, columns].astype(np.uint8)

@@ -50,8 +50,8 @@ def model():
 def test_the_published_codes_tokens_and_actions(model, cases, number):
     torch.set_num_threads(os.cpu_count() or 1)
     case = cases[number]
-    picture = Image.open(FOLDER / f"{number}.png").resize((224, 224), Image.Resampling.BICUBIC)
-    pixels = model.normalize(torch.from_numpy(np.array(picture))[None].to(model.device))
+    image = Image.open(FOLDER / f"{number}.png").resize((224, 224), Image.Resampling.BICUBIC)
+    pixels = model.normalize(torch.from_numpy(np.array(image))[None].to(model.device))
     np.testing.assert_allclose(pixels[0, :, ::37, ::41].cpu(), case["pixel_probe"], atol=1e-6)
     np.testing.assert_allclose(pixels[0].mean((1, 2)).cpu(), case["pixel_mean"], atol=1e-5)
 
