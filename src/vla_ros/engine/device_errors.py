@@ -41,7 +41,7 @@ def explain_device_errors(device: torch.device) -> Iterator[None]:
             raise
         raise DeviceLostError(
             f"{device} stopped answering: {_first_line(error)}. The arm holds. Load the policy again; if that "
-            "fails, this process cannot use the device any more: restart it, and look at nvidia-smi and dmesg"
+            "fails, this process can no longer use the device: restart it, and check nvidia-smi and dmesg"
         ) from error
 
 
