@@ -196,6 +196,29 @@ def test_a_hold_forgets_the_plan() -> None:
     assert live.results[-1] == "shown"
 
 
+def test_a_hold_between_two_steps_of_a_chunk_discards_the_rest() -> None:
+    live = LiveLoop(TimedPolicy(horizon=8), every(0.1, 3))
+    live.run(0.35)
+    made, asked = len(live.steps), len(live.policy.asked)
+    live.context.safety.hold(Reason.NO_INSTRUCTION, "test")
+    live.context.safety.clear(Reason.NO_INSTRUCTION)
+    live.camera()
+    live.run(0.3)
+    assert live.steps[made].index == 0, "the old plan is continued"
+    assert len(live.policy.asked) == asked + 1
+
+
+def test_a_step_inferred_during_a_hold_is_not_sent_after_it() -> None:
+    live = LiveLoop()
+    live.context.safety.hold(Reason.NO_INSTRUCTION, "test")
+    live.camera()
+    live.loop.run_once()
+    live.context.safety.clear(Reason.NO_INSTRUCTION)
+    live.run(0.3)
+    assert live.results == ["shown"]
+    assert not live.sent
+
+
 @pytest.mark.parametrize(
     ("meanwhile", "outcome"),
     [

@@ -92,6 +92,7 @@ class Safety:
         self._lock = threading.RLock()
         self._armed = False
         self._armings = 0
+        self._interruptions = 0
         self._stop: Reason | None = None
         self._stop_detail = ""
         self._holds: dict[Reason, str] = {}
@@ -116,6 +117,11 @@ class Safety:
     def armings(self) -> int:
         """Number of times it was armed. Work begun under another number began before a person allowed motion."""
         return self._armings
+
+    @property
+    def interruptions(self) -> int:
+        """How often motion has ended: a hold, a stop, a disarming. A plan from before the last one is void."""
+        return self._interruptions
 
     @property
     def status(self) -> Status:
@@ -297,6 +303,7 @@ class Safety:
             self._state = State.DISARMED
         else:
             self._state = State.HOLDING if self._holds else State.ARMED
+        self._interruptions += before is State.ARMED and self._state is not State.ARMED
         if self._listeners:
             self._events.append(Event(kind, before, self._state, reason, detail, self._clock()))
 

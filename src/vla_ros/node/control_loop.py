@@ -69,6 +69,7 @@ class ControlLoop:
         self._newest: list[Frame | None] = [None] * len(mailboxes)
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
         self._task = (-1, -1)  # epoch of the inputs and number of the arming to which the plan belongs
+        self._interruptions = 0  # those that the plan has seen
         self._held: set[Reason] = set()
         self._ending = False
         self._ended = threading.Condition()
@@ -114,8 +115,7 @@ class ControlLoop:
         if not self._wait_until_due():
             return Did.WAITED
         self._take_task()
-        if not self._safety.may_move:
-            self._stepper.schedule.reset()  # what was planned before a hold is old by the time it ends
+        self._discard_interrupted_plan()
         if not self._stepper.wants_frame:
             self._finish(self._stepper.next_command(self._fresh_joints(), self._limiter.period), None)
             self._limiter.executed(self._clock.steady())
@@ -141,6 +141,13 @@ class ControlLoop:
             self._task = snapshot.epoch, armings
             self._stepper.new_task()
         return snapshot
+
+    def _discard_interrupted_plan(self) -> None:
+        """Discard what was planned before a hold, however short it was: the arm moves on a fresh frame after it."""
+        interruptions = self._safety.interruptions
+        if interruptions != self._interruptions or not self._safety.may_move:
+            self._interruptions = interruptions
+            self._stepper.schedule.reset()
 
     def _is_void(self) -> bool:
         """True where what is being done belongs to an earlier task, or was begun before a person armed."""
@@ -255,6 +262,8 @@ class ControlLoop:
         if sent:
             stats.commanded()
             stats.record({"publish": now.steady / 1e6 - 1e3 * began})
+        else:
+            self._stepper.schedule.reset()  # a hold may end before the next iteration could see it
         if frame is None:
             return
         # Disarmed, too: a dry run shows the age that motion would have.
