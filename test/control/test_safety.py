@@ -92,6 +92,16 @@ def test_following_a_watchdog_ends_its_holds_and_leaves_those_of_others() -> Non
     assert set(safety.status.holds) == {Reason.NO_INSTRUCTION}
 
 
+def test_who_commands_as_well_is_said_once_more_when_the_name_comes_after_the_stop() -> None:
+    safety, events = armed(), []
+    safety.listen(lambda event: events.append((event.kind, event.detail)))
+    for detail in ("an unknown node", "an unknown node", "/leftover", "/leftover"):
+        safety.follow({Reason.COMMAND_CONTESTED: detail}, WATCHED)
+    assert events == [("stop", "an unknown node"), ("block", "/leftover")]
+    assert (safety.status.stopped_by, safety.status.detail) == (Reason.COMMAND_CONTESTED, "/leftover")
+    assert safety.counters == {"command_contested": 1}
+
+
 def test_a_watchdogs_stop_stops_an_armed_arm_once_and_keeps_a_disarmed_one_from_arming() -> None:
     safety = Safety()
     lost = {Reason.HEARTBEAT_LOST: "none for 2 s"}

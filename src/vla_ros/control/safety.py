@@ -40,7 +40,7 @@ class Status:
     Attributes:
         state: What the arm may do.
         stopped_by: The first reason to stop, or None.
-        detail: What was found then.
+        detail: What was found then; of ``command_contested`` with the names that came later.
         holds: Reasons that hold (or would hold, were it armed), with what was found.
         blocks: Reasons to stop that are so at present: while there are any it cannot be armed.
     """
@@ -244,7 +244,12 @@ class Safety:
                 self._blocked[reason] = detail
                 if self._armed:
                     self._halt(reason, detail)
-                elif reason not in before:
+                    continue
+                # Discovery may tell of a publisher before it tells of its node. Other details only count time.
+                named = reason is Reason.COMMAND_CONTESTED and before.get(reason, detail) != detail
+                if named and self._stop is reason:
+                    self._stop_detail = detail
+                if named or reason not in before:
                     self._changed("block", reason, detail)
             for reason in before:
                 if reason not in self._blocked:
