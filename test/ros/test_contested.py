@@ -221,3 +221,13 @@ def test_listeners_and_a_gripper_apart_are_no_contest(
     robot.wait(lambda: min(len(robot.commands) - sent, len(fingers) - moved) > 40, "two seconds of commands")
     assert "contested" not in node.output
     assert not any("contested" in reason for _, said in words.heard for reason in said["counters"])
+
+
+@pytest.mark.skipif(not shutil.which("ros2"), reason="ros2 is not installed")
+def test_ros2_topic_pub_on_the_command_topic_stops_the_arm(
+    robot: Any, policy: Callable[..., Any], program: Callable[..., Any]
+) -> None:
+    node, words = moving(robot, policy)
+    program("ros2", "topic", "pub", "--rate", "20", COMMAND, "sensor_msgs/msg/JointState", "{}")
+    robot.wait(lambda: words.last["stopped_by"] == "command_contested", "the stop", 40)
+    assert re.search(rf"command_contested: /_ros2cli_\d+ publishes on {COMMAND}, too", node.output)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,6 +24,15 @@ from vla_ros.graph.launcher import wait_for_end
 
 _PATIENCE = 8.0  # s; `docker stop` waits for 10
 _Action = TypeVar("_Action", bound=ExecuteLocal)
+
+
+def interrupted_with_launch(*command: str) -> list[str]:
+    """Make ``command`` get SIGINT when the launch is gone, for programs that do not watch their launcher.
+
+    Linux sends the signal when the thread that started the process ends: the one on which `launch` runs.
+    """
+    setpriv = shutil.which("setpriv")  # of util-linux
+    return [*([setpriv, "--pdeathsig", "INT", "--"] if setpriv else []), *command]
 
 
 def ends_with_launch(action: _Action) -> _Action:

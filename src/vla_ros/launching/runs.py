@@ -18,7 +18,7 @@ from vla_ros.config import Config
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import configuration, given_file, node_name, overrides, value
-from vla_ros.launching.ending import ends_with_launch, shut_down_with
+from vla_ros.launching.ending import ends_with_launch, interrupted_with_launch, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.launching.node import interpreter, policy_node
 from vla_ros.middleware import Frames
@@ -34,6 +34,11 @@ def _vla_ros(context: LaunchContext, *arguments: str, **more: Any) -> ExecutePro
     python = interpreter(context)
     command = [*python, "-m", "vla_ros.cli", *arguments] if python else ["vla-ros", *arguments]
     return ends_with_launch(ExecuteProcess(cmd=command, output="screen", additional_env=launched(), **more))
+
+
+def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
+    command = interrupted_with_launch("ros2", "bag", verb, *arguments)
+    return ends_with_launch(ExecuteProcess(cmd=command, output=output, name=verb))
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
@@ -82,18 +87,10 @@ def replay(context: LaunchContext) -> list[Action]:
     node = policy_node(context, assignments=assignments, on_exit=shut_down_with("the policy node"))
     name = node_name(context)
     action = _resolved(config.topics.action, name)
-    record = ExecuteProcess(
-        cmd=["ros2", "bag", "record", "-o", str(output / "actions"), action], output="log", name="record"
-    )
-    play = ExecuteProcess(
-        cmd=[
-            # The delay is for discovery, because lost frames are not sent again.
-            *("ros2", "bag", "play", str(bag), "--clock", "100", "--delay", "3", "--rate", value(context, "rate")),
-            *("--topics", *_inputs(config, name)),
-        ],
-        output="screen",
-        name="play",
-    )
+    record = _bag("record", "-o", str(output / "actions"), action, output="log")
+    # The delay is for discovery, because lost frames are not sent again.
+    rates = ("--clock", "100", "--delay", "3", "--rate", value(context, "rate"))
+    play = _bag("play", str(bag), *rates, "--topics", *_inputs(config, name), output="screen")
     report = _vla_ros(context, "replay", str(bag), *_report_arguments(context, output), name="report")
 
     def on_played(event: Any, played: LaunchContext) -> list[Action]:

@@ -1,0 +1,48 @@
+"""`ros2 bag` under a launch that is ended: it closes its bag and leaves.
+
+Regression pinned: a recorder of `replay.launch.py` that went on for ever after SIGKILL to `ros2 launch`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+
+from vla_ros.graph.launcher import wait_for_end
+
+pytestmark = pytest.mark.ros
+
+RECORDER = """
+import sys
+from launch import LaunchDescription, LaunchService
+from launch.actions import ExecuteProcess
+from vla_ros.launching.ending import ends_with_launch, interrupted_with_launch
+process = ExecuteProcess(cmd=interrupted_with_launch("ros2", "bag", *sys.argv[1:]), output="screen")
+service = LaunchService(argv=[])
+service.include_launch_description(LaunchDescription([ends_with_launch(process)]))
+sys.exit(service.run())
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("ros2") and shutil.which("setpriv")), reason="no ros2 or no util-linux")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_recorder_ends_with_its_launch(
+    program: Callable[..., Any], tmp_path: Path, number: signal.Signals
+) -> None:
+    """As `replay.launch.py` starts it."""
+    launch = program(sys.executable, "-c", RECORDER, "record", "-o", str(tmp_path / "bag"), "/rosout")
+    launch.wait_for("Recording...", 60)
+    found = re.search(r"process started with pid \[(\d+)\]", launch.output)
+    assert found is not None
+    launch.process.send_signal(number)
+    assert wait_for_end(int(found[1]), 10.0), "the recorder lives on"
+    assert (tmp_path / "bag" / "metadata.yaml").exists(), "the bag was not closed"
