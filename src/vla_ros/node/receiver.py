@@ -113,7 +113,9 @@ class StateReceiver:
     def __init__(self, context: Context, controller: Controller) -> None:
         self._context = context
         self._controller = controller
-        self._joint_states = JointStates(controller.arm_names, controller.joint_speeds)
+        # In lockstep a simulation sets its arm back between episodes, faster than any limit.
+        lockstep = context.options.current.control.lockstep
+        self._joint_states = JointStates(controller.arm_names, {} if lockstep else controller.joint_speeds)
 
     def contest(self, steady: int) -> Contest | None:
         """Two that tell of one of the arm's joints in turn at this time of the steady clock."""
