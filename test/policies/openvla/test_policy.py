@@ -309,7 +309,5 @@ def test_what_cannot_be_compiled_is_said(shared_tiny, make_policy, monkeypatch):
         return run
 
     monkeypatch.setattr(torch, "compile", refuse)
-    with pytest.raises(
-        ConfigError, match=r"policy.compile: torch.compile cannot .*no working C\+\+ compiler.*without"
-    ):
+    with pytest.raises(ConfigError, match=r"no working C\+\+ compiler\); install .* or set policy.compile:=false"):
         make_policy(shared_tiny, compile=True).load()
