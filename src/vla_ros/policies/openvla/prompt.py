@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
+from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.tokenizer_files import open_sentencepiece, open_tokenizer_json
 from vla_ros.types import IntArray
 
 Encode = Callable[[str], list[int]]
@@ -117,18 +118,7 @@ def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
 
 
 def _tokenizers(path: Path, bos_token: int) -> Encode:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingDependencyError("tokenizers is not installed: pip install 'vla_ros[openvla]'") from error
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{path}: not a tokenizer ({error}); download the file again") from error
-    # Files saved after training may truncate or pad; an instruction must not be able to write control tokens.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
+    tokenizer = open_tokenizer_json(path)
 
     def encode(text: str) -> list[int]:
         ids = [int(token) for token in tokenizer.encode(text).ids]
@@ -138,14 +128,7 @@ def _tokenizers(path: Path, bos_token: int) -> Encode:
 
 
 def _sentencepiece(path: Path) -> Encode:
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise MissingDependencyError("sentencepiece is not installed: pip install 'vla_ros[openvla]'") from error
-    try:
-        processor = SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: not a sentencepiece model ({error}); download the file again") from error
+    processor = open_sentencepiece(path)
 
     def encode(text: str) -> list[int]:
         return [int(token) for token in processor.encode(text)]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_ros.errors import CheckpointError, MissingDependencyError
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.tokenizer_files import open_sentencepiece, open_tokenizer_json
 
 PAD, EOS, BOS = 0, 1, 2
 SPECIAL = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
@@ -72,17 +73,7 @@ Read = tuple[Callable[[str], list[int]], int, dict[str, int | None]]
 
 
 def _tokenizers(path: Path) -> Read:
-    try:
-        from tokenizers import Tokenizer as Backend
-    except ImportError as error:
-        raise MissingDependencyError("tokenizers is not installed: pip install 'vla_ros[openvla]'") from error
-    try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{path}: not a tokenizer ({error}); download the file again") from error
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
+    backend = open_tokenizer_json(path)
     image = backend.token_to_id("<image>")
     size = backend.get_vocab_size()
     # The processor of transformers adds <image> behind the vocabulary; the embedding has no row for it.
@@ -95,14 +86,7 @@ def _tokenizers(path: Path) -> Read:
 
 
 def _sentencepiece(path: Path) -> Read:
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise MissingDependencyError("sentencepiece is not installed: pip install 'vla_ros[openvla]'") from error
-    try:
-        processor = SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: not a SentencePiece model ({error}); download the file again") from error
+    processor = open_sentencepiece(path)
 
     def encode(text: str) -> list[int]:
         return [int(token) for token in processor.encode(text)]
