@@ -1,0 +1,58 @@
+"""Parts of states and actions, as text and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_ros.contract.parts import Part, parse_parts
+from vla_ros.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("arm.joint_position", (Part("arm", "joint_position", "rad"),)),
+        ("left.joint_position[ deg ]", (Part("left", "joint_position", "deg"),)),
+        ("arm.joint_position[-100..100]", (Part("arm", "joint_position", "-100..100"),)),
+        ("arm.joint_position(a, b)[deg]", (Part("arm", "joint_position", "deg", ("a", "b")),)),
+        ("arm.gripper", (Part("arm", "gripper", "0..1"),)),
+        ("arm.gripper[1..0]+feed.force[6]", (Part("arm", "gripper", "1..0"), Part("", "feed", "force", count=6))),
+        ("unused[2] + feed.box", (Part("", "unused", count=2), Part("", "feed", "box"))),
+        ("arm.tip_rotation[rot6d]", (Part("arm", "tip_rotation", "rot6d"),)),
+    ],
+)
+def test_parts_are_read_and_written(text: str, parts: tuple[Part, ...]) -> None:
+    assert parse_parts(text) == parts
+    assert parse_parts(" + ".join(map(str, parts))) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "message"),
+    [
+        ("", False, "expected ARM.QUANTITY"),
+        ("joint_position", False, "such as arm.joint_position"),
+        ("arm.joint_positon", False, "did you mean 'joint_position'"),
+        ("arm.tip_delta", False, "in a state"),
+        ("arm.joint_effort", True, "in an action"),
+        ("arm.tip_position[deg]", False, r"found \[deg\]"),
+        ("arm.gripper[1..1]", True, "both ends"),
+        ("arm.joint_position(a)", True, "only a state's"),
+        ("arm.tip_position(a)", False, "only a state's"),
+        ("feed.force", True, "a feed is no action"),
+        ("feed.force[N]", False, "expected its size"),
+        ("unused", True, "how many"),
+        ("unused[0]", True, "how many"),
+    ],
+)
+def test_a_wrong_part_is_explained(text: str, action: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_parts(text, action=action)
+
+
+def test_sizes_follow_the_arm_or_the_form() -> None:
+    parts = parse_parts("a.joint_position + a.joint_velocity(x, y) + a.fingers + a.gripper + a.tip_rotation[rot6d]")
+    assert [part.size(7, 2) for part in parts] == [7, 2, 2, 1, 6]
+
+
+def test_a_range_has_two_ends() -> None:
+    assert [part.range for part in parse_parts("a.gripper[1..-1] + a.gripper[m]")] == [(1.0, -1.0), None]
