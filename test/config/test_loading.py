@@ -189,6 +189,13 @@ def test_a_node_takes_the_section_of_its_own_namespace(tmp_path: Path) -> None:
         read_file(path)
 
 
+def test_a_robot_with_one_arm_has_the_options_of_the_sections_under_the_name_arm() -> None:
+    config = build({"topics.command": "/c", "topics.gripper": "/g", "robot.gripper_joint_names": ["finger"]})
+    (arm,) = config.arms
+    assert (arm.name, arm.output, arm.command, arm.gripper_topic) == ("arm", "joint_state", "/c", "/g")
+    assert arm.robot is config.robot and arm.gripper is config.gripper and arm.limits is config.limits
+
+
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         read_file(Path("nowhere.yaml"))

@@ -13,6 +13,7 @@ from vla_ros.config.loading import (
 from vla_ros.config.options import Option
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.tree import (
+    ArmConfig,
     CameraConfig,
     Config,
     ControlConfig,
@@ -26,6 +27,7 @@ from vla_ros.config.tree import (
 )
 
 __all__ = [
+    "ArmConfig",
     "CameraConfig",
     "Config",
     "ControlConfig",

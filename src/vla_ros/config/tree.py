@@ -292,6 +292,26 @@ class NodeConfig:
 
 
 @dataclass(frozen=True)
+class ArmConfig:
+    """One arm of the robot, with everything that may differ between arms.
+
+    Attributes:
+        name: As the parts of a policy's features name it; ``arm`` where there is one.
+        output: As ``control.output``.
+        command: As ``topics.command``.
+        gripper_topic: As ``topics.gripper``; empty where the fingers are in ``command``.
+    """
+
+    name: str
+    robot: RobotConfig
+    gripper: GripperConfig
+    limits: LimitsConfig
+    output: str
+    command: str
+    gripper_topic: str
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that differs between robots, checkpoints and uses."""
 
@@ -304,6 +324,13 @@ class Config:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+
+    @property
+    def arms(self) -> tuple[ArmConfig, ...]:
+        """The robot's arms, in the order in which they are commanded."""
+        topics = self.topics
+        sections = (self.robot, self.gripper, self.limits)
+        return (ArmConfig("arm", *sections, self.control.output, topics.command, topics.gripper),)
 
 
 class LiveConfig:
