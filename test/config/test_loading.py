@@ -193,7 +193,7 @@ def test_a_robot_with_one_arm_has_the_options_of_the_sections_under_the_name_arm
     config = build({"topics.command": "/c", "topics.gripper": "/g", "robot.gripper_joint_names": ["finger"]})
     (arm,) = config.arms
     assert (arm.name, arm.output, arm.command, arm.gripper_topic) == ("arm", "joint_state", "/c", "/g")
-    assert arm.robot is config.robot and arm.gripper is config.gripper and arm.limits is config.limits
+    assert (arm.robot, arm.gripper, arm.limits) == (config.robot, config.gripper, config.limits)
 
 
 def test_a_missing_file_is_named() -> None:
