@@ -11,8 +11,8 @@ import pytest
 
 from vla_ros.config import Config
 from vla_ros.control.controller import Controller
-from vla_ros.control.kinematics import Kinematics
-from vla_ros.control.transforms import rotation_angle
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import ActionSpec, JointState
 
 Configure = Callable[..., Config]

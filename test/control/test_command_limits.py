@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from vla_ros.config import Config
 from vla_ros.control.controller import Controller
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.transforms import rotation_angle
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import ActionSpec, ControlMode, JointState
 
 Configure = Callable[..., Config]

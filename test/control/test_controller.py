@@ -11,10 +11,10 @@ import pytest
 from vla_ros.config import Config, build
 from vla_ros.control.controller import Controller
 from vla_ros.control.fit import unused_gripper
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.transforms import euler_xyz_matrix, rotation_vector_matrix
 from vla_ros.errors import ConfigError
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector_matrix
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, JointState
 
 Configure = Callable[..., Config]

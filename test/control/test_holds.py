@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vla_ros.config import Config, build
 from vla_ros.control.controller import Controller
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionSpec, JointState
 
 Configure = Callable[..., Config]

@@ -9,9 +9,9 @@ import pytest
 
 from vla_ros.config import Config, build
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, build
-from vla_ros.control.kinematics import Kinematics
-from vla_ros.control.transforms import euler_xyz_matrix
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
 from vla_ros.replay.series import Feed, Recording, Table
 from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection

@@ -12,7 +12,7 @@ import numpy as np
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.control.controller import Controller
-from vla_ros.control.kinematics import Kinematics
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import STEP_SECONDS, TableTop

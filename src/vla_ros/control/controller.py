@@ -22,11 +22,11 @@ from vla_ros.control.command import Command
 from vla_ros.control.end_effector import draw_into_box, read_delta, shorten_for_tip, twist_between
 from vla_ros.control.fit import check_fit
 from vla_ros.control.gripper import Gripper
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.limits import JointLimits, Violation, limit_joints
 from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.transforms import rotation_vector
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import rotation_vector
 from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState
 
 _REACHED = 0.005  # m

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import ControlConfig, LimitsConfig
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.limits import Violation, limit_box, limit_length
 from vla_ros.control.reasons import Reason
-from vla_ros.control.transforms import (
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import (
     Pose,
     euler_xyz_matrix,
     rotation_angle,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vla_ros.config import Config
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.errors import ConfigError
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionSpec, ControlMode
 
 

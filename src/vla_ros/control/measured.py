@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray, IntArray, JointState
 
 _BELIEVABLE = 0.1  # rad or m; a joint measured further outside its limits than this is not believed

@@ -19,11 +19,11 @@ from vla_ros.config import Config
 from vla_ros.control.command import Command
 from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.kinematics import Kinematics
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation, RawImage
 from vla_ros.vision.lazy_images import LazyImages

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import Config, GripperConfig
-from vla_ros.control.kinematics import Kinematics
-from vla_ros.control.transforms import rotation_vector
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import rotation_vector
 from vla_ros.replay.records import BagError
 from vla_ros.replay.series import Recording, Table
 from vla_ros.replay.skill import motion_columns

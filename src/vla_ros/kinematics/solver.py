@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.control import urdf as description_of
-from vla_ros.control.transforms import Pose
 from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.kinematics import urdf as description_of
+from vla_ros.kinematics.transforms import Pose
 from vla_ros.types import FloatArray
 
 _SINGULAR = 0.05  # smallest singular value (m per rad, or 1) below which damping sets in

@@ -1,0 +1,1 @@
+"""The arm's geometry: URDF, forward and inverse kinematics, rotations."""
