@@ -20,6 +20,9 @@ OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>
 QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11"]
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
+REMOTE = ["websockets>=15", "msgpack>=1.1", "pyzmq>=26"]  # 15 is the first whose blocking client sends pings
+SERVE = ["websockets>=15", "msgpack>=1.1", *METRICS]
+RAY = ["ray[serve]>=2.40", *SERVE]
 BENCH = ["transformers>=4.53"]  # what the engine and the prompt are compared with, never what runs a policy
 TRITON = "triton>=3.5; sys_platform == 'linux' and platform_machine == 'x86_64'"  # comes with torch for CUDA
 DEV = [
@@ -37,7 +40,7 @@ DEV = [
 ENVIRONMENT = Path(os.environ.get("VIRTUAL_ENV", sys.prefix)) / "bin" / "python"
 INTERPRETER = str(ENVIRONMENT) if ENVIRONMENT.exists() else sys.executable
 
-ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS]
+ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS, *REMOTE, *SERVE]
 
 setup(
     name=NAME,
@@ -70,6 +73,9 @@ setup(
         "quant": QUANT,
         "replay": REPLAY,
         "metrics": METRICS,
+        "remote": REMOTE,
+        "serve": SERVE,
+        "ray": RAY,
         "bench": BENCH,
         "dev": DEV,
         "test": DEV,  # where colcon looks to choose pytest

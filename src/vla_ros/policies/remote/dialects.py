@@ -1,0 +1,71 @@
+"""The dialects by name, and which one a server speaks."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from vla_ros.errors import ConfigError
+from vla_ros.policies.remote import gr00t, oft, roboarena, sglang, vllm_omni
+from vla_ros.policies.remote.dialect import NO_METADATA, Dialect, Metadata, openpi_answer, openpi_query
+
+OPENPI = Dialect("openpi", openpi_query, openpi_answer)
+ROBOARENA = Dialect("roboarena", roboarena.query, openpi_answer, reset=roboarena.reset)
+VLLM_OMNI = Dialect(
+    "vllm_omni", vllm_omni.query, openpi_answer, path="/v1/realtime/robot/openpi", reset=vllm_omni.reset
+)
+SGLANG = Dialect("sglang", sglang.query, openpi_answer, port=30000, path="/openpi/policy")
+GR00T = Dialect(
+    "gr00t",
+    gr00t.query,
+    gr00t.answer,
+    port=5555,
+    hello=gr00t.HELLO,
+    metadata=gr00t.metadata,
+    reset=gr00t.reset,
+    secret=gr00t.secret,
+)
+GR00T_FLAT = Dialect(
+    "gr00t_flat",
+    gr00t.FLAT,
+    gr00t.answer,
+    port=5555,
+    hello=gr00t.HELLO,
+    metadata=gr00t.metadata,
+    reset=gr00t.reset,
+    secret=gr00t.secret,
+)
+OFT = Dialect("oft", oft.query, oft.answer, port=8777, path="/act", metadata=lambda frame: NO_METADATA)
+
+DIALECTS = {each.name: each for each in (OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)}
+SCHEMES = {"ws": OPENPI, "wss": OPENPI, "zmq": GR00T, "tcp": GR00T, "http": OFT, "https": OFT}
+
+
+def by_address(server: str, name: str = "auto") -> Dialect:
+    """The dialect that an address or the user names; :func:`by_metadata` may know better.
+
+    Raises:
+        ConfigError: The address cannot be read, or speaks of a protocol that executes what it receives.
+    """
+    parts = urlsplit(server)
+    if parts.scheme == "grpc":
+        raise ConfigError(
+            f"policy.server: found '{server}'. LeRobot's gRPC server exchanges pickles, which run whatever the "
+            "other side wants; serve the checkpoint with `vla-ros serve` or another server with a ws:// address"
+        )
+    if parts.scheme not in SCHEMES or not parts.hostname:
+        raise ConfigError(
+            f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T) or http:// (OFT)"
+        )
+    if name != "auto":
+        return DIALECTS[name]
+    by_path = {each.path: each for each in (VLLM_OMNI, SGLANG)}
+    return by_path.get(parts.path, SCHEMES[parts.scheme])
+
+
+def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
+    """What a server that greets with ``metadata`` speaks; ``assumed`` unless they show another."""
+    if assumed is OPENPI and metadata.keys() >= roboarena.CONFIG_KEYS:
+        return ROBOARENA
+    if assumed is OPENPI and metadata.get("object") == "action.metadata":
+        return SGLANG
+    return assumed

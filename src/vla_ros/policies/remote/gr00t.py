@@ -1,0 +1,152 @@
+"""GR00T's policy server over ZeroMQ: N1.5, N1.6, N1.7 and the main branch, which write arrays differently.
+
+After Isaac-GR00T n1.5, n1.6, n1.7 and 626af89. A server tells its version by how it answers
+``get_modality_config``; each reads only its own layout, so that one is written. Features are ``video.NAME`` and
+``state.NAME``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vla_ros.policies.remote.dialect import (
+    Answer,
+    Frame,
+    Metadata,
+    Query,
+    ServerSaidError,
+    chunk,
+    is_image,
+    last_line,
+    read_map,
+)
+from vla_ros.policies.remote.messages import WireError, described, nd, npy, pack, unpack
+
+HELLO = pack({"endpoint": "get_modality_config"})
+_OLD, _NEW = "__ModalityConfig_class__", "__ModalityConfig__"
+
+
+def metadata(frame: Frame) -> Metadata:
+    """Modality configurations as plain maps by modality, and ``version``: ``n1.5``, ``npy`` or ``nd``.
+
+    Raises:
+        WireError: The answer is something else.
+    """
+    found = read_map(_checked(frame), "the modality configuration")
+    version, modalities = "nd", {}
+    for name, entry in found.items():
+        if not isinstance(entry, Mapping) or not (entry.get(_OLD) or entry.get(_NEW)):
+            raise WireError(f"the modality '{str(name)[:40]}' is {described(entry)}, expected a ModalityConfig")
+        body = entry.get("as_json")
+        if isinstance(body, str):
+            version, body = "n1.5", _json(body)
+        elif entry.get(_OLD):
+            version = "npy"
+        keys = body.get("modality_keys") if isinstance(body, Mapping) else None
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise WireError(f"the modality '{str(name)[:40]}' is {described(body)}, expected modality_keys")
+        modalities[name] = body
+    return {**modalities, "version": version}
+
+
+def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
+    """``get_action`` in the server's layout.
+
+    Args:
+        query: Its features are video.NAME and state.NAME.
+        metadata: Of :func:`metadata`.
+        flat: As a server with the simulation wrapper takes it.
+    """
+    version = metadata.get("version", "nd")
+    if version == "n1.5":
+        return pack({"endpoint": "get_action", "data": _n15(query, metadata)}, npy)
+    video, state = {}, {}
+    for key, value in query.features.items():
+        name = key.removeprefix("video.").removeprefix("state.")
+        if is_image(value):
+            video[name] = value[None, None] if value.ndim == 3 else value[None]
+        else:
+            state[name] = np.asarray(value, np.float32).reshape(1, -1, value.shape[-1])
+    language = _language(metadata, "annotation.human.task_description")
+    observation: dict[str, Any]
+    if flat:
+        observation = {f"video.{name}": value for name, value in video.items()}
+        observation |= {f"state.{name}": value for name, value in state.items()} | {language: [query.instruction]}
+    else:
+        observation = {"video": video, "state": state, "language": {language: [[query.instruction]]}}
+    options = dict(query.extras) or None
+    return pack(
+        {"endpoint": "get_action", "data": {"observation": observation, "options": options}},
+        npy if version == "npy" else nd,
+    )
+
+
+def answer(frame: Frame) -> Answer:
+    """Actions by name: a map, or a map and further information.
+
+    Raises:
+        WireError: It is an error, or something else.
+    """
+    message = unpack(_checked(frame))
+    if isinstance(message, Mapping) and "error" in message:
+        raise ServerSaidError(f"the server answered with an error: {last_line(str(message['error']))}")
+    info: Any = {}
+    if isinstance(message, list) and len(message) == 2:
+        message, info = message
+    if not isinstance(message, Mapping) or not message:
+        raise WireError(f"the answer is {described(message)}, expected a map of actions")
+    actions = {str(key).removeprefix("action."): _columns(value, str(key)) for key, value in message.items()}
+    return Answer(actions, info=info if isinstance(info, Mapping) else {})
+
+
+def reset(session: str) -> bytes:
+    """The request that begins an episode."""
+    return pack({"endpoint": "reset", "data": {"options": None}})
+
+
+def secret(request: bytes, key: str) -> bytes:
+    """A request with the API token, appended where GR00T's client has it."""
+    assert request[:1] in (b"\x81", b"\x82")  # a map of one or two entries, as written here
+    return bytes([request[0] + 1]) + request[1:] + pack("api_token") + pack(key)
+
+
+FLAT: Callable[[Query, Metadata], bytes] = partial(query, flat=True)
+
+
+def _columns(value: Any, name: str) -> Any:
+    """[1, K, D] or [K, D]; N1.5 sends a single number a step as [K]."""
+    return chunk(value[:, None] if isinstance(value, np.ndarray) and value.ndim == 1 else value, name)
+
+
+def _n15(query: Query, metadata: Metadata) -> dict[str, Any]:
+    """Flat and without a batch axis."""
+    message: dict[str, Any] = {}
+    for key, value in query.features.items():
+        image = is_image(value)
+        name = key if key.startswith(("video.", "state.")) else f"{'video' if image else 'state'}.{key}"
+        one = value.ndim == (3 if image else 1)
+        message[name] = value[None] if one else value
+    return {**message, _language(metadata, "annotation.human.task_description"): [query.instruction]}
+
+
+def _language(metadata: Metadata, usual: str) -> str:
+    entry = metadata.get("language") or metadata.get("annotation")
+    return str(entry["modality_keys"][0]) if entry and entry["modality_keys"] else usual
+
+
+def _checked(frame: Frame) -> bytes:
+    if isinstance(frame, str) or frame == b"ERROR":
+        raise ServerSaidError("the server answered with ERROR and nothing else")
+    return frame
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise WireError("a modality configuration that is no JSON") from None

@@ -1,0 +1,252 @@
+"""msgpack messages with arrays, in the three layouts that policy servers use; strict in what it reads.
+
+``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys, ``npy`` (GR00T up to the N1.7 tag) a .npy
+file, ``nd`` (GR00T's main, the package msgpack-numpy) ``{nd, type, kind, shape, data}``. All three are read, with
+bin or str keys. Nothing that is read is executed: no pickle, no object arrays, no extension types.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros.errors import VlaRosError
+
+MAX_BYTES = 64 << 20
+"""Longest message that is read unless the caller says otherwise."""
+
+_MAX_ITEMS = 1 << 16  # entries of all lists and maps of a message; arrays count as one
+_MAX_DEPTH = 12
+_MAX_AXES = 8
+_MAX_TEXT = 1 << 20
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '([^']{2,9})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,99})\), \} *\n"
+)
+_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
+
+
+class WireError(VlaRosError):
+    """A message of a peer is damaged, hostile or not what its protocol says; the text says what was found."""
+
+
+Array = NDArray[Any]
+Layout = Callable[[Any], Any]
+
+
+def openpi(value: Any) -> Any:
+    """Arrays and NumPy scalars as openpi's client and server write them."""
+    if isinstance(value, np.ndarray):
+        return {
+            b"__ndarray__": True,
+            b"data": value.tobytes(),
+            b"dtype": _known(value.dtype.str).str,
+            b"shape": value.shape,
+        }
+    if isinstance(value, np.generic):
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _known(value.dtype.str).str}
+    raise TypeError(f"{type(value).__name__} has no place in a message")
+
+
+def npy(value: Any) -> Any:
+    """Arrays as a .npy file; GR00T N1.5, N1.6 and the N1.7 tag read nothing else."""
+    if isinstance(value, np.ndarray):
+        _known(value.dtype.str)
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+    raise TypeError(f"{type(value).__name__} has no place in a message")
+
+
+def nd(value: Any) -> Any:
+    """Arrays and NumPy scalars as the package msgpack-numpy writes them; GR00T's main since 2026-05-07."""
+    if isinstance(value, np.ndarray):
+        kind = _known(value.dtype.str).str
+        return {b"nd": True, b"type": kind, b"kind": b"", b"shape": value.shape, b"data": value.tobytes()}
+    if isinstance(value, np.generic):
+        return {b"nd": False, b"type": _known(value.dtype.str).str, b"data": value.tobytes()}
+    raise TypeError(f"{type(value).__name__} has no place in a message")
+
+
+def pack(message: Any, layout: Layout = openpi) -> bytes:
+    """Encode a message.
+
+    Raises:
+        WireError: It holds an array of objects, texts or dates, or something that is no data.
+    """
+    try:
+        packed: bytes = msgpack.packb(message, default=layout)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"a message cannot be encoded: {error}") from None
+    return packed
+
+
+def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
+    """Decode one message; arrays are read-only views of ``data``.
+
+    Raises:
+        WireError: It is longer than ``limit`` bytes, damaged, too deep, has too many entries or an array that is
+            not numbers or truth values of the stated size.
+    """
+    if len(data) > limit:
+        raise WireError(f"a message of {len(data)} bytes, allowed {limit}")
+    items = 0
+
+    def count(value: Any) -> Any:
+        nonlocal items
+        items += len(value)
+        if items > _MAX_ITEMS:
+            raise WireError(f"a message with over {_MAX_ITEMS} entries")
+        return _revived(value) if isinstance(value, dict) else value
+
+    try:
+        message = msgpack.unpackb(
+            data,
+            object_hook=count,
+            list_hook=count,
+            ext_hook=_no_extension,
+            timestamp=1,
+            max_str_len=_MAX_TEXT,
+            max_bin_len=limit,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=_MAX_ITEMS,
+        )
+    except WireError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, msgpack.UnpackException) as error:
+        raise WireError(f"not valid msgpack: {str(error)[:200] or type(error).__name__}") from None
+    _check_depth(message, _MAX_DEPTH)
+    return message
+
+
+def array(kind: Any, shape: Any, data: Any) -> Array:
+    """An array from what a message says of it: dtype as text, shape, bytes in C order.
+
+    Raises:
+        WireError: The dtype is not of truth values, integers or floats, or the sizes do not agree.
+    """
+    dtype = _known(kind)
+    if not isinstance(shape, (list, tuple)) or len(shape) > _MAX_AXES:
+        raise WireError(f"an array of shape {str(shape)[:80]}, expected up to {_MAX_AXES} lengths")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise WireError(f"an array of shape {str(shape)[:80]}, expected lengths of 0 or more")
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise WireError(f"an array of which the data are {type(data).__name__}, expected bytes")
+    needed = math.prod(shape) * dtype.itemsize
+    if len(data) != needed:
+        raise WireError(f"an array {dtype.str} {list(shape)} with {len(data)} bytes, expected {needed}")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _known(kind: Any) -> np.dtype[Any]:
+    """The dtype of that name: truth values, integers and floats of up to eight bytes."""
+    name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
+    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+        raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected truth values, integers or floats")
+    return np.dtype(name)
+
+
+def _revived(found: dict[Any, Any]) -> Any:
+    """An array where a map is one; any other map as it is."""
+    if len(found) > 5:
+        return found
+
+    def get(key: str) -> Any:
+        return found.get(key.encode(), found.get(key))
+
+    if get("__ndarray__") is not None:
+        return array(get("dtype"), get("shape"), get("data"))
+    if get("__npgeneric__") is not None:
+        return _scalar(get("dtype"), get("data"))
+    if get("__ndarray_class__") is not None:
+        return from_npy(get("as_npy"))
+    marker = get("nd")
+    if marker is None or get("type") is None:
+        return found
+    if get("kind") not in (None, b"", ""):
+        raise WireError(f"an array of kind {get('kind')!r}; objects and records are not accepted")
+    if marker is True:
+        return array(get("type"), get("shape"), get("data"))
+    return array(get("type"), (), get("data"))[()]
+
+
+def _scalar(kind: Any, value: Any) -> np.generic:
+    dtype = _known(kind)
+    if not isinstance(value, (bool, int, float)):
+        raise WireError(f"a number of dtype {dtype.str} that is {type(value).__name__}")
+    try:
+        scalar: np.generic = dtype.type(value)
+    except (OverflowError, ValueError) as error:
+        raise WireError(f"a number of dtype {dtype.str}: {error}") from None
+    return scalar
+
+
+def from_npy(data: Any) -> Array:
+    """An array from a .npy file of format 1.0, as ``np.save`` writes it.
+
+    Raises:
+        WireError: As :func:`array`.
+    """
+    if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
+        raise WireError("an array that is no .npy file of format 1.0")
+    begin = 10 + int.from_bytes(data[8:10], "little")
+    header = _NPY_HEADER.fullmatch(data[10:begin])
+    if header is None:
+        raise WireError(f"a .npy file with the header {data[10:begin][:80]!r}")
+    kind, fortran, lengths = (group.decode() for group in header.groups())
+    shape = [int(length) for length in lengths.split(",") if length.strip()]
+    rest = memoryview(data)[begin:]
+    return array(kind, shape[::-1], rest).T if fortran == "True" else array(kind, shape, rest)
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise WireError(f"a msgpack extension of type {code}; messages hold plain data only")
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if isinstance(value, (dict, list)):
+        if not left:
+            raise WireError(f"a message nested more than {_MAX_DEPTH} deep")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, left - 1)
+
+
+def finite(value: Any, name: str) -> NDArray[np.float64]:
+    """Numbers as a float64 array.
+
+    Raises:
+        WireError: They are no numbers, or not finite.
+    """
+    if isinstance(value, list):
+        try:
+            value = np.array(value, dtype=np.float64)
+        except (ValueError, TypeError) as error:
+            raise WireError(f"{name}: a list that is no array of numbers: {str(error)[:120]}") from None
+    elif type(value) in (int, float):
+        value = np.float64(value)
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":
+        raise WireError(f"{name}: {described(value)}, expected numbers")
+    with np.errstate(all="ignore"):  # a float that is no number may raise a flag while it is converted
+        numbers = np.asarray(value, dtype=np.float64)
+    if not np.isfinite(numbers).all():
+        raise WireError(
+            f"{name}: {np.count_nonzero(~np.isfinite(numbers))} of {numbers.size} numbers are not finite"
+        )
+    return numbers
+
+
+def described(value: Any) -> str:
+    """What a value of a message is, for an error: dtype and shape, or type and its first keys."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.str} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a map with the keys {[str(key)[:40] for key in list(value)[:8]]}"
+    if isinstance(value, str):
+        return f"the text {value[:200]!r}"
+    return type(value).__name__

@@ -1,0 +1,337 @@
+"""Each dialect against the recordings of its real servers and clients: questions out, answers in."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from wire_golden import Recorded, built, one, recorded
+
+from vla_ros.errors import ConfigError
+from vla_ros.policies.remote import gr00t
+from vla_ros.policies.remote.dialect import Dialect, Query, ServerSaidError, read_map
+from vla_ros.policies.remote.dialects import (
+    DIALECTS,
+    GR00T,
+    GR00T_FLAT,
+    OFT,
+    OPENPI,
+    ROBOARENA,
+    SGLANG,
+    VLLM_OMNI,
+    by_address,
+    by_metadata,
+)
+from vla_ros.policies.remote.messages import WireError, npy, pack
+
+
+def query_of(meaning: Any, **given: Any) -> Query:
+    """The query that a recorded request holds, made from its patterns and values."""
+    message = built(meaning)
+    features: dict[str, Any] = {}
+    for key, value in message.items():
+        if key == "images":
+            chw = next(iter(value.values())).shape[0] == 3
+            features |= {f"images.{n}": np.moveaxis(v, 0, -1) if chw else v for n, v in value.items()}
+        elif isinstance(value, np.ndarray):
+            features[key] = value
+    return Query(features, message.get("prompt", ""), message.get("session_id", ""), **given)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "scenario", "number", "metadata"),
+    [
+        (OPENPI, "openpi/droid", 3, 2),
+        (OPENPI, "openpi/droid", 5, 2),
+        (OPENPI, "openpi/libero", 3, 2),
+        (OPENPI, "openpi/libero", 5, 2),
+        (OPENPI, "openpi/aloha", 3, 2),
+        (ROBOARENA, "roboarena/default_config", 3, 2),
+        (ROBOARENA, "roboarena/default_config", 7, 2),
+        (VLLM_OMNI, "vllm_omni/sessions", 5, 2),
+        (VLLM_OMNI, "vllm_omni/errors", 9, 2),
+        (SGLANG, "sglang/openpi_policy", 3, 2),
+    ],
+)
+def test_a_query_is_the_real_clients_to_the_byte(
+    dialect: Dialect, scenario: str, number: int, metadata: int
+) -> None:
+    family, name = scenario.split("/")
+    sent, greeting = one(family, name, number), one(family, name, metadata)
+    assert dialect.query(query_of(sent.meaning), dialect.metadata(greeting.frame)) == sent.payload
+
+
+def test_roboarena_gets_the_session_where_it_asks_for_it() -> None:
+    sent, greeting = (one("roboarena", "stereo_session", number) for number in (3, 2))
+    mine = read_map(ROBOARENA.query(query_of(sent.meaning), read_map(greeting.frame, "")), "")
+    theirs = read_map(sent.frame, "")
+    assert set(mine) == set(theirs)  # in another order
+    assert all(np.array_equal(mine[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "family", "scenario", "number", "session"),
+    [
+        (ROBOARENA, "roboarena", "default_config", 5, ""),
+        (ROBOARENA, "roboarena", "stereo_session", 5, "38DSA3hd3"),
+        (VLLM_OMNI, "vllm_omni", "sessions", 11, "A"),
+        (GR00T, "gr00t", "main_basic", 17, ""),
+        (GR00T, "gr00t", "n16_basic", 17, ""),
+    ],
+)
+def test_a_reset_is_the_real_clients_to_the_byte(
+    dialect: Dialect, family: str, scenario: str, number: int, session: str
+) -> None:
+    assert dialect.reset is not None
+    assert dialect.reset(session) == one(family, scenario, number).payload
+
+
+def gr00t_query(sent: Recorded) -> Query:
+    data = built(sent.meaning)["data"]
+    found = data.get("observation", data)
+    if "video" in found:
+        video = {f"video.{key}": value[0] for key, value in found["video"].items()}
+        features = video | {f"state.{key}": value[0, 0] for key, value in found["state"].items()}
+        [[[text]]] = found["language"].values()
+        return Query(features, text)
+    batch = "observation" in data
+    features = {key: value[0] if batch else value for key, value in found.items() if isinstance(value, np.ndarray)}
+    [[text]] = [value for value in found.values() if isinstance(value, list)]
+    return Query(features, text)
+
+
+@pytest.mark.parametrize("scenario", ["main_basic", "n17_basic", "n16_basic", "n15_basic"])
+def test_a_gr00t_query_is_written_as_the_servers_own_client_does(scenario: str) -> None:
+    hello, config, sent = (one("gr00t", scenario, number) for number in (9, 11, 13))
+    assert GR00T.hello == hello.payload
+    metadata = GR00T.metadata(config.frame)
+    versions = {"main_basic": "nd", "n17_basic": "npy", "n16_basic": "npy", "n15_basic": "n1.5"}
+    assert metadata["version"] == versions[scenario]
+    assert GR00T.query(gr00t_query(sent), metadata) == sent.payload
+
+
+@pytest.mark.parametrize("scenario", ["main_flat_sim_wrapper", "n17_flat_sim_wrapper", "n16_flat_sim_wrapper"])
+def test_a_gr00t_server_with_the_simulation_wrapper_gets_flat_keys(scenario: str) -> None:
+    config, sent, back = (one("gr00t", scenario, number) for number in (7, 9, 11))
+    metadata = GR00T_FLAT.metadata(config.frame)
+    assert GR00T_FLAT.query(gr00t_query(sent), metadata) == sent.payload
+    assert list(GR00T_FLAT.answer(back.frame).actions) == ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]
+    refused = next(each for each in recorded("gr00t") if each.scenario == scenario and each.number == 15)
+    with pytest.raises(ServerSaidError, match=r"Video key 'video.image' must be in observation"):
+        GR00T.answer(refused.frame)
+
+
+def test_gr00ts_token_stands_where_its_client_puts_it() -> None:
+    message = pack({"endpoint": "ping"})
+    assert gr00t.secret(message, "wrong") == one("gr00t", "main_token", 13).payload
+    with pytest.raises(ServerSaidError, match="Unauthorized: Invalid API token"):
+        GR00T.answer(one("gr00t", "main_token", 15).frame)
+
+
+def values(meaning: Any) -> Any:
+    message = built(meaning)
+    return message["actions"] if isinstance(message, dict) and "actions" in message else message
+
+
+@pytest.mark.parametrize(
+    ("dialect", "family", "scenario", "number"),
+    [
+        (OPENPI, "openpi", "droid", 4),
+        (OPENPI, "openpi", "libero", 6),
+        (OPENPI, "openpi", "aloha", 4),
+        (ROBOARENA, "roboarena", "default_config", 4),
+        (ROBOARENA, "roboarena", "bare_ndarray", 4),
+        (VLLM_OMNI, "vllm_omni", "openpi_client", 4),
+        (VLLM_OMNI, "vllm_omni", "errors", 10),
+        (SGLANG, "sglang", "openpi_policy", 4),
+        (OPENPI, "vllm_omni", "openpi_client", 4),
+    ],
+)
+def test_actions_arrive_as_the_server_sent_them(dialect: Dialect, family: str, scenario: str, number: int) -> None:
+    message = one(family, scenario, number)
+    found = dialect.answer(message.frame).actions["actions"]
+    np.testing.assert_array_equal(found, np.float64(values(message.meaning)))
+    assert found.dtype == np.float64
+
+
+def test_the_servers_times_are_kept() -> None:
+    timing = OPENPI.answer(one("openpi", "droid", 6).frame).timing_ms
+    assert set(timing) == {"server_infer", "server_prev_total", "policy_infer"}
+    assert timing["policy_infer"] == 12.5
+
+
+def test_named_actions_lose_their_batch_axis() -> None:
+    found = VLLM_OMNI.answer(one("vllm_omni", "sessions", 4).frame).actions
+    assert {name: value.shape for name, value in found.items()} == {
+        "joint_position": (8, 7),
+        "gripper_position": (8, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("scenario", "shapes"),
+    [
+        ("main_basic", {"eef_9d": (40, 9), "gripper_position": (40, 1), "joint_position": (40, 7)}),
+        ("n16_basic", {"joint_position": (32, 7), "gripper_position": (32, 1)}),
+        ("n15_basic", {"single_arm": (16, 5), "gripper": (16, 1)}),
+    ],
+)
+def test_gr00ts_actions_are_chunks_by_name(scenario: str, shapes: dict[str, tuple[int, int]]) -> None:
+    found = GR00T.answer(one("gr00t", scenario, 15).frame).actions
+    assert {name: value.shape for name, value in found.items()} == shapes
+
+
+def test_gr00t_with_two_robots_in_one_answer_is_refused() -> None:
+    with pytest.raises(WireError, match=r"eef_9d: <f4 \[2, 40, 9\], expected a chunk"):
+        GR00T.answer(one("gr00t", "main_basic", 27).frame)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "family", "scenario", "number", "said"),
+    [
+        (OPENPI, "openpi", "policy_exception", 6, "ValueError: no camera called wrist"),
+        (OPENPI, "openpi", "bad_truncated", 4, "incomplete input"),
+        (ROBOARENA, "roboarena", "no_endpoint_key", 4, "KeyError: 'endpoint'"),
+        (VLLM_OMNI, "vllm_omni", "errors", 4, "Internal inference error"),
+        (OPENPI, "vllm_omni", "errors", 6, "Invalid request payload"),
+        (VLLM_OMNI, "vllm_omni", "no_policy", 2, "Robot policy not available"),
+        (SGLANG, "sglang", "openpi_policy_error", 4, "the server answered with an error"),
+        (GR00T, "gr00t", "main_errors", 11, "Unknown endpoint: get_actoin"),
+        (GR00T, "gr00t", "main_errors", 31, "camera 2 lost – ünlesbar"),
+        (GR00T, "gr00t", "main_bad_messages", 7, r"\(empty\)"),
+        (GR00T, "gr00t", "n15_basic", 19, "'video.webcam'"),
+    ],
+)
+def test_an_error_of_the_server_is_never_an_action(
+    dialect: Dialect, family: str, scenario: str, number: int, said: str
+) -> None:
+    with pytest.raises(ServerSaidError, match=said):
+        dialect.answer(one(family, scenario, number).frame)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"actions": np.full((2, 7), np.nan, np.float32)}, "14 of 14 numbers are not finite"),
+        ({"actions": np.zeros((0, 7))}, "expected a chunk"),
+        ({"actions": np.zeros((2, 3, 7))}, "expected a chunk"),
+        ({"actions": 3.0}, "expected a chunk"),
+        ({"actions": "up"}, "the text 'up', expected numbers"),
+        ({"actions": None}, "NoneType, expected numbers"),
+        ({"actions": {"a": 1}}, "a map with the keys"),
+        ({}, "expected one with actions"),
+        ({"status": "reset successful"}, "expected one with actions"),
+        ([1, 2], "list, expected a map with actions"),
+        ({"a": np.zeros((2, 2, 2))}, "expected a chunk"),
+    ],
+)
+def test_what_is_no_chunk_is_named(message: Any, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        OPENPI.answer(pack(message))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"ERROR", "text", pack([]), pack({}), pack({"a": 1}), pack([{"a": np.zeros((1, 4, 2))}, {}, 1]), b"\xc1"],
+)
+def test_gr00t_answers_that_are_none_are_refused(frame: bytes | str) -> None:
+    with pytest.raises(WireError):
+        GR00T.answer(frame)
+
+
+@pytest.mark.parametrize(
+    "entry", [1, {}, {"__ModalityConfig__": True}, {"__ModalityConfig_class__": True, "as_json": "{"}]
+)
+def test_a_modality_configuration_that_is_none_is_refused(entry: Any) -> None:
+    with pytest.raises(WireError, match="modality"):
+        GR00T.metadata(pack({"video": entry}))
+
+
+def body(number: int) -> bytes:
+    [found] = [each for each in recorded("openvla_oft") if each.number == number]
+    return found.payload
+
+
+def test_oft_speaks_json_numpy_as_recorded() -> None:
+    asked = json.loads(body(0))
+    features = {
+        key: np.frombuffer(base64.b64decode(value["__numpy__"]), value["dtype"]).reshape(value["shape"])
+        for key, value in asked.items()
+        if isinstance(value, dict)
+    }
+    assert json.loads(OFT.query(Query(features, asked["instruction"]), {})) == asked
+    plain, encoded = OFT.answer(body(1)).actions["actions"], OFT.answer(body(3)).actions["actions"]
+    assert plain.shape == encoded.shape == (25, 14)
+    np.testing.assert_array_equal(plain, encoded)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (b'"error"', "answered with an error: error"),
+        (b"[]", "expected a list of actions"),
+        (b"[[1, 2], [1]]", "expected one length"),
+        (b"[[1, NaN]]", "NaN"),
+        (b'[{"__numpy__": "AAAA", "dtype": "|O", "shape": [1]}]', "dtype"),
+        (b'[{"__numpy__": "A", "dtype": "|u1", "shape": [1]}]', "base64"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"{", "not valid JSON"),
+    ],
+)
+def test_oft_answers_that_are_none_are_refused(frame: bytes, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        OFT.answer(frame)
+
+
+def test_sglang_is_not_asked_without_its_cameras() -> None:
+    """It would answer as if they were there."""
+    greeting = SGLANG.metadata(one("sglang", "openpi_policy", 2).frame)
+    image = np.zeros((8, 8, 3), np.uint8)
+    with pytest.raises(WireError, match=r"right_wrist_0_rgb"):
+        SGLANG.query(Query({"images.base_0_rgb": image, "images.left_wrist_0_rgb": image}, "x"), greeting)
+    with pytest.raises(WireError, match="observation/image"):
+        SGLANG.query(Query({"observation/image": image}, "x"), greeting)
+
+
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [
+        ("ws://127.0.0.1:8000", "openpi"),
+        ("wss://host/any", "openpi"),
+        ("ws://host:8000/v1/realtime/robot/openpi", "vllm_omni"),
+        ("ws://host:30000/openpi/policy", "sglang"),
+        ("zmq://host:5555", "gr00t"),
+        ("http://host:8777/act", "oft"),
+    ],
+)
+def test_the_address_says_what_is_spoken(server: str, name: str) -> None:
+    assert by_address(server).name == name
+    assert by_address(server, "gr00t_flat").name == "gr00t_flat"
+
+
+@pytest.mark.parametrize("server", ["", "host:8000", "ftp://host", "ws://", "grpc://host:8080"])
+def test_an_address_that_is_none_is_refused(server: str) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.server"):
+        by_address(server)
+
+
+def test_lerobots_pickles_are_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match="pickle"):
+        by_address("grpc://robot:8080")
+
+
+def test_the_greeting_says_what_is_spoken() -> None:
+    arena = read_map(one("roboarena", "default_config", 2).frame, "")
+    assert by_metadata(OPENPI, arena) is ROBOARENA
+    assert by_metadata(VLLM_OMNI, arena) is VLLM_OMNI
+    assert by_metadata(OPENPI, read_map(one("sglang", "openpi_policy", 2).frame, "")) is SGLANG
+    assert by_metadata(OPENPI, {}) is OPENPI
+    assert set(DIALECTS) == {"openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft"}
+
+
+def test_arrays_that_an_old_gr00t_cannot_read_are_not_sent_to_it() -> None:
+    with pytest.raises(WireError, match="cannot be encoded"):
+        pack({"a": np.float32(1)}, npy)

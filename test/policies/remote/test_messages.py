@@ -1,0 +1,167 @@
+"""Arrays in msgpack: as the real servers and clients wrote them, and as nobody should."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_golden import LAYOUTS, Recorded, agrees, layout_of, nodes, whole
+
+from vla_ros.policies.remote import messages
+from vla_ros.policies.remote.messages import WireError, finite, nd, npy, openpi, pack, unpack
+
+FAMILIES = ("openpi", "roboarena", "vllm_omni", "sglang", "gr00t")
+PLAIN = "biuf"
+
+
+def foreign(message: Recorded) -> list[str]:
+    """Dtypes of a recorded message that this package does not accept, and keys that are no text."""
+    found = [value["dtype"] for kind, value in nodes(message.meaning) if kind == "ndarray"]
+    bad = [dtype for dtype in found if np.dtype(dtype).kind not in PLAIN]
+    keys = [key for kind, value in nodes(message.meaning) if kind == "map" for key, _ in value]
+    return bad + [str(key) for key in keys if "int" in key]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_recorded_message_is_read_and_written_again_to_the_byte(family: str) -> None:
+    again = refused = 0
+    for message in whole(family):
+        if foreign(message):
+            with pytest.raises(WireError):
+                unpack(message.payload)
+            refused += 1
+            continue
+        value = unpack(message.payload)
+        assert agrees(value, message.meaning), message
+        if message.scenario not in ("other_array_markers", "foreign_array_markers"):
+            assert pack(value, LAYOUTS[layout_of(message.meaning)]) == message.payload, message
+            again += 1
+    assert again >= 10
+    assert (refused > 0) == (family in ("openpi", "gr00t"))
+
+
+@pytest.mark.parametrize("layout", [openpi, npy, nd])
+@pytest.mark.parametrize(
+    "held",
+    [
+        np.arange(24, dtype=np.int32).reshape(4, 6)[::2, 1::2],
+        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        np.broadcast_to(np.array([1, 2, 3], np.int16), (2, 3)),
+        np.zeros((0, 7), np.float32),
+        np.array(3.5, ">f8"),
+        np.array([True, False]),
+    ],
+)
+def test_views_orders_and_empty_arrays_arrive_as_they_are(layout: Any, held: Any) -> None:
+    found = unpack(pack({"a": held}, layout))["a"]
+    np.testing.assert_array_equal(found, held)
+    assert found.dtype == held.dtype
+    assert not found.flags.writeable
+
+
+ARRAY: dict[Any, Any] = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4", b"shape": [2]}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({**ARRAY, b"shape": [3]}, "8 bytes, expected 12"),
+        ({**ARRAY, b"shape": [-2]}, "lengths of 0 or more"),
+        ({**ARRAY, b"shape": [True, 2]}, "lengths of 0 or more"),
+        ({**ARRAY, b"shape": [1 << 62, 1 << 62]}, "bytes, expected"),
+        ({**ARRAY, b"shape": [2, *[1] * 9]}, "up to 8 lengths"),
+        ({**ARRAY, b"shape": None}, "up to 8 lengths"),
+        ({**ARRAY, b"dtype": "|O"}, "dtype"),
+        ({**ARRAY, b"dtype": "<f4,<f4"}, "dtype"),
+        ({**ARRAY, b"dtype": "<U2"}, "dtype"),
+        ({**ARRAY, b"dtype": None}, "dtype"),
+        ({**ARRAY, b"data": "text"}, "expected bytes"),
+        ({b"nd": True, b"type": "<f4", b"kind": b"O", b"shape": [1], b"data": b""}, "objects and records"),
+        ({b"nd": True, b"type": [["a", "<f4"]], b"kind": b"V", b"shape": [1], b"data": b""}, "objects and records"),
+        ({b"__npgeneric__": True, b"dtype": "|u1", b"data": 300}, "number of dtype"),
+        ({b"__npgeneric__": True, b"dtype": "<f4", b"data": "x"}, "number of dtype"),
+        ({"__ndarray_class__": True, "as_npy": b"\x93NUMPY\x01\x00\x05\x00(((((((" * 2}, "with the header"),
+        ({"__ndarray_class__": True, "as_npy": b"pickle"}, "no .npy file"),
+        (msgpack.ExtType(3, b"x"), "extension"),
+    ],
+)
+def test_a_forged_array_is_refused_and_named(message: Any, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        unpack(msgpack.packb({"a": message}))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x91" * 100 + b"\x01", "nested more than 12 deep"),
+        (b"\x91" * 5000, "not valid msgpack"),
+        (msgpack.packb([[0] * 40_000, [0] * 40_000]), "entries"),
+        (b"\x93" * 30_000 + b"\x80" * 60_001, "not valid|entries"),
+        (b"\xdd\xff\xff\xff\xff", "not valid msgpack"),
+        (b"\x82\xa1a\x01", "not valid msgpack"),
+        (b"\x81\xa1a\x01\x01", "not valid msgpack"),
+        (b"\x81\xa1\xff\x01", "not valid msgpack"),
+        (b"\x81\x01\x02", "not valid msgpack"),
+        (b"", "not valid msgpack"),
+        (b"\xc1", "not valid msgpack"),
+    ],
+)
+def test_a_damaged_message_is_refused_and_named(data: bytes, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        unpack(data)
+
+
+def test_a_message_that_is_too_long_is_not_read() -> None:
+    with pytest.raises(WireError, match="of 65 bytes, allowed 64"):
+        unpack(bytes(65), limit=64)
+
+
+def test_objects_are_not_written() -> None:
+    for value in (np.array([object()]), np.array(["a"]), object(), {1 + 2j}):
+        with pytest.raises(WireError, match=r"cannot be encoded|dtype"):
+            pack({"a": value})
+
+
+@pytest.mark.parametrize("value", [np.array([1.0, np.nan]), [1.0, float("inf")], np.float32("nan")])
+def test_numbers_that_are_none_are_named(value: Any) -> None:
+    with pytest.raises(WireError, match=r"state: 1 of \d numbers are not finite"):
+        finite(value, "state")
+
+
+@pytest.mark.parametrize("value", [None, "1", [[1], [1, 2]], {"a": 1}, b"12"])
+def test_what_is_no_number_is_named(value: Any) -> None:
+    with pytest.raises(WireError, match="state: "):
+        finite(value, "state")
+
+
+SEEDS = [message.payload for message in whole(*FAMILIES) if len(message.payload) < 8000]
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.integers(0, len(SEEDS) - 1), st.lists(st.tuples(st.integers(0, 8000), st.binary(max_size=9)), max_size=4))
+def test_a_mutated_message_is_read_or_refused(seed: int, edits: list[tuple[int, bytes]]) -> None:
+    data = bytearray(SEEDS[seed])
+    for at, new in edits:
+        data[at % len(data) : at % len(data) + len(new) // 2] = new
+    with suppress(WireError):
+        unpack(bytes(data))
+
+
+def test_the_markers_of_other_packages_are_read() -> None:
+    arrays = [m for m in whole("openpi", "vllm_omni") if "array_markers" in m.scenario and m.sender == "client"]
+    assert len(arrays) >= 4
+    for message in arrays:
+        found = [value for kind, value in nodes(message.meaning) if kind == "ndarray"]
+        decoded = unpack(message.payload)
+        assert any(isinstance(value, np.ndarray) for value in decoded.values()), (message, found)
+
+
+def test_the_limits_leave_room_for_real_messages() -> None:
+    images = {f"image_{i}": np.zeros((1080, 1920, 3), np.uint8) for i in range(4)}
+    assert len(unpack(pack(images))) == 4
+    assert messages.MAX_BYTES == 64 << 20
