@@ -50,18 +50,18 @@ def write(folder: Path, frames: int, storage: str) -> Path:
 def play(path: Path, arm: bool) -> tuple[int, float]:
     """Number of frames and processor seconds."""
     from vla_ros.config import load
-    from vla_ros.policies.base import create, no_progress
-    from vla_ros.replay.evaluate import make_jobs, play_all
+    from vla_ros.policies.base import create
+    from vla_ros.replay import evaluate
     from vla_ros.replay.play import Options
-    from vla_ros.replay.prepare import LoadedOnce
 
     options = ["policy.name:=hold", *(["robot.urdf:=demo", "robot.tip_frame:=tool"] if arm else [])]
     config = load([], options)
-    policy = LoadedOnce(create(config))
-    (job,) = make_jobs([path], config, {}, Options(instruction="hold still"), None)
-    play_all([job], policy, 1, None, no_progress, lambda name, count: None)  # imports, page cache
+    policy = create(config)
+    policy.load()
+    job = evaluate.Job(path, config, Options(instruction="hold still"))
+    evaluate.play(job, lambda: policy)  # imports, page cache
     began = time.process_time()
-    (outcome,) = play_all([job], policy, 1, None, no_progress, lambda name, count: None)
+    outcome = evaluate.play(job, lambda: policy)
     took = time.process_time() - began
     if outcome.samples is None:
         raise SystemExit(outcome.problem)

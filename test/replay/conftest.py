@@ -174,15 +174,13 @@ def replay_config():
 @pytest.fixture
 def play(replay_config):
     """``play(path, policy, options, **more)`` gives the outcome of one bag."""
-    from vla_ros.policies.base import no_progress
     from vla_ros.replay import evaluate
     from vla_ros.replay.play import Options
-    from vla_ros.replay.prepare import LoadedOnce
 
-    def run(path, policy, options=None, *, config=None, overrides=None, partial=None):
-        (job,) = evaluate.make_jobs([path], config or replay_config, overrides or {}, options or Options(), partial)
-        loaded = LoadedOnce(policy)
-        (outcome,) = evaluate.play_all([job], loaded, 1, None, no_progress, lambda name, count: None)
-        return outcome
+    def run(path, policy, options=None, *, config=None, partial=None):
+        policy.load()
+        return evaluate.play(
+            evaluate.Job(path, config or replay_config, options or Options(), partial), lambda: policy
+        )
 
     return run

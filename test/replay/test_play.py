@@ -12,23 +12,17 @@ from vla_ros.control.inputs import Snapshot
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy
 from vla_ros.policies.hold import HoldPolicy
-from vla_ros.replay import figures, samples, verdict
-from vla_ros.replay import frames as frames_of
+from vla_ros.replay import samples
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
-from vla_ros.replay.prepare import fit, images_at
-from vla_ros.replay.topics import select
+from vla_ros.replay.report import Moment, images_of
+from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk, ActionSpec
 
 
 def summary(outcome, config, options=None):
-    options = options or Options()
-    found = figures.summarize(
-        [outcome.samples], outcome.spec, config, speed=options.speed, every=options.every, tolerance_s=0.2
-    )
-    frames = frames_of.gather([outcome.samples])
-    rows = frames.compared
-    return found, verdict.judge(found, frames.predicted[rows], frames.recorded[rows])
+    result = make_result([outcome], config, options or Options())
+    return result.figures, result.verdict
 
 
 def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brightness_policy, replay_config):
@@ -226,20 +220,19 @@ def test_samples_survive_the_disk(play, write_bag, recording, brightness_policy,
         samples.load(tmp_path / "samples.npz")
 
 
-def test_the_images_of_single_moments_are_the_live_ones(write_bag, recording, replay_config, brightness_policy):
-    path = write_bag("bag", recording)
+def test_the_images_of_single_moments_are_the_live_ones(
+    play, write_bag, recording, replay_config, brightness_policy
+):
+    path, policy = write_bag("bag", recording), brightness_policy()
+    result = make_result([play(path, policy)], replay_config, Options())
+    found = images_of(result, [Moment(0, row, 1.0) for row in (3, 30)])
     with Bag(path) as bag:
-        selection = select(bag.topics, replay_config, {})
-        config = fit(replay_config, selection)
-        frames = list(bag.records(selection.cameras))
-        wanted = [frames[3].time, frames[30].time]
-        policy = brightness_policy()
-        found = images_at(bag, selection, config, policy.spec, wanted)
-        stepper = Stepper(config, policy)
-        stepper.load()
-        for time, index in zip(wanted, (3, 30), strict=True):
-            live = stepper.observe([bytes(frames[index].data)], Snapshot(instruction="x"))
-            assert (found[time]["image"] == live.images["image"]).all()
+        frames = list(bag.records(["/camera/image_raw"]))
+        stepper = Stepper(replay_config, policy)
+        stepper.bind()
+        for row in (3, 30):
+            live = stepper.observe([bytes(frames[row].data)], Snapshot(instruction="x"))
+            assert (found[0, row]["image"] == live.images["image"]).all()
 
 
 def test_no_image_is_resized_for_a_policy_that_uses_none(play, write_bag, recording, replay_config):

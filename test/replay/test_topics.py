@@ -58,7 +58,7 @@ def test_only_compressed():
 def test_joint_states_alone_are_differenced():
     found = select(topics(camera__image_raw=IMAGE, joint_states=JOINTS), Config(), {})
     assert (found.truth, found.truth_type) == (None, JOINTS)
-    assert "differenced" in found.truth_name
+    assert "differenced" in found.described["truth"]
 
 
 def test_nothing_to_compare_with():

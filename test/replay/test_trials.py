@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
-from vla_ros.policies import Policy, no_progress
+from vla_ros.policies import Policy
 from vla_ros.replay import evaluate, trials
 from vla_ros.replay.play import Options
-from vla_ros.replay.prepare import LoadedOnce
 from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk, ActionSpec
 
@@ -63,11 +62,9 @@ def spot_bag(make, write_bag):
 
 def explained(path, policy=None, **options):
     config = build(options)
-    options = Options(instruction="go")
-    (job,) = evaluate.make_jobs([path], config, {}, options, None)
-    chosen = LoadedOnce(policy or SpotPolicy())
-    outcomes = evaluate.play_all([job], chosen, 1, None, no_progress, lambda name, count: None)
-    return trials.explain(make_result(outcomes, config, options), chosen, {})
+    chosen, options = policy or SpotPolicy(), Options(instruction="go")
+    outcome = evaluate.play(evaluate.Job(path, config, options), lambda: chosen)
+    return trials.explain(make_result([outcome], config, options), lambda: chosen)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from vla_ros.config import Config, build
+from vla_ros.config import build
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
@@ -53,7 +53,10 @@ def test_nothing_recorded():
     assert truth.pair(at([0]), at([0]), empty, MS)[0].tolist() == [-1]
 
 
-def align(kind, recorded, joints=None, spec=SPEC, config=None, kinematics=None, topic="/truth", frames=(0, 100)):
+ARM = {"robot.urdf": "demo", "robot.tip_frame": "tool"}
+
+
+def align(kind, recorded, joints=None, spec=SPEC, options=None, topic="/truth", frames=(0, 100)):
     recording = Recording(*(Feed((item,)) if item else None for item in (joints, recorded)))
     return truth.align(
         at(frames),
@@ -61,8 +64,7 @@ def align(kind, recorded, joints=None, spec=SPEC, config=None, kinematics=None, 
         recording,
         selection(kind, topic),
         spec,
-        config or Config(),
-        kinematics,
+        build(options or {}),
         60 * MS,
         100 * MS,
     )
@@ -75,8 +77,8 @@ def test_recorded_actions_are_taken_as_they_are():
 
 
 def test_twists_become_displacements_of_one_period():
-    config = build({"control.translation_scale": 0.05, "control.rotation_scale": 0.5})
-    found = align(TWIST, table([10, 110], [[0.1, 0, -0.2, 0, 0, 1.0], [0] * 6]), config=config)
+    options = {"control.translation_scale": 0.05, "control.rotation_scale": 0.5}
+    found = align(TWIST, table([10, 110], [[0.1, 0, -0.2, 0, 0, 1.0], [0] * 6]), options=options)
     assert found.actions[0, :6] == pytest.approx([0.2, 0, -0.4, 0, 0, 0.2])
     assert np.isnan(found.actions[:, 6]).all()
 
@@ -89,19 +91,17 @@ def arm():
 @pytest.mark.parametrize("frame", ["base", "tip"])
 @pytest.mark.parametrize("kind", [JOINTS, TRAJECTORY])
 def test_joint_commands_become_the_motion_of_the_tip(arm, kind, frame):
-    config = build(
-        {
-            "control.delta_frame": frame,
-            "robot.gripper_joint_names": ["finger"],
-            "gripper.open_value": -1.0,
-            "gripper.closed_value": 1.0,
-        }
-    )
+    options = ARM | {
+        "control.delta_frame": frame,
+        "robot.gripper_joint_names": ["finger"],
+        "gripper.open_value": -1.0,
+        "gripper.closed_value": 1.0,
+    }
     moved = HOME + np.array([0.02, -0.01, 0.03, 0.01, 0, 0.02, -0.05])
     names = (*arm.joint_names, "finger")
     joints = table([0, 50, 100, 150], np.tile([*HOME, 0.04], (4, 1)), names)
     commands = table([10, 110], [[*moved, 0.04], [*HOME, 0.0]], names)
-    found = align(kind, commands, joints, config=config, kinematics=arm).actions
+    found = align(kind, commands, joints, options=options).actions
     start, goal = arm.forward(HOME), arm.forward(moved)
     turned = euler_xyz_matrix(found[0, 3:6])
     if frame == "base":
@@ -118,7 +118,7 @@ def test_joint_states_are_differenced_over_one_period(arm):
     times = np.arange(0, 310, 10)
     path = HOME + np.outer(times * 1e-3, [0.2, 0, 0.1, 0, 0, 0, 0])
     joints = table(times, path, arm.joint_names)
-    found = align(JOINTS, None, joints, kinematics=arm, topic=None, frames=(5, 105, 205, 255))
+    found = align(JOINTS, None, joints, options=ARM, topic=None, frames=(5, 105, 205, 255))
     assert found.rule == "difference"
     start, goal = (arm.forward(HOME + np.array([0.2, 0, 0.1, 0, 0, 0, 0]) * t) for t in (0.005, 0.105))
     assert found.actions[0, :3] == pytest.approx(goal.position - start.position, abs=1e-9)
@@ -130,10 +130,10 @@ def test_joint_policies_compare_in_joints():
     names = ("a", "b", "c")
     joints = table([0, 100], [[0, 0, 0], [1, 1, 1]], names)
     commands = table([10, 110], [[1, 2, 3], [4, 5, 6]], ("b", "a", "c"))
-    config = build({"robot.joint_names": list(names)})
-    assert align(JOINTS, commands, joints, spec, config).actions.tolist() == [[2, 1, 3], [5, 4, 6]]
+    options = {"robot.joint_names": list(names)}
+    assert align(JOINTS, commands, joints, spec, options).actions.tolist() == [[2, 1, 3], [5, 4, 6]]
     delta = dataclasses.replace(spec, control_mode=ControlMode.JOINT_DELTA)
-    assert align(JOINTS, commands, joints, delta, config).actions.tolist() == [[2, 1, 3], [4, 3, 5]]
+    assert align(JOINTS, commands, joints, delta, options).actions.tolist() == [[2, 1, 3], [4, 3, 5]]
 
 
 def test_the_reason_is_given_if_nothing_can_be_compared(arm):
@@ -141,7 +141,7 @@ def test_the_reason_is_given_if_nothing_can_be_compared(arm):
     commands = table([10, 110], np.tile(HOME, (2, 1)), names)
     joints = table([0, 100], np.tile(HOME, (2, 1)), names)
     assert "robot.urdf is not set" in align(JOINTS, commands, joints).problem
-    assert "no joint states" in align(JOINTS, commands, None, kinematics=arm).problem
-    assert "lack the joints" in align(JOINTS, table([10], [[0]], ["x"]), joints, kinematics=arm).problem
+    assert "no joint states" in align(JOINTS, commands, None, options=ARM).problem
+    assert "lack the joints" in align(JOINTS, table([10], [[0]], ["x"]), joints, options=ARM).problem
     assert "no message of /truth came within" in align(ARRAY, table([900], np.zeros((1, 7)))).problem
     assert "neither actions" in align("", None).problem

@@ -5,8 +5,8 @@ import pytest
 
 from vla_ros.config import Config, GripperConfig
 from vla_ros.replay import figures, verdict
-from vla_ros.replay import frames as frames_of
-from vla_ros.replay.samples import Samples
+from vla_ros.replay.play import Options
+from vla_ros.replay.samples import Samples, commanded
 from vla_ros.types import ActionSpec
 
 SPEC = ActionSpec()
@@ -47,8 +47,9 @@ def judged(predicted, recorded, **changes):
         topics={"truth": "/action"},
         **{**fields, **changes},
     )
-    found = figures.summarize([samples], SPEC, config, speed=0.0, every=1, tolerance_s=0.2)
-    rows = frames_of.gather([samples]).compared
+    counted = commanded(samples, SPEC.gripper_index, config.gripper)
+    found = figures.summarize([samples], [counted], SPEC, config, Options())
+    rows = samples.compared
     return verdict.judge(found, predicted[rows], recorded[rows])
 
 

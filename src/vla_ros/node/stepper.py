@@ -71,12 +71,20 @@ class Stepper:
         self._lock = threading.Lock()  # the controller: a hold may come from another thread
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the policy and fit everything to what it expects.
+        """Load the policy, and :meth:`bind`.
 
         Raises:
             VlaRosError: The policy does not load, or policy, robot and options do not belong together.
         """
         self._policy.load(progress)
+        self.bind()
+
+    def bind(self) -> None:
+        """Start a session of the loaded policy and fit everything to what it expects.
+
+        Raises:
+            ConfigError: Policy, robot and options do not belong together.
+        """
         self._session = self._policy.start_session()
         spec = self._policy.spec
         unknown = [key for key in spec.image_keys if key not in self._config.camera.keys]

@@ -7,10 +7,11 @@ file and an HTML report on request. Ctrl-C keeps partial results; the same comma
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,12 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         VlaRosError: Nothing could be played.
     """
-    from vla_ros.policies.base import create
+    from vla_ros.policies.base import Policy, create
     from vla_ros.replay.bag import find_bags
-    from vla_ros.replay.evaluate import make_jobs, play_all
-    from vla_ros.replay.prepare import LoadedOnce
+    from vla_ros.replay.evaluate import Job, play_all
     from vla_ros.replay.result import exceeds, make_result, summary_lines, write_json
-    from vla_ros.replay.topics import parse_overrides
     from vla_ros.replay.trials import explain
 
     options = _options(arguments)
@@ -90,22 +89,29 @@ def run(arguments: argparse.Namespace) -> int:
     partial = arguments.json.with_name(arguments.json.name + ".partial") if arguments.json else None
     if arguments.restart and partial is not None:
         shutil.rmtree(partial, ignore_errors=True)
-    overrides = parse_overrides(arguments.topics)
-    jobs = make_jobs(find_bags(arguments.bags), config, overrides, options, partial)
-    with closing(LoadedOnce(create(config))) as policy, _Progress(len(jobs)) as progress:
+    jobs = [Job(bag, config, options, partial) for bag in find_bags(arguments.bags)]
+    with ExitStack() as stack, _Progress(len(jobs)) as progress:
+
+        @functools.cache
+        def policy() -> Policy:
+            created = create(config)
+            stack.callback(created.close)
+            created.load(progress.load)
+            return created
+
         ask = progress.ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.load, progress.advance)
+        outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.advance)
         result = make_result(outcomes, config, options)
         if not (arguments.no_trials or result.figures["interrupted"]):
             progress.say("trying other settings")
-            result = explain(result, policy, overrides)
+            result = explain(result, policy)
     print("\n".join(summary_lines(result.figures)))
     if arguments.json:
         write_json(result, arguments.json)
     if arguments.report:
         from vla_ros.replay.report import write_report
 
-        write_report(result, arguments.report, overrides)
+        write_report(result, arguments.report)
     if arguments.write:
         from vla_ros.replay.write import write_bag
 
@@ -124,6 +130,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         ConfigError: A number is out of its range.
     """
     from vla_ros.replay.play import Options
+    from vla_ros.replay.topics import parse_overrides
 
     try:
         speed = 0.0 if arguments.speed == "max" else float(arguments.speed)
@@ -131,18 +138,15 @@ def _options(arguments: argparse.Namespace) -> Options:
             raise ValueError
     except ValueError:
         raise ConfigError(f"--speed {arguments.speed}: expected max or a number above 0, for example 1.0") from None
-    for name, value, low in (
-        ("every", arguments.every, 1),
-        ("limit", arguments.limit, 0),
-        ("jobs", arguments.jobs, 1),
-    ):
-        if value < low:
+    for name, low in (("every", 1), ("limit", 0), ("jobs", 1)):
+        if (value := getattr(arguments, name)) < low:
             raise ConfigError(f"--{name} {value}: expected {low} or more")
-    for name, seconds in (("tolerance", arguments.tolerance), ("gap", arguments.gap)):
-        if not 0 < seconds < 1e6:
+    for name in ("tolerance", "gap"):
+        if not 0 < (seconds := getattr(arguments, name)) < 1e6:
             raise ConfigError(f"--{name} {seconds:g}: expected seconds above 0")
+    topics = parse_overrides(arguments.topics)
     return Options(
-        speed, arguments.every, arguments.limit, arguments.instruction, arguments.tolerance, arguments.gap
+        speed, arguments.every, arguments.limit, arguments.instruction, arguments.tolerance, arguments.gap, topics
     )
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.replay import metrics, skill
-from vla_ros.replay import samples as samples_of
 from vla_ros.replay.compare import SCHEMA
-from vla_ros.replay.frames import Frames, gather
-from vla_ros.replay.samples import Samples
+from vla_ros.replay.play import Options
+from vla_ros.replay.samples import Samples, gather
 from vla_ros.replay.truth import RULES
 from vla_ros.types import ActionSpec, ControlMode, FloatArray
 
@@ -31,12 +30,17 @@ def dimension_names(spec: ActionSpec, command_names: Sequence[str]) -> list[str]
     ]
 
 
+@dataclass(frozen=True)
 class Comparer:
-    """Compares predicted with recorded actions by a policy's ``spec`` and the options ``config``."""
+    """Compares predicted with recorded actions of a policy."""
 
-    def __init__(self, spec: ActionSpec, config: Config) -> None:
-        self.spec, self.config = spec, config
-        self.is_pose = spec.control_mode is ControlMode.END_EFFECTOR_DELTA
+    spec: ActionSpec
+    config: Config
+
+    @property
+    def is_pose(self) -> bool:
+        """True if actions are end-effector deltas, which have a direction."""
+        return self.spec.control_mode is ControlMode.END_EFFECTOR_DELTA
 
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
         """Direction cosine of each frame, [M]; NaN where actions have no direction."""
@@ -60,7 +64,7 @@ class Comparer:
             "gripper_f1": metrics.gripper_scores(self.closed(predicted), self.closed(recorded))[1],
         }
 
-    def intervals(self, frames: Frames) -> dict[str, list[float] | None]:
+    def intervals(self, frames: Samples) -> dict[str, list[float] | None]:
         """95 % bootstrap intervals of headline figures over episodes; None for a single episode."""
         errors = np.abs(frames.predicted - frames.recorded)
         cosines = self.cosines(frames.predicted, frames.recorded)[:, None]
@@ -80,7 +84,7 @@ class Comparer:
             "gripper_f1": skill.interval(counts, lambda s: metrics.ratio(s[:, 0], s[:, 1])),
         }
 
-    def ahead(self, frames: Frames) -> dict[str, Any]:
+    def ahead(self, frames: Samples) -> dict[str, Any]:
         """The baselines' figures, the policy's skill against each, and all of them at turns."""
         predicted, recorded, episodes = frames.predicted, frames.recorded, frames.episodes
         guesses = skill.baselines(recorded, episodes, self.spec.gripper_index, self.config.gripper.open_value)
@@ -91,11 +95,11 @@ class Comparer:
             "turns": skill.at_turns(predicted, recorded, guesses, episodes) if self.is_pose else None,
         }
 
-    def gripper(self, frames: Frames) -> dict[str, Any]:
+    def gripper(self, frames: Samples) -> dict[str, Any]:
         """Accuracy, F1 and the timing of opening and closing."""
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
         accuracy, f1 = metrics.gripper_scores(closed, wanted)
-        events = metrics.match_events(closed, wanted, frames.times, frames.episodes)
+        events = metrics.match_events(closed, wanted, frames.seconds, frames.episodes)
         return {
             "accuracy": accuracy,
             "f1": f1,
@@ -123,7 +127,7 @@ class Comparer:
         known = known[np.isfinite(known)]
         return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
 
-    def motion(self, frames: Frames) -> dict[str, float]:
+    def motion(self, frames: Samples) -> dict[str, float]:
         """Jerk and share of idle steps, predicted and recorded."""
         is_position = self.spec.control_mode is ControlMode.JOINT_POSITION
         columns = skill.columns_of(self.spec)
@@ -132,22 +136,22 @@ class Comparer:
         for name, actions in (("predicted", frames.predicted), ("recorded", frames.recorded)):
             moved = actions[:, columns]
             order = 3 if is_position else 2
-            result[f"jerk_{name}"] = metrics.jerk(moved, frames.times, frames.episodes, order)
+            result[f"jerk_{name}"] = metrics.jerk(moved, frames.seconds, frames.episodes, order)
             result[f"idle_{name}"] = math.nan if is_position else metrics.idle_share(moved, still)
         return result
 
-    def episodes(self, samples: Sequence[Samples]) -> list[dict[str, Any]]:
+    def episodes(self, bags: Sequence[Samples]) -> list[dict[str, Any]]:
         """Figures of each episode."""
         return [
             {
                 "bag": bag.bag,
                 "instruction": instruction,
                 "frames": len(rows),
-                "start_s": float((bag.times[rows[0]] - bag.times[0]) * 1e-9),
-                "seconds": float((bag.times[rows[-1]] - bag.times[rows[0]]) * 1e-9),
+                "start_s": float(bag.seconds[rows[0]]),
+                "seconds": float(bag.seconds[rows[-1]] - bag.seconds[rows[0]]),
                 **self.quality(bag.predicted[rows], bag.recorded[rows]),
             }
-            for bag in samples
+            for bag in bags
             for episode, instruction in enumerate(bag.instructions)
             if (rows := np.flatnonzero(bag.episodes == episode)).size
         ]
@@ -157,7 +161,7 @@ def _mean(values: FloatArray) -> float:
     return float(metrics.mean(values, axis=None))
 
 
-def dimensions(frames: Frames, names: Sequence[str]) -> list[dict[str, Any]]:
+def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
     """Figures of each number of the action over all answered frames."""
     rows = frames.compared
     predicted, recorded = frames.predicted[rows], frames.recorded[rows]
@@ -188,35 +192,40 @@ def dimensions(frames: Frames, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def latency(samples: Sequence[Samples]) -> dict[str, dict[str, float]]:
+def latency(bags: Sequence[Samples]) -> dict[str, dict[str, float]]:
     """Percentiles of each stage over all frames but each bag's first, which warms up."""
     stages: dict[str, list[FloatArray]] = {}
-    for bag in samples:
+    for bag in bags:
         for name, values in bag.stages_ms.items():
             stages.setdefault(name, []).append(values[1:] if len(values) > 1 else values)
     return {name: metrics.percentiles(np.concatenate(values)) for name, values in stages.items()}
 
 
 def summarize(
-    samples: Sequence[Samples], spec: ActionSpec, config: Config, *, speed: float, every: int, tolerance_s: float
+    bags: Sequence[Samples], counted: Sequence[Samples], spec: ActionSpec, config: Config, options: Options
 ) -> dict[str, Any]:
-    """All figures but verdict, configuration and versions."""
+    """All figures but verdict, configuration and versions.
+
+    Args:
+        bags: As the policy answered.
+        counted: The same with gripper numbers as they reach the fingers (:func:`samples.commanded`).
+        spec: Meaning of the policy's numbers.
+        config: The node's options.
+        options: How the bags were played.
+    """
     compare = Comparer(spec, config)
-    measured = gather(samples)
-    counted = [samples_of.commanded(bag, spec.gripper_index, config.gripper) for bag in samples]
-    frames = gather(counted)
+    measured, frames = gather(bags), gather(counted)
     compared = frames.take(frames.compared)
-    names = dimension_names(spec, next((bag.command_names for bag in samples if bag.command_names), ()))
+    names = dimension_names(spec, next((bag.command_names for bag in bags if bag.command_names), ()))
     period_ms = 1e3 / (config.control.rate_hz or spec.rate_hz or 30.0)
-    totals = np.concatenate([bag.stages_ms.get("total", np.zeros(0))[1:] for bag in samples])
+    totals = np.concatenate([bag.stages_ms.get("total", np.zeros(0))[1:] for bag in bags])
     missed = int((totals > period_ms).sum())
-    wall = sum(bag.wall_s for bag in samples)
-    rules = sorted({bag.rule for bag in samples})
-    offsets = np.concatenate([(bag.stamps - bag.times)[bag.stamps != 0] for bag in samples])
+    rules = sorted({bag.rule for bag in bags})
+    offsets = np.concatenate([(bag.stamps - bag.times)[bag.stamps != 0] for bag in bags])
     return {
         "schema": SCHEMA,
-        "mode": "as_it_would_have_run" if speed else "open_loop",
-        "speed": speed or None,
+        "mode": "as_it_would_have_run" if options.speed else "open_loop",
+        "speed": options.speed or None,
         **compare.quality(compared.predicted, compared.recorded),
         "rmse": _mean(metrics.rmse(compared.predicted, compared.recorded)),
         "intervals": compare.intervals(compared),
@@ -224,37 +233,40 @@ def summarize(
         "dimensions": dimensions(frames, names),
         "gripper": compare.gripper(measured.take(frames.compared)),
         "motion": compare.motion(compared),
-        "latency_ms": latency(samples),
+        "latency_ms": latency(bags),
         "deadline": {
             "period_ms": period_ms,
             "missed": missed,
             "share": missed / len(totals) if len(totals) else math.nan,
         },
-        "frame_age_ms": metrics.percentiles(np.concatenate([bag.age_ms for bag in samples])),
+        "frame_age_ms": metrics.percentiles(frames.age_ms),
         "frames": {
-            "received": sum(bag.received for bag in samples),
+            "received": frames.received,
             "used": len(frames.times),
             "compared": len(compared.times),
-            "skipped": sum(bag.skipped for bag in samples),
-            "dropped": _total(bag.dropped for bag in samples),
-            "images_prepared": sum(bag.images for bag in samples),
-            "every": every,
+            "skipped": frames.skipped,
+            "dropped": dict(frames.dropped),
+            "images_prepared": frames.images,
+            "every": options.every,
         },
         "stamp_offset_s": float(np.median(offsets)) * 1e-9 if offsets.size else math.nan,
         "commands": {
-            "made": int(sum(np.isfinite(bag.commands).any(axis=1).sum() for bag in samples)),
-            "refused": _total(bag.refused for bag in samples),
-            "limited": _total(bag.limited for bag in samples),
+            "made": int(sum(np.isfinite(bag.commands).any(axis=1).sum() for bag in bags)),
+            "refused": dict(frames.refused),
+            "limited": dict(frames.limited),
         },
         "episodes": compare.episodes(counted),
         "truth": {
-            "source": sorted({bag.topics.get("truth", "none") for bag in samples}),
+            "source": sorted({bag.topics.get("truth", "none") for bag in bags}),
             "rule": rules,
             "meaning": [RULES[rule] for rule in rules],
-            "tolerance_s": tolerance_s,
-            "problems": sorted({bag.problem for bag in samples if bag.problem}),
+            "tolerance_s": options.tolerance_s,
+            "problems": sorted({bag.problem for bag in bags if bag.problem}),
         },
-        "throughput": {"frames_per_second": len(frames.times) / wall if wall else math.nan, "wall_s": wall},
+        "throughput": {
+            "frames_per_second": len(frames.times) / frames.wall_s if frames.wall_s else math.nan,
+            "wall_s": frames.wall_s,
+        },
         "bags": [
             {
                 "path": bag.bag,
@@ -264,11 +276,7 @@ def summarize(
                 "losses": [str(loss) for loss in bag.losses],
                 "left_out": dict(bag.notes),
             }
-            for bag in samples
+            for bag in bags
         ],
-        "interrupted": not all(bag.complete for bag in samples),
+        "interrupted": not all(bag.complete for bag in bags),
     }
-
-
-def _total(counters: Iterable[Counter[str]]) -> dict[str, int]:
-    return dict(sum(counters, Counter()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -10,7 +11,6 @@ from functools import partial
 
 from vla_ros.config import Config, LiveConfig
 from vla_ros.control.clock import SimulatedClock
-from vla_ros.control.command import Command
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.safety import Safety, State
@@ -34,17 +34,9 @@ class LiveRun:
     """Receivers, watchdog, safety and control loop of the node around a recording; the arm is armed.
 
     Messages arrive at their recorded times; inference takes as long as on this machine, times ``speed``. Stamps may
-    be of any clock: their age is not checked. A stop is reset at once.
-
-    Args:
-        config: The whole tree.
-        stepper: Loaded.
-        recording: Joint states and feeds.
-        records: Frames of all cameras in order of time.
-        speed: Multiple of the recorded speed.
-        sink: Gets each step and the outcome of each frame.
-        episode: Called with the time of each frame of the first camera; returns the instruction if the frame starts
-            an episode.
+    be of any clock: their age is not checked. A stop is reset at once. ``sink`` gets each step and the outcome of
+    each frame; ``episode`` is called with the time of each frame of the first camera and returns the instruction
+    if the frame starts an episode.
     """
 
     def __init__(
@@ -66,7 +58,11 @@ class LiveRun:
         begin = first.time if first is not None else 0
         events = [
             *_messages(recording.joints, begin, self._accept),
-            *(each for key, feed in recording.state.items() for each in _messages(feed, begin, self._feed(key))),
+            *(
+                events
+                for key, feed in recording.state.items()
+                for events in _messages(feed, begin, partial(self._set_state, key))
+            ),
             self._frames(first, records, cameras),
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
@@ -78,7 +74,7 @@ class LiveRun:
         self._mailboxes = [Mailbox[Frame](clock) for _ in cameras]
         self._receiver = FrameReceiver(context, self._mailboxes)
         self._states = StateReceiver(context, stepper.controller)
-        self._loop = ControlLoop(context, stepper, self._mailboxes, _send_nowhere, self._supervise)
+        self._loop = ControlLoop(context, stepper, self._mailboxes, lambda command: lambda: None, self._supervise)
 
     def run(self, enough: Callable[[], bool]) -> None:
         """Run until the recording has ended or ``enough()``."""
@@ -88,11 +84,9 @@ class LiveRun:
             if self._safety.state is State.STOPPED:
                 self._safety.reset()
                 self._safety.arm()
-            if did is Did.WAITED and self._clock.exhausted and self._is_idle():
+            idle = did is Did.WAITED and self._stepper.wants_frame and not self._mailboxes[0].waiting
+            if idle and self._clock.exhausted:
                 break
-
-    def _is_idle(self) -> bool:
-        return self._stepper.wants_frame and not self._mailboxes[0].waiting
 
     def _supervise(self) -> None:
         now = self._clock.now()
@@ -102,26 +96,22 @@ class LiveRun:
     def _frames(
         self, first: Record | None, records: Iterator[Record], cameras: Mapping[str, int]
     ) -> Iterator[Event]:
-        record = first
-        while record is not None:
+        for record in itertools.chain([first] if first else [], records):
             # Copied: the view of the file may be invalid when the frame is used.
             yield record.time, partial(self._receive, cameras[record.topic], record.time, bytes(record.data))
-            record = next(records, None)
 
     def _receive(self, camera: int, time: int, data: bytes) -> None:
-        if camera == 0:
-            instruction = self._episode(time)
-            if instruction is not None:
-                self._inputs.set_instruction(instruction)
-                self._inputs.new_epoch()
-                self._stepper.forget_commands()
+        if camera == 0 and (instruction := self._episode(time)) is not None:
+            self._inputs.set_instruction(instruction)
+            self._inputs.new_epoch()
+            self._stepper.forget_commands()
         self._receiver.receive(camera, data)
 
     def _accept(self, state: JointState) -> None:
         self._states.accept(state, state.stamp)
 
-    def _feed(self, key: str) -> Callable[[JointState], None]:
-        return lambda state: self._inputs.set_state(key, state)
+    def _set_state(self, key: str, state: JointState) -> None:
+        self._inputs.set_state(key, state)
 
 
 def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:
@@ -132,7 +122,3 @@ def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], Non
             yield int(table.times[row]), partial(receive, table.joint_state(row))
 
     return [events(table) for table in feed.tables] if feed is not None else []
-
-
-def _send_nowhere(command: Command) -> Callable[[], None]:
-    return lambda: None

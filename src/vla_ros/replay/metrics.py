@@ -8,7 +8,7 @@ is int64 [M], ascending: nothing is differenced across episodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ def mean(values: FloatArray, axis: int | None = 0) -> FloatArray:
     return ratio(np.where(finite, values, 0.0).sum(axis=axis), finite.sum(axis=axis))
 
 
-def ratio(top: FloatArray, bottom: FloatArray | IntArray, least: float = 0.0) -> FloatArray:
+def ratio(top: FloatArray, bottom: FloatArray | IntArray, least: float | FloatArray = 0.0) -> FloatArray:
     """``top / bottom``; NaN where ``bottom`` is not above ``least``."""
     result = np.full(np.shape(top), np.nan)
     return np.asarray(np.divide(top, bottom, out=result, where=np.asarray(bottom) > least))
@@ -52,12 +52,12 @@ def rmse(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
 
 def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
     """Pearson's correlation by dimension, [D]; NaN where one of the two is constant."""
-    known = np.isfinite(recorded) & np.isfinite(predicted)
+    known = np.isfinite(recorded + predicted)
     a, b = (np.where(known, values, np.nan) for values in (predicted, recorded))
     a, b = a - mean(a), b - mean(b)
     scale = np.maximum(np.abs(np.nan_to_num(predicted)).max(axis=0, initial=0.0), 1e-300)
-    product, norm = mean(a * b), np.sqrt(mean(a**2) * mean(b**2))
-    return np.asarray(np.divide(product, norm, out=np.full(norm.shape, np.nan), where=norm > 1e-12 * scale**2))
+    # Rounding leaves a constant a variance that is not quite zero.
+    return ratio(mean(a * b), np.sqrt(mean(a**2) * mean(b**2)), 1e-12 * scale**2)
 
 
 def still_threshold(recorded: FloatArray) -> float:
@@ -74,11 +74,9 @@ def direction_cosines(predicted: FloatArray, recorded: FloatArray) -> FloatArray
     prediction does not.
     """
     lengths, predicted_lengths = np.linalg.norm(recorded, axis=1), np.linalg.norm(predicted, axis=1)
+    cosines = ratio((predicted * recorded).sum(axis=1), lengths * predicted_lengths, 1e-15 * lengths)
     moving = np.nan_to_num(lengths) > still_threshold(recorded)
-    both = moving & (np.nan_to_num(predicted_lengths) > 1e-15)
-    dot = (predicted * recorded).sum(axis=1)
-    cosines = np.divide(dot, lengths * predicted_lengths, out=np.zeros(len(dot)), where=both)
-    return np.where(moving, cosines, np.nan)
+    return np.where(moving, np.nan_to_num(cosines), np.nan)
 
 
 def is_closed(values: FloatArray, gripper: GripperConfig) -> FloatArray:
@@ -104,8 +102,7 @@ def gripper_scores(predicted: FloatArray, recorded: FloatArray) -> tuple[float, 
     return accuracy, f1(int((a & b).sum()), int((a & ~b).sum()), int((~a & b).sum()))
 
 
-@dataclass(frozen=True)
-class Events:
+class Events(NamedTuple):
     """Openings and closings of the gripper.
 
     Attributes:
@@ -138,12 +135,8 @@ def match_events(
 ) -> Events:
     """Matches predicted with recorded gripper events of one kind and episode, the nearest in time first.
 
-    Args:
-        predicted: [M], as :func:`is_closed`.
-        recorded: [M], as :func:`is_closed`.
-        times: [M] seconds.
-        episodes: [M].
-        window: Most seconds between two events that match.
+    States [M] are those of :func:`is_closed`; ``times`` [M] and ``window``, the longest delay of a match, are
+    seconds.
     """
     found, wanted = _switches(predicted, times, episodes), _switches(recorded, times, episodes)
     pairs = sorted(
@@ -168,12 +161,8 @@ def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:
 def jerk(motion: FloatArray, times: FloatArray, episodes: IntArray, order: int = 2) -> float:
     """Root mean square of the jerk, in the motion's unit per second cubed.
 
-    Args:
-        motion: [M, N]. Displacements per step for ``order`` 2 (their second difference is the third of the
-            position), positions for ``order`` 3.
-        times: [M] seconds; the median step is taken as the period.
-        episodes: [M].
-        order: Number of differences.
+    ``motion`` [M, N] holds displacements per step for ``order`` 2 (their second difference is the third of the
+    position) and positions for ``order`` 3. The median step of ``times`` [M], seconds, is the period.
     """
     steps = np.diff(times)[np.diff(episodes) == 0]
     steps = steps[steps > 0]

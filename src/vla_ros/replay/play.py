@@ -10,27 +10,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.control.inputs import Snapshot
 from vla_ros.control.outcome import REPLACED, FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
-from vla_ros.node.stepper import Stepper, make_kinematics
+from vla_ros.node.stepper import Stepper
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay import series, truth
 from vla_ros.replay.bag import Bag
 from vla_ros.replay.live import LiveRun
 from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
-from vla_ros.replay.series import Feed
 from vla_ros.replay.topics import Selection
-from vla_ros.types import FloatArray, JointState
+from vla_ros.types import FloatArray
 from vla_ros.vision.decode import image_stamp
 from vla_ros.vision.lazy_images import LazyImages
 
@@ -38,6 +36,7 @@ SAVE_EVERY_S = 20.0
 """Seconds between partial results on disk."""
 
 _NEAR_STAMP = 100_000_000  # ns; as control.inputs.Inputs.joints_at
+_NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Options:
         instruction: Replaces the recorded instruction; "" does not.
         tolerance_s: Most seconds from a frame to its recorded action.
         gap_s: A longer pause between frames starts a new episode.
+        topics: Role to topic, from ``--topics``.
     """
 
     speed: float = 0.0
@@ -59,6 +59,7 @@ class Options:
     instruction: str = ""
     tolerance_s: float = 0.2
     gap_s: float = 2.0
+    topics: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Row(NamedTuple):
@@ -80,7 +81,7 @@ class Player:
         bag: Open.
         selection: Topics by role.
         config: As :func:`~vla_ros.replay.prepare.fit` returns it.
-        stepper: Loaded.
+        stepper: With a loaded policy.
         options: How to play it.
         resume: Samples of an interrupted run, or None.
         partial: File for partial results, or None.
@@ -94,10 +95,9 @@ class Player:
         config: Config,
         stepper: Stepper,
         options: Options,
-        *,
-        resume: Samples | None = None,
-        partial: Path | None = None,
-        progress: Callable[[int], None] | None = None,
+        resume: Samples | None,
+        partial: Path | None,
+        progress: Callable[[int], None],
     ) -> None:
         self._bag, self._selection, self._config = bag, selection, config
         self._stepper, self._options = stepper, options
@@ -112,22 +112,21 @@ class Player:
         self._refused: Counter[str] = Counter()
         self._details: dict[Reason, str] = {}
         self._last_time: int | None = None
-        self._began = time.perf_counter()
-        self._saved = self._began
-        rate = config.control.rate_hz or stepper.spec.rate_hz or 30.0
-        self._period = 1.0 / rate
+        self._began = self._saved = time.perf_counter()
+        self._period = 1.0 / (config.control.rate_hz or stepper.spec.rate_hz or 30.0)
         self._inferred: StepResult | None = None
 
     def play(self) -> Samples:
-        """Play the frames. On Ctrl-C returns the results so far, with ``complete`` False."""
+        """Plays the frames. After Ctrl-C the result has what was done so far, with ``complete`` False."""
         start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
         self._stepper.reset()
         counted = Counter(self._stepper.controller.counters)
+        records = self._bag.records(self._selection.cameras, start)
         try:
-            records = self._bag.records(self._selection.cameras, start)
-            if self._options.speed:
-                self._live(records)
+            if speed := self._options.speed:
+                live = LiveRun(self._config, self._stepper, self._recording, records, speed, self, self._episode)
+                live.run(self._is_enough)
             else:
                 self._open_loop(records)
         except KeyboardInterrupt:
@@ -138,13 +137,6 @@ class Player:
         if self._partial is not None:
             samples_of.save(result, self._partial)
         return result
-
-    def _live(self, records: Iterator[Record]) -> None:
-        """Play as the live node would: the newest frame wins, at most ``control.rate_hz`` steps a second."""
-        live = LiveRun(
-            self._config, self._stepper, self._recording, records, self._options.speed, self, self._episode
-        )
-        live.run(self._is_enough)
 
     def step(self, step: StepResult) -> None:
         """The control loop made a step."""
@@ -161,7 +153,7 @@ class Player:
         if outcome.outcome == REPLACED:
             self._skipped += 1
         elif step is not None:
-            ended = float("nan") if outcome.ended is None else outcome.ended  # without a command it has no age
+            ended = _NAN if outcome.ended is None else outcome.ended  # without a command it has no age
             age = (ended - outcome.received) / 1e6 / self._options.speed
             self._keep(outcome.received, step, outcome.reason, age)
         elif outcome.reason is not None:
@@ -171,28 +163,21 @@ class Player:
         return len(self._rows) + sum(self._dropped.values()) >= self._options.limit > 0
 
     def _open_loop(self, records: Iterator[Record]) -> None:
-        """Play every k-th frame."""
+        """Use every k-th frame of the first camera with the newest ones of the others."""
         cameras = {topic: index for index, topic in enumerate(self._selection.cameras)}
         newest: list[bytes | memoryview | None] = [None] * len(cameras)
-        for number, record in enumerate(self._first_camera(records, cameras, newest)):
+        number = 0
+        for record in records:
+            if index := cameras[record.topic]:
+                newest[index] = bytes(record.data)
+                continue
             if number % self._options.every:
                 self._skipped += 1
             else:
-                newest[0] = record.data
-                self._infer(record.time, newest)
+                self._infer(record.time, [record.data, *newest[1:]])
+            number += 1
             if self._is_enough():
                 return
-
-    def _first_camera(
-        self, records: Iterator[Record], cameras: Mapping[str, int], newest: list[bytes | memoryview | None]
-    ) -> Iterator[Record]:
-        """Frames of the first camera; the newest ones of the others are put into ``newest``."""
-        for record in records:
-            index = cameras[record.topic]
-            if index:
-                newest[index] = bytes(record.data)
-            else:
-                yield record
 
     def _infer(self, now: int, frames: Sequence[bytes | memoryview | None]) -> None:
         """Make a step from the inputs at the time of the frame."""
@@ -204,10 +189,8 @@ class Player:
         if self._episode(now) is not None:
             self._stepper.reset()
         recording = self._recording
-        joints = self._newest(recording.joints, now, stamp)
-        feeds = {key: state for key, feed in recording.state.items() if (state := self._newest(feed, now, stamp))}
+        inputs = recording.inputs(now, stamp if self._config.control.lockstep else 0, self._instructions[-1])
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
-        inputs = Snapshot(joints, feeds, self._instructions[-1])
         try:
             step = self._stepper.step(frames, inputs, self._period, reference)
         except ImageError as error:
@@ -220,14 +203,14 @@ class Player:
             self._stepper.executed()
         else:
             self._stepper.schedule.reset()
-        self._keep(now, step, step.refused.reason if step.refused else None, float("nan"))
+        self._keep(now, step, step.refused.reason if step.refused else None, _NAN)
 
     def _drop(self, reason: Reason, detail: str) -> None:
         # One text for each reason: details hold numbers that differ from frame to frame.
         self._dropped[self._details.setdefault(reason, f"{reason.value}: {detail}"[:300])] += 1
 
-    def _keep(self, time: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
-        """Keep the result for the frame that was received at ``time``."""
+    def _keep(self, received: int, step: StepResult, refused: Reason | None, age_ms: float) -> None:
+        """Keep a frame's result; now and then report progress and save partial results."""
         if refused is not None:
             self._refused[refused.value] += 1
         total = sum(ms for stage, ms in step.stages_ms.items() if not stage.startswith("policy/"))
@@ -237,8 +220,13 @@ class Player:
         normalized = known[0] if known is not None else np.full(len(step.action), np.nan)
         kept = replace(step, observation=None, chunk=None)
         stages = {**step.stages_ms, "total": total}
-        self._rows.append(_Row(time, len(self._instructions) - 1, age_ms, prepared, normalized, stages, kept))
-        self._rest()
+        self._rows.append(_Row(received, len(self._instructions) - 1, age_ms, prepared, normalized, stages, kept))
+        if len(self._rows) % 50 == 0:
+            self._progress(len(self._rows))
+        now = time.perf_counter()
+        if self._partial is not None and now - self._saved > SAVE_EVERY_S:
+            self._saved = now
+            samples_of.save(self._samples(False, Counter()), self._partial)
 
     def _episode(self, now: int) -> str | None:
         """The instruction if a frame starts an episode: it changed, frames paused, or time ran backwards."""
@@ -253,23 +241,6 @@ class Player:
         self._instructions.append(given)
         return given
 
-    def _newest(self, feed: Feed | None, now: int, stamp: int) -> JointState | None:
-        """The newest message at ``now``; in lockstep the one that belongs to the frame's stamp."""
-        if feed is None:
-            return None
-        if self._config.control.lockstep and stamp:
-            return feed.from_stamp(stamp) or feed.newest(now)
-        return feed.newest(now)
-
-    def _rest(self) -> None:
-        """Between two frames: report progress, and save partial results."""
-        now = time.perf_counter()
-        if self._progress is not None and len(self._rows) % 50 == 0:
-            self._progress(len(self._rows))
-        if self._partial is not None and now - self._saved > SAVE_EVERY_S:
-            self._saved = now
-            samples_of.save(self._samples(False, Counter()), self._partial)
-
     def _samples(self, complete: bool, limited: Counter[str]) -> Samples:
         """Everything so far as arrays, paired with the recorded actions."""
         rows, spec = self._rows, self._stepper.spec
@@ -282,7 +253,6 @@ class Player:
             self._selection,
             spec,
             self._config,
-            make_kinematics(self._config) if truth.needs_urdf(self._selection, spec) else None,
             round(self._options.tolerance_s * 1e9),
             round(self._period * 1e9),
         )
@@ -291,7 +261,6 @@ class Player:
         unknown = np.full(len(names), np.nan)
         commands = [each.positions if each is not None and each.names == names else unknown for each in sent]
         stages = dict.fromkeys(name for row in rows for name in row.stages_ms)
-        chosen = self._selection
         result = Samples(
             bag=str(self._bag.path),
             times=times,
@@ -300,6 +269,7 @@ class Player:
             predicted=np.array([row.step.action for row in rows]).reshape(len(rows), spec.dimension),
             recorded=paired.actions,
             normalized=np.array([row.normalized for row in rows]).reshape(len(rows), spec.dimension),
+            openings=truth.finger_openings(times, self._recording, self._config),
             commands=np.array(commands).reshape(len(rows), len(names)),
             command_names=names,
             stages_ms={name: np.array([row.stages_ms.get(name, np.nan) for row in rows]) for name in stages},
@@ -314,15 +284,9 @@ class Player:
             limited=limited,
             notes=self._recording.skipped,
             losses=self._bag.losses,
-            topics={
-                "camera": ", ".join(chosen.cameras),
-                "joint_states": chosen.joint_states or "none",
-                "instruction": chosen.instruction or "none",
-                "truth": chosen.truth_name,
-            },
+            topics=self._selection.described,
             images=sum(row.images for row in rows),
             wall_s=time.perf_counter() - self._began,
             complete=complete,
-            openings=truth.finger_openings(times, self._recording, self._config),
         )
-        return samples_of.join(self._resume, result) if self._resume is not None else result
+        return samples_of.resumed(self._resume, result) if self._resume is not None else result

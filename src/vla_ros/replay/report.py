@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vla_ros.config import to_yaml
-from vla_ros.replay import frames as frames_of
+from vla_ros.errors import ImageError
 from vla_ros.replay import metrics
-from vla_ros.replay.frames import Moment
-from vla_ros.replay.prepare import images_at, reopened
+from vla_ros.replay.prepare import read_again
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
-from vla_ros.types import IntArray, UInt8Array
+from vla_ros.types import FloatArray, IntArray, UInt8Array
+from vla_ros.vision.preprocess import Preprocessor, process
 
-SHOWN_EPISODES = 8
+SHOWN_EPISODES, SHOWN_MOMENTS = 8, 10
+APART_NS = 500_000_000
 WITHOUT_CHECKPOINT = ("expert", "hold")
 POLICY, GREY = 1, 0
 LATENCY_COLUMNS = ("stage", "p50 [ms]", "p90 [ms]", "p99 [ms]")
@@ -39,18 +41,49 @@ TRIED = (
 MOMENTS = "The image is what the model saw, after orientation, crop and resize. Errors are in recorded spreads."
 
 
-def write_report(result: Result, path: Path, overrides: Mapping[str, str] | None = None) -> None:
-    """Writes the report as one HTML file.
+class Moment(NamedTuple):
+    """One frame: index of the bag, row in its samples, and its error as :func:`frame_errors` returns it."""
 
-    Args:
-        result: The result to show.
-        path: The file; its folder is created if needed.
-        overrides: Role to topic, as given to the replay: the images of the worst moments are read again.
+    bag: int
+    row: int
+    error: float
+
+
+def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
+    """Error of each frame of each bag, [F]: the mean of |error| / standard deviation of the recorded number.
+
+    NaN where nothing was recorded; numbers that hardly vary do not count.
     """
-    page.save(path, render(result, overrides or {}))
+    spread = np.nan_to_num(metrics.std(np.concatenate([bag.recorded for bag in bags])))
+    scale = np.where(spread > 1e-6, spread, np.inf)
+    return [metrics.mean(np.abs(bag.predicted - bag.recorded) / scale, axis=1) for bag in bags]
 
 
-def render(result: Result, overrides: Mapping[str, str]) -> str:
+def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[Moment]:
+    """The frames with the largest errors, the worst first, none within half a second of another."""
+    moments = [
+        Moment(bag, row, error)
+        for bag, found in enumerate(errors)
+        for row, error in enumerate(found.tolist())
+        if error > 0  # NaN is not
+    ]
+    chosen: list[Moment] = []
+    for moment in sorted(moments, key=lambda item: -item.error):
+        times = bags[moment.bag].times
+        near = [other.row for other in chosen if other.bag == moment.bag]
+        if (np.abs(times[near] - times[moment.row]) > APART_NS).all():
+            chosen.append(moment)
+        if len(chosen) == SHOWN_MOMENTS:
+            break
+    return chosen
+
+
+def write_report(result: Result, path: Path) -> None:
+    """Writes the report as one HTML file; the images of the worst moments are read from the bags again."""
+    page.save(path, render(result))
+
+
+def render(result: Result) -> str:
     """The report as HTML text."""
     figures = result.figures
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
@@ -58,15 +91,18 @@ def render(result: Result, overrides: Mapping[str, str]) -> str:
     checkpoint = "" if policy["name"] in WITHOUT_CHECKPOINT else policy["checkpoint"]
     name = f"{policy['name']} with {checkpoint}" if checkpoint else policy["name"]
     compared = figures["frames"]["compared"] > 0
-    worst = frames_of.worst(result.counted)
+    errors = frame_errors(result.counted)
+    moments = worst(result.counted, errors)
     body = [
         page.verdict(result.verdict.level, result.verdict.headline, result.verdict.reasons),
         page.tiles(tiles(figures)),
         page.section("What else it could be", tried(figures), TRIED) if "trials" in figures else "",
         page.section("Compared with baselines", against(figures), GUESSING) if compared else "",
-        page.section("Predicted and recorded", traces(result), "Grey was recorded, blue is the policy's action."),
-        page.section("Errors", errors(result)) if compared else "",
-        page.section("The worst moments", worst_moments(result, worst, overrides), MOMENTS) if worst else "",
+        page.section(
+            "Predicted and recorded", traces(result, errors), "Grey was recorded, blue is the policy's action."
+        ),
+        page.section("Errors", error_charts(result, errors)) if compared else "",
+        page.section("The worst moments", worst_moments(result, moments), MOMENTS) if moments else "",
         page.section("Gripper", gripper(figures)) if compared else "",
         page.section("Latency", latency(result)),
         page.section("Episodes", episodes(figures)),
@@ -134,11 +170,11 @@ def tried(figures: Mapping[str, Any]) -> Markup:
     return page.table(("change", "frames", "direction cosine", "skill", ""), rows, numeric=(1, 2, 3))
 
 
-def traces(result: Result) -> list[Markup]:
+def traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     """Every number of the action over time, by episode: the first, then the worst."""
     listed = [
         (index, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
-        for index, (bag, error) in enumerate(zip(result.samples, frames_of.errors(result.counted), strict=True))
+        for index, (bag, error) in enumerate(zip(result.samples, errors, strict=True))
         for rows in (np.flatnonzero(bag.episodes == episode) for episode in np.unique(bag.episodes))
     ]
     chosen = [*listed[:1], *sorted(listed[1:], key=lambda item: -item[2])[: SHOWN_EPISODES - 1]]
@@ -153,7 +189,7 @@ def traces(result: Result) -> list[Markup]:
 
 
 def _episode_traces(result: Result, bag: Samples, rows: IntArray, *, opened: bool) -> Markup:
-    time = (bag.times[rows] - bag.times[rows[0]]) * 1e-9
+    time = bag.seconds[rows] - bag.seconds[rows[0]]
     found = []
     for column, name in enumerate(_names(result)):
         is_gripper = column == result.spec.gripper_index
@@ -171,16 +207,14 @@ def _names(result: Result) -> list[str]:
     return [item["name"] for item in result.figures["dimensions"]]
 
 
-def errors(result: Result) -> list[Markup]:
+def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     """Error by dimension, over time, and as a table."""
     dimensions, motion = result.figures["dimensions"], result.figures["motion"]
     spread = [
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
         for item in dimensions
     ]
-    over_time = charts.Series(
-        "error", result.frames.times, np.concatenate(frames_of.errors(result.counted)), POLICY + 1
-    )
+    over_time = charts.Series("error", result.frames.seconds, np.concatenate(errors), POLICY + 1)
     keys = ("name", "mae", "rmse", "bias", "correlation", "saturated", "out_of_range")
     rows = [[item[key] for key in keys] for item in dimensions]
     header = ("number", "MAE", "RMSE", "bias", "correlation", "saturated", "out of range")
@@ -199,17 +233,16 @@ def errors(result: Result) -> list[Markup]:
     ]
 
 
-def worst_moments(result: Result, moments: list[Moment], overrides: Mapping[str, str]) -> Markup:
+def worst_moments(result: Result, moments: Sequence[Moment]) -> Markup:
     """A card for each moment: image, predicted and recorded action."""
-    seen = _images(result, moments, overrides)
+    seen = images_of(result, moments)
     return page.cards([_moment(result, moment, seen.get((moment.bag, moment.row), {})) for moment in moments])
 
 
 def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> Markup:
     bag, row = result.samples[moment.bag], moment.row
     rows = list(zip(_names(result), bag.predicted[row].tolist(), bag.recorded[row].tolist(), strict=True))
-    seconds = (bag.times[row] - bag.times[0]) * 1e-9
-    head = f"{Path(bag.bag).name} at {seconds:.2f} s, error {moment.error:.2f}"
+    head = f"{Path(bag.bag).name} at {bag.seconds[row]:.2f} s, error {moment.error:.2f}"
     shown = [images.image(image, key if len(seen) > 1 else "") for key, image in seen.items()]
     side = tag("div", shown or [tag("p", "no image", class_="note")])
     numbers = page.table(("", "policy", "recorded"), rows, numeric=(1, 2))
@@ -217,18 +250,19 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
     return tag("div", [tag("h3", head), instruction, tag("div", [side, numbers], class_="moment")])
 
 
-def _images(
-    result: Result, moments: list[Moment], overrides: Mapping[str, str]
-) -> dict[tuple[int, int], dict[str, UInt8Array]]:
-    """The prepared images by (bag, row), read from the bags again."""
-    found: dict[tuple[int, int], dict[str, UInt8Array]] = {}
+def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
+    """The images that the model saw, by (bag, row) and key; uint8 [H, W, 3]."""
+    found = {}
     for index in {moment.bag for moment in moments}:
-        samples = result.samples[index]
-        rows = {int(samples.times[moment.row]): moment.row for moment in moments if moment.bag == index}
-        with reopened(samples, result.config, overrides) as opened:
-            if opened is not None:
-                prepared = images_at(*opened, result.spec, sorted(rows))
-                found |= {(index, rows[time]): seen for time, seen in prepared.items()}
+        rows = np.array([moment.row for moment in moments if moment.bag == index])
+        for frame in read_again(result.samples[index], rows, result.config, result.options.topics):
+            camera = frame.config.camera
+            preprocess = Preprocessor(camera, result.spec)
+            received = {key: (camera.keys.index(key), frame.images) for key in result.spec.image_keys}
+            with contextlib.suppress(ImageError):
+                found[index, frame.row] = {
+                    key: process(preprocess(data, at)) for key, (at, each) in received.items() if (data := each[at])
+                }
     return found
 
 
@@ -268,7 +302,7 @@ def latency(result: Result) -> list[Markup]:
     if figures["frame_age_ms"]["count"]:
         ages = np.concatenate([bag.age_ms for bag in result.samples])
         shown.append(charts.histogram(ages, title="Age of the frame behind each command", x_label="ms"))
-    course = [charts.Series("latency", result.frames.times, joined, POLICY)]
+    course = [charts.Series("latency", result.frames.seconds, joined, POLICY)]
     period = f"{deadline['period_ms']:.0f} ms"
     missed = f"{deadline['missed']} of {len(joined)} inference steps took longer than the period of {period}"
     return [

@@ -13,10 +13,9 @@ from vla_ros.config import Config, flatten
 from vla_ros.replay import figures as figures_of
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay.evaluate import Outcome
-from vla_ros.replay.frames import Frames, gather
 from vla_ros.replay.play import Options
 from vla_ros.replay.records import BagError
-from vla_ros.replay.samples import Samples
+from vla_ros.replay.samples import Samples, gather
 from vla_ros.replay.verdict import Verdict, judge
 from vla_ros.report import page
 from vla_ros.report.markup import significant
@@ -35,16 +34,18 @@ class Result:
         counted: The same with gripper numbers as they reach the fingers: the figures count these.
         frames: ``counted`` of all bags joined.
         spec: Meaning of the policy's numbers.
-        config: The options.
+        config: The node's options.
+        options: How the bags were played.
     """
 
     figures: dict[str, Any]
     verdict: Verdict
     samples: tuple[Samples, ...]
     counted: tuple[Samples, ...]
-    frames: Frames
+    frames: Samples
     spec: ActionSpec
     config: Config
+    options: Options
 
 
 def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:
@@ -58,10 +59,8 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
     spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)
     if spec is None or not samples:
         raise BagError("\n".join(problems) or "no bag was played")
-    figures = figures_of.summarize(
-        samples, spec, config, speed=options.speed, every=options.every, tolerance_s=options.tolerance_s
-    )
     counted = tuple(samples_of.commanded(bag, spec.gripper_index, config.gripper) for bag in samples)
+    figures = figures_of.summarize(samples, counted, spec, config, options)
     frames = gather(counted)
     verdict = judge(figures, frames.predicted[frames.compared], frames.recorded[frames.compared])
     notes = sorted({outcome.note for outcome in outcomes if outcome.note})
@@ -75,7 +74,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
         "config": flatten(config),
         "versions": versions(),
     }
-    return Result(figures, verdict, samples, counted, frames, spec, config)
+    return Result(figures, verdict, samples, counted, frames, spec, config, options)
 
 
 def write_json(result: Result, path: Path) -> None:

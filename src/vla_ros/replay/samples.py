@@ -1,10 +1,11 @@
-"""Results of one bag as arrays: in memory while it runs, on disk so that an interrupted run can be resumed."""
+"""The answered frames of a bag as arrays: in memory, on disk for an interrupted run, and joined."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,18 @@ from vla_ros.types import FloatArray, IntArray
 
 @dataclass
 class Samples:
-    """Everything about the frames of one bag: F answered frames, D numbers in an action.
+    """Everything about the frames of one bag, or of several joined: F answered frames, D numbers in an action.
 
     Attributes:
         bag: Path of the bag.
         times: Int64 [F], receive times of the recorder in nanoseconds.
         stamps: Int64 [F], header stamps in nanoseconds.
-        episodes: Int64 [F], counted from 0 in this bag.
+        episodes: Int64 [F], counted from 0.
         predicted: Float64 [F, D].
         recorded: Float64 [F, D], NaN where unknown.
         normalized: Float64 [F, D], NaN if the policy does not return them.
-        openings: Float64 [F], how far open the measured fingers were at each frame (1 as at
-            ``gripper.open_position``), NaN if they are not measured.
-        commands: Float64 [F, N], NaN where there was none.
-        command_names: Joints of a command.
+        openings: Float64 [F], how far open the measured fingers were (0 closed, 1 open), NaN if not measured.
+        commands: Float64 [F, N] for the joints ``command_names``, NaN where there was none.
         stages_ms: Stage to float64 [F], NaN where it did not run.
         age_ms: Float64 [F], recorded time from a frame's arrival to its command; NaN in open loop.
         instructions: One per episode.
@@ -78,13 +77,29 @@ class Samples:
     wall_s: float = 0.0
     complete: bool = True
 
+    @property
+    def seconds(self) -> FloatArray:
+        """Time of each frame since the first one, float64 [F]."""
+        return np.asarray((self.times - self.times[:1]) * 1e-9, float)
+
+    @property
+    def compared(self) -> IntArray:
+        """Rows with a recorded action."""
+        return np.flatnonzero(np.isfinite(self.recorded).any(axis=1))
+
+    def take(self, rows: IntArray) -> Samples:
+        """The frames ``rows``; the counters stay those of all frames."""
+        stages = {name: stage[rows] for name, stage in self.stages_ms.items()}
+        return dataclasses.replace(self, stages_ms=stages, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
 
 _ARRAYS = ("times", "stamps", "episodes", "predicted", "recorded", "normalized", "openings", "commands", "age_ms")
+_COUNTERS = ("dropped", "refused", "limited", "notes")
 _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wall_s")
 
 
 def commanded(samples: Samples, gripper_index: int | None, gripper: GripperConfig) -> Samples:
-    """The same with gripper numbers as they reach the fingers: fully open or closed in binary mode.
+    """Replaces gripper numbers by those that reach the fingers: fully open or closed in binary mode.
 
     A policy that closes with 0.7 is not wrong by 0.7 if the threshold lies above it.
     """
@@ -121,7 +136,7 @@ def load(path: Path) -> Samples:
             values: dict[str, Any] = json.loads(str(file["plain"]))
             values |= {name: file[name] for name in _ARRAYS}
             stages = {name.removeprefix("stage/"): file[name] for name in file.files if name.startswith("stage/")}
-        values |= {name: Counter(values[name]) for name in ("dropped", "refused", "limited", "notes")}
+        values |= {name: Counter(values[name]) for name in _COUNTERS}
         values |= {name: tuple(values[name]) for name in ("command_names", "instructions")}
         values["losses"] = [Loss(*loss) for loss in values["losses"]]
         return Samples(**values, stages_ms=stages)
@@ -131,34 +146,44 @@ def load(path: Path) -> Samples:
         ) from None
 
 
-def join(first: Samples, rest: Samples) -> Samples:
-    """Joins two parts of one bag: ``rest`` resumed where ``first`` was interrupted.
+def resumed(first: Samples, rest: Samples) -> Samples:
+    """Joins two parts of one bag: ``rest`` continues where ``first`` was interrupted.
 
-    Each was paired with recorded actions by itself, so only the frame at the seam can be without its own.
+    Each was paired with recorded actions by itself, so only the frame at the seam can lack its own.
     """
     if not len(first.times):
         return rest
     continued = bool(rest.instructions) and rest.instructions[0] == first.instructions[-1]
-    count = len(first.times)
+    episodes = rest.episodes + first.episodes[-1] + (not continued)
+    losses = [*first.losses, *(loss for loss in rest.losses if loss not in first.losses)]
+    joined = _joined([first, dataclasses.replace(rest, episodes=episodes)])
+    instructions = first.instructions + rest.instructions[continued:]
+    return dataclasses.replace(joined, instructions=instructions, losses=losses)
 
-    def padded(part: Samples, name: str) -> FloatArray:
-        return part.stages_ms.get(name, np.full(len(part.times), np.nan))
 
-    if first.commands.shape[1:] != rest.commands.shape[1:]:
-        first, rest = (
-            dataclasses.replace(part, commands=np.full((len(part.times), 0), np.nan), command_names=())
-            for part in (first, rest)
-        )
-    joined: dict[str, Any] = {name: np.concatenate((getattr(first, name), getattr(rest, name))) for name in _ARRAYS}
-    joined["episodes"][count:] += int(first.episodes[-1]) + (not continued)
-    joined |= {name: getattr(first, name) + getattr(rest, name) for name in _TOTALS}
-    return dataclasses.replace(
-        rest,
-        **joined,
-        stages_ms={
-            name: np.concatenate((padded(first, name), padded(rest, name)))
-            for name in {*first.stages_ms, *rest.stages_ms}
-        },
-        instructions=first.instructions + rest.instructions[continued:],
-        losses=[*first.losses, *(loss for loss in rest.losses if loss not in first.losses)],
-    )
+def gather(bags: Sequence[Samples]) -> Samples:
+    """Joins all bags: times follow each other a second apart, and episodes are numbered throughout."""
+    parts, episode, origin = [], 0, 0
+    for bag in bags:
+        times = bag.times - bag.times[:1] + origin
+        parts.append(dataclasses.replace(bag, times=times, episodes=bag.episodes + episode))
+        if len(times):
+            origin, episode = int(times[-1]) + 1_000_000_000, int(parts[-1].episodes[-1]) + 1
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
+    """The arrays one after the other and the sums of the counters; other fields are those of the last part."""
+    if len({part.command_names for part in parts}) > 1:  # commands of different joints do not fit into one array
+        parts = [dataclasses.replace(p, commands=np.empty((len(p.times), 0)), command_names=()) for p in parts]
+    joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+    for name in _TOTALS:
+        first, *rest = (getattr(part, name) for part in parts)
+        joined[name] = sum(rest, first)
+    unknown = [np.full(len(part.times), np.nan) for part in parts]
+    stages = dict.fromkeys(name for part in parts for name in part.stages_ms)
+    joined["stages_ms"] = {
+        name: np.concatenate([p.stages_ms.get(name, nan) for p, nan in zip(parts, unknown, strict=True)])
+        for name in stages
+    }
+    return dataclasses.replace(parts[-1], **joined)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.control.inputs import Snapshot
 from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
@@ -48,8 +49,7 @@ class Table:
 class Feed:
     """A topic whose messages may name different joints: several publishers, or objects that come and go.
 
-    Attributes:
-        tables: One per set of names, the one with the most messages first.
+    There is a table per set of names, the one with the most messages first.
     """
 
     tables: tuple[Table, ...]
@@ -66,6 +66,10 @@ class Feed:
             return None
         table, row = max(found, key=lambda item: int(item[0].times[item[1]]))
         return table.joint_state(row)
+
+    def at(self, time: int, stamp: int) -> JointState | None:
+        """The newest message at ``time``; in lockstep (``stamp`` is not 0) the one that belongs to this stamp."""
+        return (self.from_stamp(stamp) if stamp else None) or self.newest(time)
 
     def from_stamp(self, stamp: int) -> JointState | None:
         """The first message whose header is at least as new as ``stamp`` (lockstep); None if there is none."""
@@ -87,14 +91,8 @@ class Feed:
 def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
     """Merges joint states of several publishers as the live node does (``control.joints``).
 
-    Args:
-        feed: As recorded.
-        needed: Joints that a state must have (the arm's); empty returns ``feed``.
-        timeout: Seconds for which the state of a joint is valid (``timeouts.joint_state``).
-
-    Returns:
-        One row per message with news; ``feed`` itself if one publisher has all joints, or if the needed joints are
-        never known together, so that a later error names those that are missing.
+    The result has one row per message with news. ``feed`` itself is returned if one publisher has all ``needed``
+    joints, or if these are never known together within ``timeout`` seconds: a later error names what is missing.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
         return feed
@@ -125,6 +123,11 @@ class Recording:
     state: dict[str, Feed] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
 
+    def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
+        """The newest messages at ``time``; in lockstep (``stamp`` is not 0) those that belong to this stamp."""
+        state = {key: found for key, feed in self.state.items() if (found := feed.at(time, stamp))}
+        return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
+
     def instruction(self, time: int, default: str = "") -> str:
         """The instruction at ``time``; the first one also counts before it was recorded."""
         if not self.instructions:
@@ -134,7 +137,7 @@ class Recording:
 
 
 class _Collector:
-    """Collects the messages of one topic in flat arrays: a fifth of the memory of message objects."""
+    """The messages of one topic in flat arrays, which take a fifth of the memory of message objects."""
 
     def __init__(self) -> None:
         self._columns: dict[tuple[str, ...], tuple[array[int], array[int], array[float]]] = {}
@@ -160,14 +163,7 @@ class _Collector:
 
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
-    """Reads every small topic of ``selection`` once.
-
-    Args:
-        bag: Open.
-        selection: Which topics.
-        needed: The arm's joints; joint states of several publishers are merged (:func:`merged`).
-        timeout: See :func:`merged`.
-    """
+    """Reads every small topic of ``selection`` once; joint states are :func:`merged` for the joints ``needed``."""
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": topic for key, topic in selection.state}
     collected = {role: _Collector() for role, topic in roles.items() if topic}

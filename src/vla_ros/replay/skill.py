@@ -1,10 +1,8 @@
-"""How far a policy is ahead of guessing: baselines, skill scores, turns, and intervals over episodes.
+"""Compares a policy with guessing: baselines, skill scores, turns, and intervals over episodes.
 
 A skill score is 1 - E / E_guess, with E the mean squared error of the translation (joint policies: of all joints;
-Murphy 1988): 1 is perfect, 0 no better than the guess, below 0 worse. It is fair to every guess because all are
-judged by the same error on the same frames. Rotations are left out: in most recordings they are small corrections,
-and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
-
+Murphy 1988): 1 is perfect, 0 no better than the guess. Rotations are left out: in most recordings they are small
+corrections, and no factor between metres and radians is right for every tool; ``dimensions`` has their figures.
 docs/replay.md ("Baselines") explains why turns are counted separately.
 """
 
@@ -68,14 +66,9 @@ def per_episode(values: FloatArray, episodes: IntArray) -> FloatArray:
 def interval(sums: FloatArray, statistic: Callable[[FloatArray], FloatArray]) -> list[float] | None:
     """95 % bootstrap percentile interval of a figure (Efron 1979), resampled by whole episodes.
 
-    Frames of one episode are too alike to be resampled one by one. The same data always give the same interval.
-
-    Args:
-        sums: [E, S], as :func:`per_episode`.
-        statistic: From sums over resampled episodes [R, S] to the figure [R].
-
-    Returns:
-        Lower and upper end; None for fewer than two episodes.
+    Frames of one episode are too alike to be resampled one by one. ``statistic`` maps sums over resampled episodes
+    [R, S] (:func:`per_episode`) to the figure [R]. The same data always give the same interval; fewer than two
+    episodes have none.
     """
     count = len(sums)
     if count < 2:
@@ -93,15 +86,7 @@ def scores(
     columns: Sequence[int],
     episodes: IntArray,
 ) -> tuple[dict[str, float], dict[str, list[float] | None]]:
-    """Skill against each guess, and its 95 % interval over episodes.
-
-    Args:
-        predicted: Float64 [M, D].
-        recorded: Float64 [M, D].
-        guesses: Name to float64 [M, D].
-        columns: As :func:`columns_of`.
-        episodes: Int64 [M].
-    """
+    """Skill against each guess [M, D] in the numbers ``columns``, and its 95 % interval over episodes."""
     own = squared_errors(predicted, recorded, columns)
     found: dict[str, float] = {}
     ends: dict[str, list[float] | None] = {}
@@ -117,12 +102,7 @@ def _score(sums: FloatArray) -> FloatArray:
 
 
 def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
-    """Rows at which the recorded arm sets off or turns by more than :data:`TURN_DEGREES`.
-
-    Args:
-        translation: Recorded, float64 [M, 3].
-        episodes: Int64 [M].
-    """
+    """Rows at which a recorded translation [M, 3] sets off or turns by more than :data:`TURN_DEGREES`."""
     lengths = np.nan_to_num(np.linalg.norm(translation, axis=1))
     moving = lengths > metrics.still_threshold(translation)
     dot = np.nan_to_num((translation[1:] * translation[:-1]).sum(axis=1))

@@ -48,11 +48,15 @@ class Selection:
     state: tuple[tuple[str, str], ...] = ()
 
     @property
-    def truth_name(self) -> str:
-        """Source of the recorded actions, for people."""
-        if self.truth:
-            return f"{self.truth} ({self.truth_type})"
-        return f"{self.joint_states}, differenced" if self.truth_type else "none"
+    def described(self) -> dict[str, str]:
+        """Role to topic, for people."""
+        truth = f"{self.joint_states}, differenced" if self.truth_type else "none"
+        return {
+            "camera": ", ".join(self.cameras),
+            "joint_states": self.joint_states or "none",
+            "instruction": self.instruction or "none",
+            "truth": f"{self.truth} ({self.truth_type})" if self.truth else truth,
+        }
 
 
 def expand(name: str) -> str:
@@ -99,129 +103,114 @@ def select(
     """
     named = {name for names in overrides.values() for name in names.split(",")}
     by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
-    cameras = _cameras(by_name, config, overrides.get("camera", ""), ask)
+    find = _Finder(by_name, config, overrides, ask)
+    cameras = find.cameras()
     transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} are raw and compressed; name topics of one kind with --topics")
-    truth, truth_type = _truth(by_name, config, overrides.get("truth"))
-    joints = _joint_states(by_name, config, overrides.get("joint_states"), truth, ask)
+    feeds = [(key, expand(topic)) for key, _, topic in (feed.partition("=") for feed in config.robot.state_topics)]
+    state = tuple((key, topic) for key, topic in feeds if topic in by_name)
+    truth, truth_type = find.truth()
+    taken = {truth, *(topic for _, topic in feeds)}
+    states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
+    joints = find.optional("joint_states", JOINTS, config.topics.joint_states, states)
     if truth_type == JOINTS and truth is None and joints is None:
         truth_type = ""
-    feeds = tuple((key, topic) for key, _, topic in (feed.partition("=") for feed in config.robot.state_topics))
-    return Selection(
-        cameras,
-        transports.pop(),
-        joints,
-        _instruction(by_name, config, overrides.get("instruction"), ask),
-        truth,
-        truth_type,
-        tuple((key, expand(topic)) for key, topic in feeds if expand(topic) in by_name),
-    )
-
-
-def _named(by_name: Mapping[str, str], name: str, role: str, types: Sequence[str]) -> str:
-    """A topic that a person named."""
-    if name not in by_name:
-        raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {', '.join(sorted(by_name))}")
-    if by_name[name] not in types:
-        raise BagError(f"--topics {role}={name}: is a {by_name[name]}, expected {' or '.join(types)}")
-    return name
-
-
-def _optional(
-    by_name: Mapping[str, str],
-    role: str,
-    named: str | None,
-    kind: str,
-    usual: str,
-    candidates: Sequence[str],
-    ask: Ask | None,
-) -> str | None:
-    """An optional topic: the one that was named, the usual one, or one of the candidates."""
-    if named is not None:
-        return None if named in ("", "none") else _named(by_name, named, role, (kind,))
-    if by_name.get(usual) == kind:
-        return usual
-    return _choose(role, candidates, ask) if candidates else None
-
-
-def _choose(role: str, candidates: Sequence[str], ask: Ask | None) -> str:
-    """The only candidate, or the one that a person chooses."""
-    if len(candidates) == 1:
-        return candidates[0]
-    if ask is None:
-        listed = "\n".join(f"  --topics {role}={name}" for name in candidates)
-        raise BagError(f"several topics could be the {role.replace('_', ' ')}; name one:\n{listed}")
-    return ask(f"Which topic is the {role.replace('_', ' ')}?", candidates)
-
-
-def _cameras(by_name: Mapping[str, str], config: Config, named: str, ask: Ask | None) -> tuple[str, ...]:
-    wanted = len(config.camera.topics)
-    if named:
-        cameras = tuple(_named(by_name, name.strip(), "camera", tuple(IMAGE_TYPES)) for name in named.split(","))
-        if len(cameras) != wanted:
-            raise BagError(f"--topics camera: found {len(cameras)} topics, expected {wanted}, as camera.topics has")
-        return cameras
-    candidates = [name for name, kind in by_name.items() if kind in IMAGE_TYPES and "depth" not in name.lower()]
-    if not candidates:
-        found = ", ".join(f"{name} ({kind})" for name, kind in sorted(by_name.items())) or "no topics"
-        raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
-    chosen = []
-    for name in map(expand, config.camera.topics):
-        variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
-        chosen += [variant for variant in variants if variant in candidates][:1]
-    if len(chosen) == wanted:
-        return tuple(chosen)
-    if wanted > 1:
-        raise BagError(
-            f"camera.topics: found {list(config.camera.topics)}, the bag has {candidates}; name {wanted} of "
-            "them with --topics camera=/a,/b"
-        )
-    plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
-    return (_choose("camera", plain, ask),)
-
-
-def _joint_states(
-    by_name: Mapping[str, str], config: Config, named: str | None, truth: str | None, ask: Ask | None
-) -> str | None:
-    feeds = {expand(feed.partition("=")[2]) for feed in config.robot.state_topics}
-    candidates = [
-        topic
-        for topic, kind in by_name.items()
-        if kind == JOINTS and topic != truth and topic not in feeds and not _is_command(topic)
+    texts = [
+        name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
     ]
-    usual = expand(config.topics.joint_states)
-    return _optional(by_name, "joint_states", named, JOINTS, usual, candidates, ask)
+    instruction = find.optional("instruction", TEXT, config.topics.instruction, texts)
+    return Selection(cameras, transports.pop(), joints, instruction, truth, truth_type, state)
 
 
-def _instruction(by_name: Mapping[str, str], config: Config, named: str | None, ask: Ask | None) -> str | None:
-    words = ("instruction", "task", "language", "prompt", "command_text")
-    texts = [t for t, kind in by_name.items() if kind == TEXT and any(word in t.lower() for word in words)]
-    return _optional(by_name, "instruction", named, TEXT, expand(config.topics.instruction), texts, ask)
+@dataclass(frozen=True)
+class _Finder:
+    """Finds topics in ``by_name``, topic to type; other fields as in :func:`select`."""
+
+    by_name: Mapping[str, str]
+    config: Config
+    overrides: Mapping[str, str]
+    ask: Ask | None
+
+    def of_type(self, *types: str) -> list[str]:
+        return [name for name, kind in self.by_name.items() if kind in types]
+
+    def named(self, name: str, role: str, types: Collection[str]) -> str:
+        """A topic of ``--topics``, checked."""
+        if name not in self.by_name:
+            known = ", ".join(sorted(self.by_name))
+            raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {known}")
+        if self.by_name[name] not in types:
+            raise BagError(f"--topics {role}={name}: is a {self.by_name[name]}, expected {' or '.join(types)}")
+        return name
+
+    def optional(self, role: str, kind: str, usual: str, candidates: Sequence[str]) -> str | None:
+        """The topic of ``--topics``, the one of the configuration, or one of the candidates."""
+        named = self.overrides.get(role)
+        if named is not None:
+            return None if named in ("", "none") else self.named(named, role, (kind,))
+        if self.by_name.get(expand(usual)) == kind:
+            return expand(usual)
+        return self.choose(role, candidates) if candidates else None
+
+    def choose(self, role: str, candidates: Sequence[str]) -> str:
+        """The only candidate, or the one that a person chooses."""
+        if len(candidates) == 1:
+            return candidates[0]
+        if self.ask is None:
+            listed = "\n".join(f"  --topics {role}={name}" for name in candidates)
+            raise BagError(f"several topics could be the {role.replace('_', ' ')}; name one:\n{listed}")
+        return self.ask(f"Which topic is the {role.replace('_', ' ')}?", candidates)
+
+    def cameras(self) -> tuple[str, ...]:
+        wanted = len(self.config.camera.topics)
+        if names := self.overrides.get("camera"):
+            cameras = tuple(self.named(name.strip(), "camera", IMAGE_TYPES) for name in names.split(","))
+            if len(cameras) != wanted:
+                raise BagError(
+                    f"--topics camera: found {len(cameras)} topics, expected {wanted}, as camera.topics has"
+                )
+            return cameras
+        candidates = [name for name in self.of_type(*IMAGE_TYPES) if "depth" not in name.lower()]
+        if not candidates:
+            found = ", ".join(f"{name} ({kind})" for name, kind in sorted(self.by_name.items())) or "no topics"
+            raise BagError(f"the bag has no sensor_msgs/Image or CompressedImage; it has {found}")
+        chosen = []
+        for name in map(expand, self.config.camera.topics):
+            variants = (name, f"{name}/compressed", name.removesuffix("/compressed"))
+            chosen += [variant for variant in variants if variant in candidates][:1]
+        if len(chosen) == wanted:
+            return tuple(chosen)
+        if wanted > 1:
+            raise BagError(
+                f"camera.topics: found {list(self.config.camera.topics)}, the bag has {candidates}; name {wanted} "
+                "of them with --topics camera=/a,/b"
+            )
+        plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
+        return (self.choose("camera", plain),)
+
+    def truth(self) -> tuple[str | None, str]:
+        """Recorded actions first, then commands, then the joint states themselves: the topic and its type."""
+        named = self.overrides.get("truth")
+        if named in ("none", "joint_states"):
+            return None, "" if named == "none" else JOINTS
+        if named:
+            name = self.named(named, "truth", COMMAND_TYPES)
+            return name, self.by_name[name]
+        action, command = expand(self.config.topics.action), expand(self.config.topics.command)
+        ranked = [
+            *(name for name in self.of_type(ARRAY) if name == action),
+            *(name for name in self.of_type(ARRAY) if "action" in name.lower()),
+            *(name for name in self.of_type(JOINTS, TRAJECTORY, TWIST) if name == command),
+            *self.of_type(TWIST, TRAJECTORY),
+            *(name for name in self.of_type(JOINTS) if _is_command(name)),
+        ]
+        return (ranked[0], self.by_name[ranked[0]]) if ranked else (None, JOINTS)
 
 
-def _truth(by_name: Mapping[str, str], config: Config, named: str | None) -> tuple[str | None, str]:
-    """Recorded actions first, then commands, then the joint states themselves."""
-    if named == "none":
-        return None, ""
-    if named == "joint_states":
-        return None, JOINTS
-    if named:
-        name = _named(by_name, named, "truth", COMMAND_TYPES)
-        return name, by_name[name]
-    action, command = expand(config.topics.action), expand(config.topics.command)
-    if by_name.get(action) == ARRAY:
-        return action, ARRAY
-    ranked = [
-        *(name for name, kind in by_name.items() if kind == ARRAY and "action" in name.lower()),
-        *(name for name in (command,) if by_name.get(name) in (JOINTS, TRAJECTORY, TWIST)),
-        *(name for name, kind in by_name.items() if kind in (TWIST, TRAJECTORY)),
-        *(name for name, kind in by_name.items() if kind == JOINTS and _is_command(name)),
-    ]
-    if ranked:
-        return ranked[0], by_name[ranked[0]]
-    return None, JOINTS
+def _has_word(name: str, words: str) -> bool:
+    return any(word in name.lower() for word in words.split())
 
 
 def _is_command(name: str) -> bool:
-    return any(word in name.lower() for word in ("command", "cmd", "target", "desired", "goal"))
+    return _has_word(name, "command cmd target desired goal")

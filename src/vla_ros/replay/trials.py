@@ -19,9 +19,10 @@ from vla_ros.config.tree import ORIENTATIONS
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
 from vla_ros.node.stepper import Stepper
+from vla_ros.policies.base import Policy
 from vla_ros.replay import metrics, series, skill
 from vla_ros.replay.figures import Comparer
-from vla_ros.replay.prepare import LoadedOnce, make_stepper, newest_frames, reopened
+from vla_ros.replay.prepare import RecordedFrame, make_stepper, read_again
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.verdict import GOOD_COSINE, GOOD_SKILL, Verdict
@@ -38,14 +39,7 @@ Pixels = Callable[[UInt8Array], UInt8Array]
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that may be wrong.
-
-    Attributes:
-        name: The change, for people.
-        advice: What to do if it is far better.
-        camera: Fields of the section ``camera`` that are changed.
-        pixels: Applied to every image as well, or None.
-    """
+    """One setting that may be wrong: changed fields of the section ``camera``, and a function of every image."""
 
     name: str
     advice: str
@@ -55,16 +49,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a change.
-
-    Attributes:
-        name: The change.
-        advice: What to do.
-        frames: Number of frames.
-        skill: Against the mean action, on these frames.
-        direction_cosine: On these frames; NaN if actions have no direction.
-        better: True if it is far better than the present settings.
-    """
+    """Result of a change on some frames: skill against the mean action, and whether it is far better than now."""
 
     name: str
     advice: str
@@ -79,29 +64,18 @@ class Trial:
         return (-np.nan_to_num(self.skill, nan=-1e9), -np.nan_to_num(self.direction_cosine))
 
 
-def explain(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) -> Result:
-    """Adds the trials to a result, and the best change to the verdict's reasons.
-
-    Args:
-        result: The result to explain.
-        policy: The policy; loaded if need be.
-        overrides: Role to topic, as given to the replay.
-    """
-    if not is_needed(result):
+def explain(result: Result, policy: Callable[[], Policy]) -> Result:
+    """Adds the trials to a result, and the best change to the verdict's reasons; ``policy`` returns it loaded."""
+    score = result.figures["skill"]["mean_action"]
+    if result.figures["frames"]["compared"] < FRAMES or not score < CONTENT_SKILL:
         return result
-    trials = sorted([*_statistics(result, policy), *_settings(result, policy, overrides)], key=lambda t: t.rank)
+    trials = sorted([*_statistics(result, policy()), *_settings(result, policy())], key=lambda t: t.rank)
     if not trials:
         return result
     verdict = _explained(result.verdict, trials)
     listed = [dataclasses.asdict(trial) for trial in trials]
     figures = {**result.figures, "verdict": verdict.to_json(), "trials": listed}
     return dataclasses.replace(result, figures=figures, verdict=verdict)
-
-
-def is_needed(result: Result) -> bool:
-    """True if there is something to explain and enough frames to explain it with."""
-    score = result.figures["skill"]["mean_action"]
-    return bool(result.figures["frames"]["compared"] >= FRAMES and score < CONTENT_SKILL)
 
 
 def _explained(verdict: Verdict, trials: Sequence[Trial]) -> Verdict:
@@ -169,7 +143,7 @@ def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: Floa
     return Trial(name, advice, len(actions), score, cosine, better)
 
 
-def _statistics(result: Result, policy: LoadedOnce) -> list[Trial]:
+def _statistics(result: Result, policy: Policy) -> list[Trial]:
     """The same actions un-normalised with the checkpoint's other statistics; costs no inference."""
     rows = result.frames.compared
     rows = rows[np.isfinite(result.frames.normalized[rows]).all(axis=1)]
@@ -184,28 +158,21 @@ def _statistics(result: Result, policy: LoadedOnce) -> list[Trial]:
     return sorted(found, key=lambda trial: trial.rank)[:1]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """One recorded frame, the inputs at its time, and the options of its bag."""
-
-    images: tuple[bytes | None, ...]
-    inputs: Snapshot
-    config: Config
-
-
-def _settings(result: Result, policy: LoadedOnce, overrides: Mapping[str, str]) -> list[Trial]:
+def _settings(result: Result, policy: Policy) -> list[Trial]:
     """The policy's actions for a few frames under each change."""
     if not result.figures["frames"]["images_prepared"]:
         return []
-    chosen, frames, offset = _chosen(result), dict[int, _Frame](), 0
+    chosen, offset = _chosen(result), 0
+    frames: dict[int, tuple[RecordedFrame, Snapshot]] = {}
     for bag in result.samples:
-        mine = chosen[(chosen >= offset) & (chosen < offset + len(bag.times))] - offset
-        frames |= {row + offset: frame for row, frame in _read(bag, mine, result, overrides)}
+        rows = chosen[(chosen >= offset) & (chosen < offset + len(bag.times))] - offset
+        frames |= {frame.row + offset: (frame, inputs) for frame, inputs in _read(bag, rows, result)}
         offset += len(bag.times)
     if len(frames) < FRAMES // 2:
         return []
     rows, found = np.array(list(frames), np.int64), []
-    for change in changes(next(iter(frames.values())).config, result.spec):
+    first, _ = next(iter(frames.values()))
+    for change in changes(first.config, result.spec):
         try:
             actions = list(_actions(frames.values(), change, policy))
         except VlaRosError:
@@ -223,33 +190,27 @@ def _chosen(result: Result) -> IntArray:
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(FRAMES, len(rows))).round().astype(np.int64))]
 
 
-def _read(
-    samples: Samples, rows: IntArray, result: Result, overrides: Mapping[str, str]
-) -> Iterator[tuple[int, _Frame]]:
-    """The frames ``rows`` of one bag, read once more."""
-    times = {int(samples.times[row]): int(row) for row in rows}
-    with reopened(samples, result.config, overrides) as opened:
-        if opened is None or not times:
-            return
-        bag, selection, config = opened
-        recording = series.read(bag, selection, config.robot.joint_names)
-        for time, newest in newest_frames(bag, selection, sorted(times)):
-            feeds = {key: state for key, feed in recording.state.items() if (state := feed.newest(time))}
-            joints = recording.joints.newest(time) if recording.joints else None
-            instruction = samples.instructions[int(samples.episodes[times[time]])]
-            images = tuple(newest.get(topic) for topic in selection.cameras)
-            yield times[time], _Frame(images, Snapshot(joints, feeds, instruction), config)
+def _read(samples: Samples, rows: IntArray, result: Result) -> Iterator[tuple[RecordedFrame, Snapshot]]:
+    """The frames ``rows`` of one bag with the inputs at their times, read once more."""
+    recording = None
+    for frame in read_again(samples, rows, result.config, result.options.topics):
+        names, lockstep = frame.config.robot.joint_names, frame.config.control.lockstep
+        recording = recording or series.read(frame.bag, frame.selection, names)
+        instruction = samples.instructions[int(samples.episodes[frame.row])]
+        stamp = int(samples.stamps[frame.row]) if lockstep else 0
+        yield frame, recording.inputs(frame.time, stamp, instruction)
 
 
-def _actions(frames: Iterable[_Frame], change: Change, policy: LoadedOnce) -> Iterator[FloatArray]:
+def _actions(
+    frames: Iterable[tuple[RecordedFrame, Snapshot]], change: Change, policy: Policy
+) -> Iterator[FloatArray]:
     """The first action for each frame under a change, [D]."""
     steppers: dict[int, Stepper] = {}
-    for frame in frames:
+    for frame, inputs in frames:
         if id(frame.config) not in steppers:  # one for each bag
             camera = dataclasses.replace(frame.config.camera, **change.camera)
-            config = dataclasses.replace(frame.config, camera=camera)
-            steppers[id(frame.config)] = make_stepper(config, policy)[0]
-        observation = steppers[id(frame.config)].observe(frame.images, frame.inputs)
+            steppers[id(frame.config)] = make_stepper(dataclasses.replace(frame.config, camera=camera), policy)[0]
+        observation = steppers[id(frame.config)].observe(frame.images, inputs)
         if change.pixels is not None:
             images = {key: change.pixels(image) for key, image in observation.images.items()}
             observation = dataclasses.replace(observation, images=images, raw_images={})

@@ -12,10 +12,11 @@ import numpy as np
 from vla_ros.config import Config, GripperConfig
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_vector
+from vla_ros.node.stepper import make_kinematics
 from vla_ros.replay.records import BagError
 from vla_ros.replay.series import Recording, Table
 from vla_ros.replay.skill import motion_columns
-from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection
+from vla_ros.replay.topics import ARRAY, TWIST, Selection
 from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray
 
 RULES = {
@@ -46,14 +47,9 @@ def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance:
 
     Times are the recorder's, since a ``Float64MultiArray`` has no stamp and drivers' clocks are often wrong.
 
-    Args:
-        frame_times: [F], nanoseconds of the recorder, ascending.
-        frame_stamps: [F], nanoseconds of the headers.
-        table: The recorded messages.
-        tolerance: Nanoseconds allowed between frame and message when paired by time.
-
     Returns:
-        Row of ``table`` for each frame, -1 for none, and the rule.
+        Row of ``table`` for each frame, -1 for none, and the rule: ``stamp``, ``after`` (within ``tolerance``
+        nanoseconds) or ``none``.
     """
     rows = np.full(len(frame_times), -1, np.int64)
     if not len(frame_times) or not len(table.times):
@@ -78,7 +74,6 @@ def align(
     selection: Selection,
     spec: ActionSpec,
     config: Config,
-    kinematics: Kinematics | None,
     tolerance: int,
     period: int,
 ) -> Truth:
@@ -90,8 +85,7 @@ def align(
         recording: Joint states and commands.
         selection: Topics of the recorded actions.
         spec: Meaning of the policy's numbers.
-        config: Scales, frames and the gripper convention.
-        kinematics: The arm; needed to turn joint positions into end-effector deltas.
+        config: The arm, scales, frames and the gripper convention.
         tolerance: Nanoseconds, see :func:`pair`.
         period: Nanoseconds of one step, for velocities and differences.
     """
@@ -116,7 +110,7 @@ def align(
             actions[known[:, None], motion_columns(spec)] = target.values * (period * 1e-9) / scale
         else:
             joints = recording.joints.main if recording.joints else None
-            motion = _joint_motion(joints, target, spec, config, kinematics)
+            motion = _joint_motion(joints, target, spec, config)
             actions[known[:, None], motion_columns(spec)] = motion
             _fill_gripper(actions, known, target, spec, config)
     except BagError as problem:
@@ -163,10 +157,9 @@ def _columns(table: Table, names: tuple[str, ...], of: str) -> list[int]:
     return [table.names.index(name) for name in names]
 
 
-def _joint_motion(
-    joints: Table | None, target: Table, spec: ActionSpec, config: Config, kinematics: Kinematics | None
-) -> FloatArray:
+def _joint_motion(joints: Table | None, target: Table, spec: ActionSpec, config: Config) -> FloatArray:
     """The action that leads to ``target``, from the joints measured at the same times, without the gripper."""
+    kinematics = make_kinematics(config) if spec.control_mode is ControlMode.END_EFFECTOR_DELTA else None
     names = tuple(kinematics.joint_names if kinematics else config.robot.joint_names or target.names)
     goal = target.values[:, _columns(target, names, "the recorded commands")]
     if spec.control_mode is ControlMode.JOINT_POSITION:
@@ -227,8 +220,3 @@ def finger_openings(frame_times: IntArray, recording: Recording, config: Config)
                 measured = _interpolated(table, frame_times)[:, table.names.index(finger)]
                 return _opening(measured, config.gripper)
     return np.full(len(frame_times), np.nan)
-
-
-def needs_urdf(selection: Selection, spec: ActionSpec) -> bool:
-    """True if recorded joint positions must become end-effector deltas."""
-    return selection.truth_type in (JOINTS, TRAJECTORY) and spec.control_mode is ControlMode.END_EFFECTOR_DELTA
