@@ -19,6 +19,7 @@ SIM = ["mujoco>=3.3"]
 OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>=0.2"]
 QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11"]
+EXPORT = ["pyarrow>=15", "av>=14"]
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 REMOTE = ["websockets>=15", "msgpack>=1.1", "pyzmq>=26"]  # 15 is the first whose blocking client sends pings
 SERVE = ["websockets>=15", "msgpack>=1.1", *METRICS]
@@ -40,7 +41,7 @@ DEV = [
 ENVIRONMENT = Path(os.environ.get("VIRTUAL_ENV", sys.prefix)) / "bin" / "python"
 INTERPRETER = str(ENVIRONMENT) if ENVIRONMENT.exists() else sys.executable
 
-ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS, *REMOTE, *SERVE]
+ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *QUANT, *REPLAY, *METRICS, *REMOTE, *SERVE, *EXPORT]
 
 setup(
     name=NAME,
@@ -72,6 +73,7 @@ setup(
         "openvla": OPENVLA,
         "quant": QUANT,
         "replay": REPLAY,
+        "export": [*REPLAY, *EXPORT],
         "metrics": METRICS,
         "remote": REMOTE,
         "serve": SERVE,

@@ -1,0 +1,1 @@
+"""Recorded bags as data sets for training."""

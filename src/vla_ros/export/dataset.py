@@ -1,0 +1,342 @@
+"""Writes LeRobotDataset v3.0: episodes one by one, then the whole at once.
+
+Each finished episode lies whole in ``OUTPUT.partial``; an interrupted export goes on after the last of them. The
+data set itself is put together there and then renamed, so that what stands under its name is complete. The format
+was read from LeRobot 0.6.1 and from a data set that it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_ros.errors import VlaRosError
+from vla_ros.export import video
+from vla_ros.export.statistics import ImageStatistics, Statistics, of_vectors, over_episodes, sampled
+from vla_ros.types import FloatArray, UInt8Array
+
+VERSION = "v3.0"
+_FILES_PER_CHUNK = 1000
+_DATA_MB, _VIDEO_MB = 100, 200  # largest files
+_DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+_COUNTERS = ("frame_index", "episode_index", "index", "task_index")
+
+
+class ExportError(VlaRosError):
+    """A data set cannot be written."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A feature of N numbers per frame, and their names."""
+
+    key: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Video:
+    """A feature of one image per frame."""
+
+    key: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What every episode of a data set has in common.
+
+    Attributes:
+        rate: Frames per second.
+        codec: A key of :data:`vla_ros.export.video.CODECS`.
+        crf: The encoder's constant rate factor; lower is better and larger.
+    """
+
+    rate: int
+    robot: str
+    vectors: tuple[Vector, ...]
+    videos: tuple[Video, ...]
+    codec: str = "h264"
+    crf: int = 20
+
+
+class DatasetWriter:
+    """Writes one data set.
+
+    Args:
+        output: Its folder, which must not exist.
+        schema: Of all its episodes.
+
+    Raises:
+        ExportError: ``output`` exists, or an export with another schema was begun there.
+    """
+
+    def __init__(self, output: Path, schema: Schema) -> None:
+        self._output, self._schema = output, schema
+        self._partial = output.with_name(output.name + ".partial")
+        if output.exists():
+            raise ExportError(f"{output}: exists; name another folder or remove it")
+        self._partial.mkdir(parents=True, exist_ok=True)
+        begun, ours = self._partial / "schema.json", json.dumps(asdict(schema), indent=1)
+        if begun.exists() and begun.read_text(encoding="utf-8") != ours:
+            raise ExportError(
+                f"{self._partial}: an export with other options was begun here; repeat those, or remove it"
+            )
+        begun.write_text(ours, encoding="utf-8")
+
+    def has(self, name: str) -> bool:
+        """Whether an episode of this name is finished, in an earlier run perhaps."""
+        return (self._partial / name / "episode.json").exists()
+
+    def add(
+        self,
+        name: str,
+        task: str,
+        vectors: Mapping[str, FloatArray],
+        images: Mapping[str, Iterable[UInt8Array]],
+    ) -> None:
+        """Write one episode of T frames.
+
+        Args:
+            name: Unique; episodes come in the order of their names.
+            task: What the robot was told.
+            vectors: Key to [T, N].
+            images: Key to T images, uint8 [H, W, 3] RGB; each is asked for once.
+        """
+        folder = self._partial / f"{name}.part"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        length = len(next(iter(vectors.values())))
+        found = {key: of_vectors(values.astype(np.float32)) for key, values in vectors.items()}
+        for feature in self._schema.videos:
+            counted = ImageStatistics()
+            checked = _counting(images[feature.key], feature, counted, sampled(length))
+            path = folder / f"{feature.key}.mp4"
+            frames = video.encode(path, checked, self._schema.rate, self._schema.codec, self._schema.crf)
+            if frames != length:
+                raise ExportError(f"{name}: {frames} images of {feature.key}, expected {length}")
+            found[feature.key] = counted.result()
+        columns = {key: _column(values.astype(np.float32)) for key, values in vectors.items()}
+        pq.write_table(pa.table(columns), folder / "data.parquet")
+        episode = {"task": task, "length": length, "stats": {key: _plain(one) for key, one in found.items()}}
+        (folder / "episode.json").write_text(json.dumps(episode), encoding="utf-8")
+        folder.rename(self._partial / name)
+
+    def finish(self) -> int:
+        """Put the episodes together under the output's name.
+
+        Returns:
+            How many there are.
+
+        Raises:
+            ExportError: There is none.
+        """
+        folders = sorted(path.parent for path in self._partial.glob("*/episode.json"))
+        folders = [folder for folder in folders if folder.suffix != ".part"]
+        if not folders:
+            raise ExportError(f"{self._output}: there is no episode to export")
+        whole = self._partial / "whole"
+        shutil.rmtree(whole, ignore_errors=True)
+        _Assembly(self._schema, whole, folders).write()
+        whole.rename(self._output)
+        shutil.rmtree(self._partial)
+        return len(folders)
+
+
+def _counting(
+    images: Iterable[UInt8Array], feature: Video, statistics: ImageStatistics, chosen: frozenset[int]
+) -> Iterator[UInt8Array]:
+    """The images, checked for their size, and counted where chosen."""
+    for index, image in enumerate(images):
+        if image.shape != (feature.height, feature.width, 3):
+            found = "x".join(map(str, image.shape[1::-1]))
+            raise ExportError(f"{feature.key}: an image of {found}, expected {feature.width}x{feature.height}")
+        if index in chosen:
+            statistics.add(image)
+        yield image
+
+
+def _column(values: FloatArray) -> pa.Array:
+    """Rows [T, N] as a column of lists of N float32; as plain float32 where N is 1, as LeRobot reads it."""
+    flat = pa.array(values.ravel(), pa.float32())
+    return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _plain(statistics: Statistics) -> dict[str, Any]:
+    return {name: np.asarray(value).tolist() for name, value in statistics.items()}
+
+
+class _Assembly:
+    """One data set from its finished episodes."""
+
+    def __init__(self, schema: Schema, root: Path, folders: list[Path]) -> None:
+        self._schema, self._root, self._folders = schema, root, folders
+        self._episodes = [json.loads((folder / "episode.json").read_text(encoding="utf-8")) for folder in folders]
+        self._lengths = [int(episode["length"]) for episode in self._episodes]
+        self._starts = [0, *np.cumsum(self._lengths).tolist()]
+        self._tasks = list(dict.fromkeys(episode["task"] for episode in self._episodes))
+        self._rows: list[dict[str, Any]] = [{} for _ in folders]
+
+    def write(self) -> None:
+        (self._root / "meta/episodes/chunk-000").mkdir(parents=True)
+        statistics: list[dict[str, Statistics]] = []
+        for index, episode in enumerate(self._episodes):
+            end = self._starts[index + 1]
+            self._rows[index] = {
+                "episode_index": index,
+                "tasks": [episode["task"]],
+                "length": self._lengths[index],
+                "dataset_from_index": self._starts[index],
+                "dataset_to_index": end,
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+            }
+            own = {
+                key: {name: np.asarray(value) for name, value in one.items()}
+                for key, one in episode["stats"].items()
+            }
+            statistics.append(
+                own | {key: of_vectors(column[:, None]) for key, column in self._counters(index).items()}
+            )
+        self._data()
+        for feature in self._schema.videos:
+            self._video(feature)
+        for row, own in zip(self._rows, statistics, strict=True):
+            row |= {f"stats/{key}/{name}": value for key, one in own.items() for name, value in _plain(one).items()}
+        pq.write_table(pa.Table.from_pylist(self._rows), self._root / _EPISODES)
+        total = {key: _plain(over_episodes([own[key] for own in statistics])) for key in statistics[0]}
+        (self._root / "meta/stats.json").write_text(json.dumps(total, indent=4), encoding="utf-8")
+        self._write_tasks()
+        (self._root / "meta/info.json").write_text(json.dumps(self._info(), indent=4), encoding="utf-8")
+
+    def _counters(self, index: int) -> dict[str, Any]:
+        """The columns that count frames [T]."""
+        frames = np.arange(self._lengths[index])
+        task = self._tasks.index(self._episodes[index]["task"])
+        return {
+            "timestamp": frames / self._schema.rate,
+            "frame_index": frames,
+            "episode_index": np.full_like(frames, index),
+            "index": self._starts[index] + frames,
+            "task_index": np.full_like(frames, task),
+        }
+
+    def _files(self, sizes: list[int], largest_mb: int) -> list[list[int]]:
+        """Episodes by file: as many as fit, one at least."""
+        files: list[list[int]] = []
+        room = -1.0
+        for index, size in enumerate(sizes):
+            if size > room:
+                files.append([])
+                room = largest_mb * 2**20
+            files[-1].append(index)
+            room -= size
+        return files
+
+    def _place(self, prefix: str, number: int, members: list[int], pattern: str, **names: str) -> Path:
+        """Path of the file with this number; its episodes are told where they lie."""
+        place = {"chunk_index": number // _FILES_PER_CHUNK, "file_index": number % _FILES_PER_CHUNK}
+        for index in members:
+            self._rows[index] |= {f"{prefix}/{name}": value for name, value in place.items()}
+        path = self._root / pattern.format(**names, **place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _data(self) -> None:
+        sources = [folder / "data.parquet" for folder in self._folders]
+        for number, members in enumerate(self._files([path.stat().st_size for path in sources], _DATA_MB)):
+            path = self._place("data", number, members, _DATA)
+            writer = None
+            for index in members:
+                table = pq.read_table(sources[index])
+                for key, column in self._counters(index).items():
+                    table = table.append_column(key, pa.array(column, pa.float32() if key == "timestamp" else None))
+                writer = writer or pq.ParquetWriter(path, table.schema)
+                writer.write_table(table)
+            assert writer is not None
+            writer.close()
+
+    def _video(self, feature: Video) -> None:
+        sources = [folder / f"{feature.key}.mp4" for folder in self._folders]
+        rate = self._schema.rate
+        for number, members in enumerate(self._files([path.stat().st_size for path in sources], _VIDEO_MB)):
+            prefix = f"videos/{feature.key}"
+            path = self._place(prefix, number, members, _VIDEO, video_key=feature.key)
+            lengths = [self._lengths[index] for index in members]
+            video.concatenate([sources[index] for index in members], path, lengths, rate)
+            ends = np.cumsum(lengths)
+            for index, end in zip(members, ends.tolist(), strict=True):
+                begin = end - self._lengths[index]
+                self._rows[index] |= {
+                    f"{prefix}/from_timestamp": begin / rate,
+                    f"{prefix}/to_timestamp": end / rate,
+                }
+
+    def _write_tasks(self) -> None:
+        """Tasks with their text as the index of a data frame, which is how the library looks them up."""
+        table = pa.table({"task_index": list(range(len(self._tasks))), "task": self._tasks})
+        column = {"metadata": None, "numpy_type": "int64", "pandas_type": "int64"}
+        text = {"metadata": None, "numpy_type": "object", "pandas_type": "unicode"}
+        pandas = {
+            "index_columns": ["task"],
+            "column_indexes": [],
+            "columns": [
+                {"name": "task_index", "field_name": "task_index", **column},
+                {"name": "task", "field_name": "task", **text},
+            ],
+        }
+        pq.write_table(
+            table.replace_schema_metadata({"pandas": json.dumps(pandas)}), self._root / "meta/tasks.parquet"
+        )
+
+    def _info(self) -> dict[str, Any]:
+        schema = self._schema
+        features: dict[str, Any] = {
+            one.key: {"dtype": "float32", "shape": [len(one.names)], "names": list(one.names)}
+            for one in schema.vectors
+        }
+        for one in schema.videos:
+            features[one.key] = {
+                "dtype": "video",
+                "shape": [one.height, one.width, 3],
+                "names": ["height", "width", "channels"],
+                "info": {
+                    "video.height": one.height,
+                    "video.width": one.width,
+                    "video.codec": schema.codec,
+                    "video.pix_fmt": video.pixel_format(one.height, one.width),
+                    "video.fps": schema.rate,
+                    "video.channels": 3,
+                    "video.crf": schema.crf,
+                    "has_audio": False,
+                    "is_depth_map": False,
+                },
+            }
+        features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
+        features |= {key: {"dtype": "int64", "shape": [1], "names": None} for key in _COUNTERS}
+        return {
+            "codebase_version": VERSION,
+            "fps": schema.rate,
+            "features": features,
+            "total_episodes": len(self._episodes),
+            "total_frames": self._starts[-1],
+            "total_tasks": len(self._tasks),
+            "chunks_size": _FILES_PER_CHUNK,
+            "data_files_size_in_mb": _DATA_MB,
+            "video_files_size_in_mb": _VIDEO_MB,
+            "data_path": _DATA,
+            "video_path": _VIDEO if schema.videos else None,
+            "robot_type": schema.robot,
+            "splits": {"train": f"0:{len(self._episodes)}"},
+        }

@@ -1,0 +1,116 @@
+"""Statistics of a data set as LeRobot computes them, so that its normalisation sees what it would have computed.
+
+Per episode: minimum, maximum, mean, standard deviation, count, and quantiles from a histogram of 5,000 bins; over
+episodes: means weighted by count (of quantiles, too). Read from LeRobot 0.6.1, ``datasets/compute_stats.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros.types import FloatArray, UInt8Array
+
+Statistics = dict[str, NDArray[Any]]
+
+_QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+_BINS = 5000
+_SAMPLES = (100, 10_000)  # fewest and most images of an episode that are looked at
+_THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are thinned out to about THUMBNAIL
+
+
+def of_vectors(values: NDArray[Any]) -> Statistics:
+    """Statistics of one episode's numbers [T, N], each [N].
+
+    Computed in the precision of the values, like LeRobot's: in float32 a small deviation around a large mean is
+    lost, and a data set that said otherwise would differ from what the library recomputes.
+    """
+    rows = values.astype(np.result_type(values.dtype, np.float32), copy=False)
+    if len(rows) < 2:
+        mean = rows.mean(axis=0)
+        return {**_extent(rows), "mean": mean, "std": rows.std(axis=0), **dict.fromkeys(_QUANTILES, mean)}
+    mean = rows.mean(axis=0)
+    deviation = np.sqrt(np.maximum(0, (rows**2).mean(axis=0) - mean**2))
+    columns = [_quantiles(column, None) for column in rows.T]
+    quantiles = {name: np.array([column[name] for column in columns]) for name in _QUANTILES}
+    return {**_extent(rows), "mean": mean, "std": deviation, **quantiles}
+
+
+def _extent(rows: NDArray[Any]) -> Statistics:
+    return {"min": rows.min(axis=0), "max": rows.max(axis=0), "count": np.array([len(rows)])}
+
+
+def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, float]:
+    """Quantiles of ``values`` [M], each of which came ``counts`` [M] times."""
+    edges = np.linspace(values.min() - 1e-10, values.max() + 1e-10, _BINS + 1)
+    histogram, _ = np.histogram(values, bins=edges, weights=counts)
+    below = np.cumsum(histogram)
+    found = {}
+    for name, share in _QUANTILES.items():
+        wanted = share * below[-1]
+        index = int(np.searchsorted(below, wanted))
+        inside = (wanted - below[index - 1]) / histogram[index] if index and histogram[index] else 0.0
+        found[name] = float(edges[index] + inside * (edges[index + 1] - edges[index]))
+    return found
+
+
+def sampled(length: int) -> frozenset[int]:
+    """Which images of an episode are looked at."""
+    fewest, most = min(_SAMPLES[0], length), _SAMPLES[1]
+    count = max(fewest, min(int(length**0.75), most))
+    return frozenset(np.round(np.linspace(0, length - 1, count)).astype(int).tolist())
+
+
+class ImageStatistics:
+    """Statistics of one episode's images per colour, in [0, 1]; counts levels, keeps no image."""
+
+    def __init__(self) -> None:
+        self._images = 0
+        self._counts = np.zeros((3, 256))
+
+    def add(self, image: UInt8Array) -> None:
+        """Count one image, uint8 [H, W, 3]."""
+        height, width = image.shape[:2]
+        if max(width, height) >= _LARGE:
+            step = max(width, height) // _THUMBNAIL
+            image = image[::step, ::step]
+        self._images += 1
+        for colour in range(3):
+            self._counts[colour] += np.bincount(image[..., colour].ravel(), minlength=256)
+
+    def result(self) -> Statistics:
+        """Statistics of what was added, each [3, 1, 1] and ``count`` [1]."""
+        columns = [_of_levels(counts) for counts in self._counts]
+        found: Statistics = {
+            name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]
+        }
+        return {**found, "count": np.array([self._images])}
+
+
+def _of_levels(counts: FloatArray) -> dict[str, float]:
+    levels = np.flatnonzero(counts).astype(float)
+    counts = counts[counts > 0]
+    mean = float(np.average(levels, weights=counts))
+    deviation = float(np.sqrt(np.average((levels - mean) ** 2, weights=counts)))
+    extent = {"min": float(levels[0]), "max": float(levels[-1])}
+    return {**extent, "mean": mean, "std": deviation, **_quantiles(levels, counts)}
+
+
+def over_episodes(episodes: Sequence[Statistics]) -> Statistics:
+    """Statistics of a data set from those of its episodes."""
+    stacked = {name: np.stack([one[name] for one in episodes]) for name in episodes[0]}
+    count = stacked["count"].sum(axis=0)
+    weights = stacked["count"].reshape(-1, *[1] * (stacked["mean"].ndim - 1)) / count
+
+    def weighted(values: NDArray[Any]) -> NDArray[Any]:
+        total: NDArray[Any] = (values * weights).sum(axis=0)
+        return total
+
+    mean = weighted(stacked["mean"])
+    variance = weighted(stacked["std"] ** 2 + (stacked["mean"] - mean) ** 2)
+    extent = {"min": stacked["min"].min(axis=0), "max": stacked["max"].max(axis=0)}
+    quantiles = {name: weighted(stacked[name]) for name in _QUANTILES}
+    return {**extent, "mean": mean, "std": np.sqrt(variance), "count": count, **quantiles}

@@ -1,0 +1,77 @@
+"""Episodes of images as MP4 files, by PyAV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+
+from vla_ros.types import UInt8Array
+
+CODECS = {"h264": ("libx264", {"preset": "veryfast"}), "av1": ("libsvtav1", {"preset": "12"})}
+"""Codec to encoder and its options."""
+
+_KEY_FRAMES = 2  # every second frame stands alone, so that training reads frames at random quickly
+
+
+def pixel_format(height: int, width: int) -> str:
+    """Colours at half the resolution, as usual; at full resolution where a side is odd and cannot be halved."""
+    return "yuv444p" if height % 2 or width % 2 else "yuv420p"
+
+
+def encode(path: Path, images: Iterable[UInt8Array], rate: int, codec: str, crf: int) -> int:
+    """Write images, uint8 [H, W, 3] RGB of one size, as a video of ``rate`` per second.
+
+    Returns:
+        How many there were.
+    """
+    encoder, options = CODECS[codec]
+    count = 0
+    with av.open(str(path), "w", format="mp4") as container:
+        stream: Any = None
+        for image in images:
+            if stream is None:
+                quality = {"crf": str(crf), "g": str(_KEY_FRAMES)}
+                stream = container.add_stream(encoder, rate=rate, options={**options, **quality})
+                stream.height, stream.width = image.shape[:2]
+                stream.pix_fmt = pixel_format(*image.shape[:2])
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame.pts = count
+            frame.time_base = Fraction(1, rate)
+            container.mux(stream.encode(frame))
+            count += 1
+        if stream is not None:
+            container.mux(stream.encode(None))
+    return count
+
+
+def concatenate(parts: Sequence[Path], path: Path, lengths: Sequence[int], rate: int) -> None:
+    """Put videos of one format after each other without encoding them again.
+
+    Args:
+        parts: Written by :func:`encode`.
+        path: The whole.
+        lengths: Frames of each.
+        rate: Frames per second.
+    """
+    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as whole:
+        target: Any = None
+        before = 0
+        for part, length in zip(parts, lengths, strict=True):
+            with av.open(str(part)) as source:
+                stream = source.streams.video[0]
+                target = target or whole.add_stream_from_template(stream)
+                assert stream.time_base is not None
+                shift = round(before / rate / stream.time_base)
+                for packet in source.demux(stream):
+                    if packet.dts is None:  # the demuxer's last, which is empty
+                        continue
+                    assert packet.pts is not None
+                    packet.pts += shift
+                    packet.dts += shift
+                    packet.stream = target
+                    whole.mux(packet)
+            before += length
