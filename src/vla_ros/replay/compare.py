@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vla_ros.errors import VlaRosError
 
@@ -38,16 +37,10 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
 """Path in the JSON file, name, and 1 if more is better, -1 if less is."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure of both results.
+class Row(NamedTuple):
+    """One figure of both results; None where a file has none.
 
-    Attributes:
-        name: For people.
-        first: Of the first file; None if it has none.
-        second: Of the second file.
-        better: ``A``, ``B`` or "" if equal or without preference.
-        clear: True if the intervals do not overlap.
+    ``better`` is ``A``, ``B`` or "" without preference; ``clear`` is True if the intervals do not overlap.
     """
 
     name: str
@@ -76,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         "schema": "vla_ros/compare/1",
         "first": str(arguments.first),
         "second": str(arguments.second),
-        "figures": [asdict(row) for row in rows],
+        "figures": [row._asdict() for row in rows],
         "options": options,
         "same_frames": same_frames(first, second),
     }
@@ -119,24 +112,18 @@ def _get(content: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _interval(content: Mapping[str, Any], path: str) -> list[float] | None:
-    section, _, name = path.rpartition(".")
-    found: list[float] | None = _get(content, f"{section}.intervals.{name}" if section else f"intervals.{name}")
-    return found
-
-
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
     """Every figure that at least one result has."""
     for path, name, sense in MEASURES:
+        section, _, key = f".{path}".rpartition(".")
         a, b = _get(first, path), _get(second, path)
-        if a is None and b is None:
-            continue
+        ends = [_get(content, f"{section}.intervals.{key}".lstrip(".")) for content in (first, second)]
         better, clear = "", False
         if sense and a is not None and b is not None and a != b:
             better = "A" if (a > b) == (sense > 0) else "B"
-            ends = _interval(first, path), _interval(second, path)
-            clear = bool(ends[0] and ends[1] and (ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1]))
-        yield Row(name, a, b, better, clear)
+            clear = all(ends) and (ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1])
+        if a is not None or b is not None:
+            yield Row(name, a, b, better, clear)
 
 
 def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -25,13 +25,12 @@ SHOWN_EPISODES, SHOWN_MOMENTS = 8, 10
 APART_NS = 500_000_000
 WITHOUT_CHECKPOINT = ("expert", "hold")
 POLICY, GREY = 1, 0
-LATENCY_COLUMNS = ("stage", "p50 [ms]", "p90 [ms]", "p99 [ms]")
 
-GUESSING = (
+BASELINES = (
     "A figure alone says little. Zero does not move, mean repeats the mean recorded action, hold last repeats the "
     "action that was recorded one step before. It gets recorded actions, so a policy that only sees images need "
     "not beat it. Skill is 1 - squared error / squared error of the baseline: 1 is perfect, 0 is no better. At "
-    "turns the recorded motion sets off or turns by more than 30 degrees: hold last cannot know these. Lines are "
+    "turns the recorded motion sets off or turns by more than 30 degrees, which hold last cannot know. Lines are "
     "95 % intervals over episodes."
 )
 TRIED = (
@@ -85,29 +84,36 @@ def write_report(result: Result, path: Path) -> None:
 
 def render(result: Result) -> str:
     """The report as HTML text."""
-    figures = result.figures
+    figures, verdict = result.figures, result.verdict
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
-    policy = figures["policy"]
-    checkpoint = "" if policy["name"] in WITHOUT_CHECKPOINT else policy["checkpoint"]
-    name = f"{policy['name']} with {checkpoint}" if checkpoint else policy["name"]
-    compared = figures["frames"]["compared"] > 0
+    name, checkpoint = figures["policy"]["name"], figures["policy"]["checkpoint"]
+    if checkpoint and name not in WITHOUT_CHECKPOINT:
+        name += f" with {checkpoint}"
     errors = frame_errors(result.counted)
     moments = worst(result.counted, errors)
-    body = [
-        page.verdict(result.verdict.level, result.verdict.headline, result.verdict.reasons),
-        page.tiles(tiles(figures)),
-        page.section("What else it could be", tried(figures), TRIED) if "trials" in figures else "",
-        page.section("Compared with baselines", against(figures), GUESSING) if compared else "",
-        page.section(
-            "Predicted and recorded", traces(result, errors), "Grey was recorded, blue is the policy's action."
-        ),
-        page.section("Errors", error_charts(result, errors)) if compared else "",
-        page.section("The worst moments", worst_moments(result, moments), MOMENTS) if moments else "",
-        page.section("Gripper", gripper(figures)) if compared else "",
+    body = [page.verdict(verdict.level, verdict.headline, verdict.reasons), page.tiles(tiles(figures))]
+    if "trials" in figures:
+        body.append(page.section("What else it could be", tried(figures), TRIED))
+    if figures["frames"]["compared"]:
+        body.append(page.section("Compared with baselines", against(figures), BASELINES))
+    note = "Grey was recorded, blue is the policy's action."
+    body.append(page.section("Predicted and recorded", traces(result, errors), note))
+    if figures["frames"]["compared"]:
+        body.append(page.section("Errors", error_charts(result, errors)))
+        if moments:
+            body.append(page.section("The worst moments", worst_moments(result, moments), MOMENTS))
+        body.append(page.section("Gripper", gripper(figures["gripper"])))
+    body += [
         page.section("Latency", latency(result)),
         page.section("Episodes", episodes(figures)),
         page.section("Frames, bags and losses", bags(figures)),
-        page.section("Configuration and versions", configuration(result)),
+        page.section(
+            "Configuration and versions",
+            [
+                page.facts(figures["versions"]),
+                page.details("Options", page.code(to_yaml(result.config, comments=False))),
+            ],
+        ),
     ]
     lead = f"policy {name}, bags: {len(result.samples)}, {mode}"
     return page.document("vla_ros replay", lead, body, "Written by vla-ros replay --report.")
@@ -116,15 +122,16 @@ def render(result: Result) -> str:
 def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Headline figures with their intervals."""
 
-    def interval(key: str) -> str:
+    def headline(label: str, key: str) -> tuple[str, str, str]:
         ends = figures["intervals"][key]
-        return f"{significant(ends[0])} to {significant(ends[1])}" if ends else "one episode: no interval"
+        interval = f"{significant(ends[0])} to {significant(ends[1])}" if ends else "one episode: no interval"
+        return label, significant(figures[key]), interval
 
     frames, total = figures["frames"], figures["latency_ms"].get("total", {})
     return [
-        ("Direction cosine", significant(figures["direction_cosine"]), interval("direction_cosine")),
-        ("Gripper F1", significant(figures["gripper_f1"]), interval("gripper_f1")),
-        ("Mean absolute error", significant(figures["mae"]), interval("mae")),
+        headline("Direction cosine", "direction_cosine"),
+        headline("Gripper F1", "gripper_f1"),
+        headline("Mean absolute error", "mae"),
         ("Latency", f"{significant(total.get('p50'))} ms", f"p50; p99 {significant(total.get('p99'))} ms"),
         ("Frames used", str(frames["used"]), f"of {frames['received']}; {frames['compared']} compared"),
         ("Throughput", f"{significant(figures['throughput']['frames_per_second'])}/s", "frames, by wall time"),
@@ -135,13 +142,13 @@ def against(figures: Mapping[str, Any]) -> Markup:
     """The policy beside the baselines."""
     base, skill, turns = figures["baselines"], figures["skill"], figures["turns"]
 
+    def bar(label: str, value: float, interval: Sequence[float] | None = None) -> charts.Bar:
+        low, high = interval or (None, None)
+        return charts.Bar(label, value, low, high, POLICY)
+
     def chart(title: str, policy: charts.Bar, values: Mapping[str, float]) -> Markup:
         others = [charts.Bar(name.replace("_", " "), value, colour=GREY) for name, value in values.items()]
         return charts.bars([policy, *others], title=title)
-
-    def bar(label: str, value: float, interval: Sequence[float] | None) -> charts.Bar:
-        low, high = interval or (None, None)
-        return charts.Bar(label, value, low, high, POLICY)
 
     shown = [
         chart(
@@ -157,7 +164,7 @@ def against(figures: Mapping[str, Any]) -> Markup:
     ]
     if turns and turns["count"]:
         title = f"Direction cosine at {turns['count']} turns (more is better)"
-        shown.append(chart(title, bar("policy", turns["direction_cosine"], None), turns["baselines"]))
+        shown.append(chart(title, bar("policy", turns["direction_cosine"]), turns["baselines"]))
     bars = [bar(f"over {name.replace('_', ' ')}", skill[name], skill["intervals"][name]) for name in base]
     shown.append(charts.bars(bars, title="Skill (1 is perfect, 0 no better)"))
     return page.cards(shown)
@@ -165,23 +172,20 @@ def against(figures: Mapping[str, Any]) -> Markup:
 
 def tried(figures: Mapping[str, Any]) -> Markup:
     """What was changed, and the result."""
-    keys = ("name", "frames", "direction_cosine", "skill")
-    rows = [[*(t[key] for key in keys), "far better" if t["better"] else ""] for t in figures["trials"]]
-    return page.table(("change", "frames", "direction cosine", "skill", ""), rows, numeric=(1, 2, 3))
+    trials = [{**trial, "better": "far better" if trial["better"] else ""} for trial in figures["trials"]]
+    columns = {"change": "name", "frames": "frames", "direction cosine": "direction_cosine", "skill": "skill"}
+    return page.mapped(trials, {**columns, "": "better"})
 
 
 def traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     """Every number of the action over time, by episode: the first, then the worst."""
     listed = [
-        (index, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
-        for index, (bag, error) in enumerate(zip(result.samples, errors, strict=True))
+        (bag, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
+        for bag, error in zip(result.samples, errors, strict=True)
         for rows in (np.flatnonzero(bag.episodes == episode) for episode in np.unique(bag.episodes))
     ]
     chosen = [*listed[:1], *sorted(listed[1:], key=lambda item: -item[2])[: SHOWN_EPISODES - 1]]
-    parts = [
-        _episode_traces(result, result.samples[index], rows, opened=number == 0)
-        for number, (index, rows, _) in enumerate(chosen)
-    ]
+    parts = [_episode_traces(result, bag, rows, opened=n == 0) for n, (bag, rows, _) in enumerate(chosen)]
     if len(listed) > len(chosen):
         text = f"The first and the {len(chosen) - 1} worst of {len(listed)} episodes; all are in the table below."
         parts.append(tag("p", text, class_="note"))
@@ -192,10 +196,10 @@ def _episode_traces(result: Result, bag: Samples, rows: IntArray, *, opened: boo
     time = bag.seconds[rows] - bag.seconds[rows[0]]
     found = []
     for column, name in enumerate(_names(result)):
-        is_gripper = column == result.spec.gripper_index
+        step = column == result.spec.gripper_index
         series = [
-            charts.Series("recorded", time, bag.recorded[rows, column], GREY, step=is_gripper),
-            charts.Series("policy", time, bag.predicted[rows, column], POLICY, step=is_gripper),
+            charts.Series("recorded", time, bag.recorded[rows, column], GREY, step),
+            charts.Series("policy", time, bag.predicted[rows, column], POLICY, step),
         ]
         found.append(charts.lines(series, title=name, x_label="time [s]", show_legend=column == 0))
     episode = int(bag.episodes[rows[0]])
@@ -215,22 +219,22 @@ def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
         for item in dimensions
     ]
     over_time = charts.Series("error", result.frames.seconds, np.concatenate(errors), POLICY + 1)
-    keys = ("name", "mae", "rmse", "bias", "correlation", "saturated", "out_of_range")
-    rows = [[item[key] for key in keys] for item in dimensions]
-    header = ("number", "MAE", "RMSE", "bias", "correlation", "saturated", "out of range")
+    columns = {name: name for name in ("bias", "correlation", "saturated")}
+    columns = {"number": "name", "MAE": "mae", "RMSE": "rmse", **columns, "out of range": "out_of_range"}
     conduct = [
         (name, motion[f"{key}_predicted"], motion[f"{key}_recorded"])
         for key, name in (("jerk", "jerk, RMS"), ("idle", "idle share"))
     ]
-    wide = charts.lines(
-        [over_time], title="Error over time, in spreads", x_label="time [s], bags in a row", size=charts.WIDE
-    )
     return [
         page.cards([charts.bars(spread, title="Error by number, in spreads of the recording")]),
-        page.wide(wide),
-        page.table(header, rows, numeric=range(1, 7)),
-        page.table(("motion", "policy", "recorded"), conduct, numeric=(1, 2)),
+        _wide(over_time, "Error over time, in spreads", "time [s], bags in a row"),
+        page.mapped(dimensions, columns),
+        page.table(("motion", "policy", "recorded"), conduct),
     ]
+
+
+def _wide(series: charts.Series, title: str, x_label: str) -> Markup:
+    return page.wide(charts.lines([series], title=title, x_label=x_label, size=charts.WIDE))
 
 
 def worst_moments(result: Result, moments: Sequence[Moment]) -> Markup:
@@ -245,7 +249,7 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
     head = f"{Path(bag.bag).name} at {bag.seconds[row]:.2f} s, error {moment.error:.2f}"
     shown = [images.image(image, key if len(seen) > 1 else "") for key, image in seen.items()]
     side = tag("div", shown or [tag("p", "no image", class_="note")])
-    numbers = page.table(("", "policy", "recorded"), rows, numeric=(1, 2))
+    numbers = page.table(("", "policy", "recorded"), rows)
     instruction = tag("p", bag.instructions[int(bag.episodes[row])], class_="note")
     return tag("div", [tag("h3", head), instruction, tag("div", [side, numbers], class_="moment")])
 
@@ -258,103 +262,81 @@ def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int]
         for frame in read_again(result.samples[index], rows, result.config, result.options.topics):
             camera = frame.config.camera
             preprocess = Preprocessor(camera, result.spec)
-            received = {key: (camera.keys.index(key), frame.images) for key in result.spec.image_keys}
+            cameras = {key: camera.keys.index(key) for key in result.spec.image_keys}
             with contextlib.suppress(ImageError):
                 found[index, frame.row] = {
-                    key: process(preprocess(data, at)) for key, (at, each) in received.items() if (data := each[at])
+                    key: process(preprocess(data, at)) for key, at in cameras.items() if (data := frame.images[at])
                 }
     return found
 
 
 def gripper(figures: Mapping[str, Any]) -> Markup:
     """Accuracy, F1 and the timing of events."""
-    item = figures["gripper"]
-    events = item["events"]
+    events = figures["events"]
     rows = [
-        ("accuracy", item["accuracy"]),
-        ("F1 of closed", item["f1"]),
-        ("share of time closed: policy", item["closed_predicted"]),
-        ("share of time closed: recorded", item["closed_recorded"]),
+        ("accuracy", figures["accuracy"]),
+        ("F1 of closed", figures["f1"]),
+        ("share of time closed: policy", figures["closed_predicted"]),
+        ("share of time closed: recorded", figures["closed_recorded"]),
         ("openings and closings recorded", events["recorded"]),
         ("of these found within a second", events["matched"]),
         ("openings and closings predicted", events["predicted"]),
         ("delay, median [s]", events["delay_s"]["p50"]),
     ]
-    return page.table(("gripper", ""), rows, numeric=(1,))
+    return page.table(("gripper", ""), rows)
 
 
 def latency(result: Result) -> list[Markup]:
     """Percentiles by stage, distribution, latency over time and, as it would have run, the frames' age."""
-    figures = result.figures
-    rows = [
-        [stage, *(values[key] for key in ("p50", "p90", "p99"))] for stage, values in figures["latency_ms"].items()
-    ]
-    totals = [bag.stages_ms["total"] for bag in result.samples if "total" in bag.stages_ms]
-    parts = [page.table(LATENCY_COLUMNS, rows, numeric=(1, 2, 3))]
-    if not totals:
+    figures, deadline = result.figures, result.figures["deadline"]
+    stages = [{"stage": stage, **values} for stage, values in figures["latency_ms"].items()]
+    parts = [page.mapped(stages, {"stage": "stage", **{f"{p} [ms]": p for p in ("p50", "p90", "p99")}})]
+    totals = result.frames.stages_ms.get("total")
+    if totals is None:
         return parts
-    joined = np.concatenate(totals)
-    deadline = figures["deadline"]
-    marks = {f"p{q}": float(np.nanpercentile(joined, q)) for q in (50, 99)}
+    marks = {f"p{q}": float(np.nanpercentile(totals, q)) for q in (50, 99)}
     if deadline["period_ms"] < 3 * marks["p99"]:
         marks["period"] = deadline["period_ms"]
-    shown = [charts.histogram(joined, title="One inference step", x_label="ms", references=marks)]
+    shown = [charts.histogram(totals, title="One inference step", x_label="ms", references=marks)]
     if figures["frame_age_ms"]["count"]:
-        ages = np.concatenate([bag.age_ms for bag in result.samples])
-        shown.append(charts.histogram(ages, title="Age of the frame behind each command", x_label="ms"))
-    course = [charts.Series("latency", result.frames.seconds, joined, POLICY)]
-    period = f"{deadline['period_ms']:.0f} ms"
-    missed = f"{deadline['missed']} of {len(joined)} inference steps took longer than the period of {period}"
-    return [
-        *parts,
-        page.cards(shown),
-        page.wide(charts.lines(course, title="Latency over time [ms]", x_label="time [s]", size=charts.WIDE)),
-        tag("p", f"{missed}. Each bag's first step, which warms up, is left out of the table.", class_="note"),
-    ]
+        title = "Age of the frame behind each command"
+        shown.append(charts.histogram(result.frames.age_ms, title=title, x_label="ms"))
+    missed = (
+        f"{deadline['missed']} of {len(totals)} inference steps took longer than the period of "
+        f"{deadline['period_ms']:.0f} ms. Each bag's first step, which warms up, is left out of the table."
+    )
+    over_time = charts.Series("latency", result.frames.seconds, totals, POLICY)
+    parts += [page.cards(shown), _wide(over_time, "Latency over time [ms]", "time [s]")]
+    return [*parts, tag("p", missed, class_="note")]
 
 
 def episodes(figures: Mapping[str, Any]) -> Markup:
     """Every episode with its figures."""
-    header = ("bag", "instruction", "from [s]", "frames", "direction cosine", "gripper F1", "MAE")
-    rows = [
-        [
-            Path(item["bag"]).name,
-            item["instruction"] or "–",
-            *(item[key] for key in ("start_s", "frames", "direction_cosine", "gripper_f1", "mae")),
-        ]
+    found = [
+        {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
         for item in figures["episodes"]
     ]
-    return page.table(header, rows, numeric=range(2, 7))
+    columns = {"bag": "bag", "instruction": "instruction", "from [s]": "start_s", "frames": "frames"}
+    columns |= {"direction cosine": "direction_cosine", "gripper F1": "gripper_f1", "MAE": "mae"}
+    return page.mapped(found, columns)
 
 
 def bags(figures: Mapping[str, Any]) -> list[Markup]:
     """Topics, pairing rule, counters and everything that was lost."""
-    frames, truth = figures["frames"], figures["truth"]
+    frames, truth, commands = figures["frames"], figures["truth"], figures["commands"]
     counters = {
-        "received": frames["received"],
-        "used": frames["used"],
-        "compared": frames["compared"],
-        "skipped": frames["skipped"],
+        **{name: frames[name] for name in ("received", "used", "compared", "skipped")},
         "images prepared": frames["images_prepared"],
         **{f"dropped: {reason}": count for reason, count in frames["dropped"].items()},
-        **{f"command refused: {reason}": count for reason, count in figures["commands"]["refused"].items()},
-        **{f"command limited: {reason}": count for reason, count in figures["commands"]["limited"].items()},
+        **{f"command refused: {reason}": count for reason, count in commands["refused"].items()},
+        **{f"command limited: {reason}": count for reason, count in commands["limited"].items()},
         "compared with": ", ".join(truth["source"]),
         "paired with frames by": "; ".join(truth["meaning"]),
     }
     parts = [page.facts(counters)]
     for bag in figures["bags"]:
-        lines = {**bag["topics"], **bag["left_out"]}
         lost = [tag("li", loss) for loss in bag["losses"]]
-        parts.append(page.details(bag["path"], [page.facts(lines), tag("ul", lost)]))
+        parts.append(page.details(bag["path"], [page.facts({**bag["topics"], **bag["left_out"]}), tag("ul", lost)]))
         if lost:
             parts.append(page.verdict("warn", f"{bag['path']}: not everything could be read.", bag["losses"][:10]))
     return parts
-
-
-def configuration(result: Result) -> list[Markup]:
-    """Versions and options."""
-    return [
-        page.facts(result.figures["versions"]),
-        page.details("Options", page.code(to_yaml(result.config, comments=False))),
-    ]

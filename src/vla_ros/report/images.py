@@ -35,12 +35,12 @@ def shrink(image: UInt8Array, side: int) -> UInt8Array:
     """Scales ``image`` down until its longer side is at most ``side`` pixels; smaller images are unchanged."""
     from PIL import Image
 
-    height, width = image.shape[:2]
-    if max(height, width) <= side:
+    scale = side / max(image.shape[:2])
+    if scale >= 1:
         return image
-    scale = side / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BOX))
+    height, width = (max(1, round(length * scale)) for length in image.shape[:2])
+    pixels = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(pixels.resize((width, height), Image.Resampling.BOX))
 
 
 def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
@@ -56,14 +56,8 @@ def animation(
 ) -> Markup:
     """An animation with a button and a slider: one image holds all frames, and the page shows a window of it.
 
-    It starts paused; without scripts the first frame is shown.
-
-    Args:
-        frames: uint8 [H, W, 3] RGB, all of one size.
-        rate_hz: Playback rate in frames per second.
-        caption: One line below.
-        side: Longer side of a frame in pixels.
-        most: Most frames to embed; longer recordings are thinned evenly.
+    It starts paused; without scripts the first frame is shown. Frames are uint8 [H, W, 3] RGB of one size, shrunk
+    to ``side`` pixels; more than ``most`` are thinned evenly.
     """
     if not frames:
         return tag("p", "No images were recorded.", class_="note")

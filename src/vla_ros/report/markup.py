@@ -19,7 +19,7 @@ class Markup(str):
 Content = str | Markup | Iterable["str | Markup"]
 """What an element may contain: text (escaped), :class:`Markup`, or several of either."""
 
-VOID = frozenset({"img", "input", "meta", "br", "link", "line", "rect", "path", "circle", "polyline"})
+VOID = frozenset({"img", "input", "meta", "line", "rect", "path"})
 
 
 def render(content: Content) -> Markup:
@@ -38,13 +38,11 @@ def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
         >>> tag("p", "a < b", class_="note")
         '<p class="note">a &lt; b</p>'
     """
-    parts = [name]
+    head = name
     for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        written = key.rstrip("_").replace("_", "-")
-        parts.append(written if value is True else f'{written}="{html.escape(number(value), quote=True)}"')
-    head = " ".join(parts)
+        if value is not None and value is not False:
+            text = "" if value is True else f'="{html.escape(number(value), quote=True)}"'
+            head += f" {key.rstrip('_').replace('_', '-')}{text}"
     if name in VOID and not content:
         return Markup(f"<{head}/>")
     return Markup(f"<{head}>{render(content)}</{name}>")

@@ -16,16 +16,7 @@ LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
-    """A complete HTML file.
-
-    Its content security policy forbids the page to fetch anything.
-
-    Args:
-        title: Heading and window title.
-        lead: One line below the heading.
-        body: The parts, in order.
-        footer: Last line: the command that wrote the report.
-    """
+    """A complete HTML file; its content security policy forbids the page to fetch anything."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     head = [
         tag("meta", charset="utf-8"),
@@ -73,16 +64,23 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
     return tag("div", [tag("div", parts, class_="tile") for parts in shown], class_="tiles")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Cell]], *, numeric: Sequence[int] = ()) -> Markup:
-    """A table that scrolls sideways on a narrow screen; columns ``numeric`` are right-aligned."""
+def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
+    """A table that scrolls sideways on a narrow screen; numbers are right-aligned."""
 
-    def row(name: str, cells: Sequence[Cell]) -> Markup:
-        shown = [significant(cell) if cell is None or isinstance(cell, float) else cell for cell in cells]
-        texts = [str(cell) if isinstance(cell, int) else cell for cell in shown]
-        return tag("tr", [tag(name, text, class_="n" if i in numeric else None) for i, text in enumerate(texts)])
+    def row(name: str, cells: Sequence[Cell], like: Sequence[Cell]) -> Markup:
+        shown = [str(cell) if isinstance(cell, int) else cell for cell in cells]
+        texts = [significant(cell) if cell is None or isinstance(cell, float) else cell for cell in shown]
+        kinds = ["n" if each is None or isinstance(each, (int, float)) else None for each in like]
+        return tag("tr", [tag(name, text, class_=kind) for text, kind in zip(texts, kinds, strict=True)])
 
-    body = tag("tbody", [row("td", cells) for cells in rows])
-    return tag("div", tag("table", [tag("thead", row("th", header)), body]), class_="scroll")
+    body = tag("tbody", [row("td", cells, cells) for cells in rows])
+    head = tag("thead", row("th", header, rows[0] if rows else header))
+    return tag("div", tag("table", [head, body]), class_="scroll")
+
+
+def mapped(items: Sequence[Mapping[str, Cell]], columns: Mapping[str, str]) -> Markup:
+    """A table with one row per item and one column per heading, which is mapped to a key of the items."""
+    return table(list(columns), [[item[key] for key in columns.values()] for item in items])
 
 
 def cards(items: Sequence[Content]) -> Markup:

@@ -115,7 +115,7 @@ def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
         [episode.seed, episode.instruction, outcome(episode), episode.steps, episode.touched or "–"]
         for episode in episodes
     ]
-    return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows, numeric=(0, 3))
+    return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows)
 
 
 def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
@@ -141,7 +141,7 @@ def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
 def latency(result: DemoResult) -> list[Markup]:
     """Table of percentiles, and a histogram of each stage whose single measurements are known."""
     rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
-    parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows, numeric=(1, 2))] if rows else []
+    parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows)] if rows else []
     histograms = [
         charts.histogram(
             samples,
@@ -162,12 +162,12 @@ def frames(counters: Mapping[str, object]) -> Markup:
     rows = []
     for name, value in counters.items():
         if isinstance(value, Mapping):
-            rows += [(f"{name}: {reason}", str(number)) for reason, number in value.items()]
+            rows += [(f"{name}: {reason}", number) for reason, number in value.items()]
         else:
-            rows.append((name, str(value)))
+            rows.append((name, value))
     if not rows:
         return tag("p", "The policy node reported no frame counters.", class_="note")
-    return page.table(("frames", "number"), rows, numeric=(1,))
+    return page.table(("frames", "number"), rows)
 
 
 def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
