@@ -44,23 +44,25 @@ def test_whoever_may_share_is_no_contest() -> None:
 def test_two_sources_are_named_by_their_nodes() -> None:
     two = Source(OWN, "a"), Source(THEIRS, "b")
     there = [endpoint(OWN, "robot"), endpoint(THEIRS, "leftover", "/old"), endpoint(THEIRS[::-1], "gripper")]
-    assert rivals(Contest("j1", *two), "/joint_states", there) == (
-        "/old/leftover and /robot publish j1 on /joint_states in turn"
-    )
-    assert rivals(Contest("/image", *two), "/image", there) == "/old/leftover and /robot publish on /image in turn"
+    text = "/old/leftover and /robot publish j1 on /joint_states in turn"
+    assert rivals(Contest("j1", *two), "/joint_states", there) == (text, True)
+    text = "/old/leftover and /robot publish on /image in turn"
+    assert rivals(Contest("/image", *two), "/image", there) == (text, True)
+    for late in ([endpoint(OWN, "robot")], [endpoint(OWN, "robot"), endpoint(THEIRS, "_NODE_NAME_UNKNOWN_")]):
+        assert not rivals(Contest("j1", *two), "/joint_states", late)[1]
 
 
 def test_ids_that_are_no_gids_name_everybody_on_the_topic() -> None:
     two = Source(b"\x01" * 8), Source(b"\x02" * 8)
     there = [endpoint(OWN, "robot"), endpoint(THEIRS, "leftover")]
-    assert rivals(Contest("j1", *two), "/joint_states", there).startswith("/leftover and /robot publish j1")
-    assert rivals(Contest("j1", *two), "/joint_states", []).startswith("nobody known")
+    assert rivals(Contest("j1", *two), "/joint_states", there)[0].startswith("/leftover and /robot publish j1")
+    assert rivals(Contest("j1", *two), "/joint_states", [])[0].startswith("nobody known")
 
 
 def test_one_publisher_that_says_two_things_is_named_with_both() -> None:
     relay = [endpoint(OWN, "relay")]
     kinds = Source(OWN, "64x48 'rgb8'"), Source(OWN, "32x24 'rgb8'")
-    found = rivals(Contest("/image", *kinds), "/image", relay)
+    found = rivals(Contest("/image", *kinds), "/image", relay)[0]
     assert found == "/relay publishes 64x48 'rgb8' and 32x24 'rgb8' in turn on /image"
-    found = rivals(Contest("j1", Source(OWN, 0), Source(OWN, 1)), "/joint_states", relay)
+    found = rivals(Contest("j1", Source(OWN, 0), Source(OWN, 1)), "/joint_states", relay)[0]
     assert found == "/relay publishes two positions of j1 that no velocity limit allows, in turn on /joint_states"

@@ -235,8 +235,8 @@ def start(tmp_path: Path, robot: Robot) -> Iterator[Callable[..., Node]]:
     """Start the node with further arguments, on the robot's domain."""
     nodes: list[Node] = []
 
-    def begin(*words: str, **options: Any) -> Node:
-        nodes.append(Node(tmp_path, *words, **options))
+    def begin(*words: str, folder: Path = tmp_path, **options: Any) -> Node:
+        nodes.append(Node(folder, *words, **options))
         return nodes[-1]
 
     yield begin

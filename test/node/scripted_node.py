@@ -53,4 +53,5 @@ if __name__ == "__main__":
     run.add_arguments(parser)
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.param)
-    sys.exit(run.serve(config, stats=arguments.stats, policy=ScriptedPolicy()))
+    ros_args = ["--ros-args", *arguments.ros_args]
+    sys.exit(run.serve(config, ros_args, stats=arguments.stats, policy=ScriptedPolicy()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import socket
@@ -19,6 +20,7 @@ from vla_ros.graph import open_graph
 from vla_ros.middleware import daemons
 from vla_ros.middleware.daemons import RoudiWatch
 from vla_ros.node import policy_node
+from vla_ros.node.claim import Claim
 from vla_ros.vision.decode import encode_image
 
 COMMAND = "/arm/joint_command"
@@ -31,6 +33,12 @@ def other(robot: Any) -> Iterator[Any]:
     """Another program on the same graph, with a participant of its own."""
     with open_graph("dds") as graph:
         yield graph
+
+
+def logged(node: Any, text: str) -> float:
+    """When the node logged a line with ``text``, in seconds."""
+    line = next(line for line in node.log.read_text().splitlines() if text in line)
+    return float(line.split("[")[2].split("]")[0])
 
 
 def joint_publisher(graph: Any, topic: str, name: str = "teleop") -> Any:
@@ -64,6 +72,54 @@ def test_another_commander_stops_an_armed_node_and_is_named(
     assert len(robot.commands) == held, "a command while contested"
     node.signal(signal.SIGUSR1)
     robot.until(lambda: len(robot.commands) > held, robot.send_frame)
+
+
+def another(robot: Any, start: Callable[..., Any], tmp_path: Path, *words: str) -> Any:
+    """A second policy node for the same arm, in a process of its own."""
+    (tmp_path / "second").mkdir()
+    return start(*GO, *words, "--ros-args", "-r", "__node:=second", folder=tmp_path / "second")
+
+
+def test_a_second_policy_node_is_refused_and_stops_the_first(
+    robot: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = start(*GO)
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    second = another(robot, start, tmp_path)
+    robot.until(lambda: robot.status.get("stopped_by") == "command_contested", robot.send_frame)
+    assert robot.status["detail"] == f"/second (process {second.process.pid}) publishes on {COMMAND}, too"
+    said = f"not armed: disarmed; waiting for: command_contested (/vla_policy (process {first.process.pid})"
+    robot.until(lambda: said in second.log.read_text(), robot.send_frame)
+    assert logged(first, "armed -> stopped (command_contested") - logged(second, "is ready") < NOTICED / 2
+    robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
+    held, seen = len(robot.commands), len(robot.actions)
+    robot.until(lambda: len(robot.actions) > seen + 20, robot.send_frame)
+    assert len(robot.commands) == held
+    assert "disarmed -> " not in second.log.read_text()
+
+
+def test_of_two_that_start_armed_at_once_none_moves_for_long(
+    robot: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    nodes = [start(*GO), another(robot, start, tmp_path)]
+    robot.until(lambda: all("command_contested" in node.log.read_text() for node in nodes), robot.send_frame)
+    robot.until(lambda: robot.status.get("state") in ("stopped", "disarmed"), robot.send_frame)
+    held, seen = len(robot.commands), len(robot.actions)
+    robot.until(lambda: len(robot.actions) > seen + 20, robot.send_frame)
+    assert len(robot.commands) == held
+
+
+def test_a_killed_policy_node_frees_its_claim_and_one_that_may_share_is_no_contest(
+    robot: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = start(*GO, "-p", "topics.command_shared_with:=[/second]")
+    second = another(robot, start, tmp_path, "-p", "topics.command_shared_with:=[/vla_policy]")
+    robot.until(lambda: "-> armed" in second.log.read_text(), robot.send_frame)
+    assert "contested" not in first.log.read_text() + second.log.read_text()
+    first.signal(signal.SIGKILL)
+    first.process.wait(10)
+    with contextlib.closing(Claim(f"command {COMMAND}", "/third")) as third:
+        robot.until(lambda: [each.pid for each in third.others()] == [second.process.pid])
 
 
 def test_whoever_may_share_the_topic_stops_nobody(robot: Any, start: Callable[..., Any], other: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,12 +15,15 @@ import pytest
 
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.reasons import Reason
+from vla_ros.control.sources import Contest, Source
 from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
 from vla_ros.graph.wiring import Wiring
+from vla_ros.node.claim import Claim
 from vla_ros.node.graph_watch import GraphWatch
-from vla_ros.node.namesake import PATIENCE, NameClaim, namesakes, wait_until_alone
+from vla_ros.node.namesake import PATIENCE, claim_name, namesakes, wait_until_alone
 
+CAMERAS = (("a", b"1"), ("b", b"2"))
 JOINTS, SERVICE = "sensor_msgs/msg/JointState", "std_srvs/srv/SetBool"
 
 
@@ -87,8 +93,10 @@ def test_a_publisher_without_a_node_counts_from_the_second_look_and_for_arming_a
     watch.look()
     expected = f"an unknown node (gid {'.'.join(['07'] * 16)}) publishes on /command, too"
     assert watch.found == {Reason.COMMAND_CONTESTED: expected}
+    watch.close()
     another = GraphWatch(node, {"/command": gid}, ())
     another.look(at_once=True)
+    another.close()
     assert another.found == {Reason.COMMAND_CONTESTED: expected}
 
 
@@ -126,12 +134,105 @@ def test_a_node_waits_for_its_namesake_to_leave_and_then_refuses() -> None:
     assert clock.steady() > PATIENCE
 
 
-def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed() -> None:
-    here = {"ROS_DOMAIN_ID": f"test {os.getpid()}"}
-    first = NameClaim("/vla_policy", here)
+@pytest.fixture
+def here() -> dict[str, str]:
+    return {"ROS_DOMAIN_ID": f"test {os.getpid()}"}
+
+
+def test_a_name_is_held_once_per_host_and_graph_until_it_is_freed(here: dict[str, str]) -> None:
+    first = claim_name("/vla_policy", here)
     with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
-        NameClaim("/vla_policy", here)
-    NameClaim("/other", here).close()
-    NameClaim("/vla_policy", {**here, "CYCLONEDDS_URI": "another"}).close()
+        claim_name("/vla_policy", here)
+    claim_name("/other", here).close()
+    claim_name("/vla_policy", {**here, "CYCLONEDDS_URI": "another"}).close()
     first.close()
-    NameClaim("/vla_policy", here).close()
+    claim_name("/vla_policy", here).close()
+
+
+def test_every_claimant_knows_of_another_until_it_leaves(here: dict[str, str]) -> None:
+    """The one that comes first holds the claim; when it leaves, another takes it, and still knows the third."""
+    first, second, third = (Claim("command /arm", name, here) for name in ("/a", "/b", "/c"))
+    elsewhere = Claim("command /arm", "/d", {**here, "ROS_DOMAIN_ID": "another"})
+
+    def known(*claims: Claim) -> list[set[str]]:
+        return [{each.name for each in claim.others()} for claim in claims]
+
+    known(first, second, third)
+    assert known(first, second, third, elsewhere) == [{"/b", "/c"}, {"/a"}, {"/a"}, set()]
+    assert {each.pid for each in first.others() + second.others()} == {os.getpid()}
+    first.close()
+    until(lambda: known(second, third) == [{"/c"}, {"/b"}])
+    second.close()
+    until(lambda: known(third) == [set()])
+    for claim in (third, elsewhere):
+        claim.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_that_is_killed_frees_its_claim(here: dict[str, str], first: bool) -> None:
+    """Whether it was the holder or waited; a suspended one keeps it."""
+    program = (
+        "import sys, time\nfrom vla_ros.node.claim import Claim\n"
+        f"claim = Claim('command /arm', '/other', {here!r})\nprint(flush=True)\n"
+        "while True:\n    claim.others()\n    time.sleep(0.05)"
+    )
+    ours = None if first else Claim("command /arm", "/ours", here)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        claim = ours or Claim("command /arm", "/ours", here)
+        until(lambda: [str(each) for each in claim.others()] == [f"/other (process {other.pid})"])
+        other.send_signal(signal.SIGSTOP)
+        assert claim.others()
+        other.kill()
+        until(lambda: not claim.others())
+    claim.close()
+
+
+def test_what_a_stranger_says_is_not_shown(here: dict[str, str]) -> None:
+    claim = Claim("command /arm", "/ours", here)
+    stranger = Claim("command /arm", "two\nlines " + "x" * 9000, here)
+    assert [str(each) for each in claim.others()] == [f"a node (process {os.getpid()})"]
+    for each in (claim, stranger):
+        each.close()
+
+
+def test_a_claim_counts_before_discovery_and_is_named_once_with_it(graphs: tuple[Any, Any]) -> None:
+    ours, theirs = graphs
+    node, gid = ours.create_node("vla_policy"), b"7" * 16
+    watch = GraphWatch(node, {"/command": gid}, ())
+    expected = f"/second (process {os.getpid()}) publishes on /command, too"
+    second = Claim("command /command", "/second")
+    watch.look(at_once=True)
+    assert watch.found == {Reason.COMMAND_CONTESTED: expected}
+    another = theirs.create_node("second")
+    another.create_publisher(theirs.message(JOINTS), "/command", theirs.qos("command"))
+    until(lambda: node.get_publishers_info_by_topic("/command"))
+    for _ in range(2):
+        watch.look()
+        assert watch.found == {Reason.COMMAND_CONTESTED: expected}
+    watch.close()
+    until(lambda: not second.others())  # now it is the holder
+    for allowed in (["/second"], ["*"]):
+        sharing = GraphWatch(node, {"/command": gid}, allowed)
+        sharing.look(at_once=True)
+        assert sharing.found == {}  # its name has not come yet
+        second.others()
+        sharing.look()
+        assert sharing.found == {}
+        sharing.close()
+    second.close()
+
+
+def test_a_source_without_a_name_is_reported_at_the_second_look(graphs: tuple[Any, Any]) -> None:
+    node = graphs[0].create_node("vla_policy")
+    contest = Contest("/image", Source(b"1" * 16), Source(b"2" * 16))
+    watch = GraphWatch(node, {}, (), lambda: [(Reason.CAMERA_CONTESTED, "/image", contest)])
+    both = [SimpleNamespace(node_name=name, node_namespace="/", endpoint_gid=gid * 16) for name, gid in CAMERAS]
+    known = [both[:1], both[:1], both]
+    node.get_publishers_info_by_topic = lambda topic: known.pop(0)
+    said = []
+    for _ in range(3):
+        watch.look()
+        said.append(watch.found.get(Reason.CAMERA_CONTESTED))
+    assert said == [None, "/a publish on /image in turn", "/a and /b publish on /image in turn"]

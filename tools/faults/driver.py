@@ -29,6 +29,7 @@ from tools.faults.records import Kind, Record
 from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
+from vla_ros.node.claim import Claim
 from vla_ros.vision.decode import image_stamp
 from vla_ros.vision.messages import encode_image, with_stamp
 
@@ -92,7 +93,7 @@ class Robot:
         self._offset = 0  # ns, ROS clock ahead of the system's
         self._slow = 0.0
         self._beating = True
-        self._intruder: tuple[str, Any, Any] | None = None
+        self._intruder: tuple[str, Callable[[], object], Any] | None = None
         self._frame_period = 1 / rate
         noise = np.random.default_rng(seed).integers(60, 190, (_PICTURES, size[1], size[0], 3), dtype=np.uint8)
         self._pictures = itertools.cycle([encode_image(picture, 0, "camera") for picture in noise])
@@ -182,7 +183,7 @@ class Robot:
         elif what == "intrude":
             self._intrude(order["what"])
         elif what == "withdraw" and self._intruder is not None:
-            self._intruder[1].destroy_node()
+            self._intruder[1]()
             self._intruder = None
         elif what == "end":
             self._ended = True
@@ -190,7 +191,10 @@ class Robot:
             raise VlaRosError(f"no such order: {order}")
 
     def _intrude(self, what: str) -> None:
-        """Be another node as well: one that commands, is the policy's namesake, or tells what the robot tells."""
+        """Be another node as well: one that claims or commands the arm, has the policy's name, or is a source."""
+        if what == "claim":  # what a policy node does before its publisher is discovered
+            self._intruder = what, Claim("command " + _COMMANDS["command"], "/intruder").close, None
+            return
         node = self._graph.create_node("vla_policy" if what == "name" else "intruder")
         make, qos = self._graph.message, self._graph.qos
         joints = make("sensor_msgs/msg/JointState")
@@ -201,7 +205,7 @@ class Robot:
             publisher = node.create_publisher(joints, "/joint_states", qos("state_publisher"))
         elif what == "camera":
             publisher = node.create_publisher(make("sensor_msgs/msg/Image"), TOPICS[0], qos("camera"))
-        self._intruder = what, node, publisher
+        self._intruder = what, node.destroy_node, publisher
 
     def _send_intruder(self) -> None:
         """What lies beside the truth, and is not recorded: nothing may be built on it."""

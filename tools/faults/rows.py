@@ -344,6 +344,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("node suspended", _HOLDS, node=("SIGSTOP", "SIGCONT"), within=_SUPERVISION, lasts=(0.5, 1.2), memory=1.4),
     _contested("command", _STOPS, "command_contested"),
+    _contested("claim", _STOPS, "command_contested"),
     _contested("gripper", _STOPS, "command_contested", **_APART),
     _contested("joints", _HOLDS, "joint_state_contested"),
     _contested("camera", _HOLDS, "camera_contested"),

@@ -56,21 +56,26 @@ def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) 
     return {gid: node for gid, node in found.items() if gid != own and (not node or node not in allowed)}
 
 
-def named(found: Mapping[bytes, str]) -> str:
-    """The nodes of :func:`others` for people."""
+def named(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
+    """The nodes of :func:`others`, and more, for people."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
-    return " and ".join(sorted(names))
+    return " and ".join(sorted(names.union(more)))
 
 
-def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> str:
-    """Names two sources in a sentence; ``endpoints`` are ``get_publishers_info_by_topic`` of the topic."""
+def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> tuple[str, bool]:
+    """Describes two sources in a sentence, and says whether discovery knew the nodes of both.
+
+    ``endpoints`` are ``get_publishers_info_by_topic`` of the topic.
+    """
     known = {gid_of(endpoint.endpoint_gid): node_of(endpoint) for endpoint in endpoints}
     two = {source.publisher for source in (contest.first, contest.second)}
     # An id that is no gid names nobody: then everybody on the topic is named.
-    names = named({gid: known[gid] for gid in two} if two <= known.keys() else known) or "nobody known"
+    who = {gid: known[gid] for gid in two} if two <= known.keys() else known
+    is_named = all(who.values()) and len(who) >= len(two)
+    names = named(who) or "nobody known"
     what = "" if contest.subject == topic else f"{contest.subject} "
     if len(two) == 2:
-        return f"{names} publish {what}on {topic} in turn"
+        return f"{names} publish {what}on {topic} in turn", is_named
     kinds = f"{contest.first.kind} and {contest.second.kind}"
     said = f"two positions of {what}that no velocity limit allows, " if what else f"{kinds} "
-    return f"{names} publishes {said}in turn on {topic}"
+    return f"{names} publishes {said}in turn on {topic}", is_named

@@ -1,14 +1,15 @@
-"""Watches the graph for others that do what only one may do: ten looks a second at what discovery knows."""
+"""Watches for others that do what only one node may do: asks claims and discovery ten times a second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from vla_ros.control.contest import gid_of, named, others, rivals
+from vla_ros.control.contest import ANY, gid_of, named, others, rivals
 from vla_ros.control.reasons import Reason
 from vla_ros.control.sources import Contest
 from vla_ros.graph.node import Node
+from vla_ros.node.claim import Claim
 from vla_ros.node.namesake import namesakes
 
 PERIOD = 0.1
@@ -16,10 +17,10 @@ PERIOD = 0.1
 
 
 class GraphWatch:
-    """Asks discovery who else is there. All calls from the thread that spins; :attr:`found` from any.
+    """Asks who else is there. All calls from the thread that spins; :attr:`found` from any.
 
     Args:
-        commands: Topics of commands (resolved) to the id of this node's publisher.
+        commands: Command topics (resolved) to the id of this node's publisher. Each is claimed until :meth:`close`.
         allowed: ``topics.command_shared_with``.
         contests: Two sources of one thing at present: why it holds, on which topic, and who.
         middleware: Why nobody new can reach the node, or "".
@@ -37,17 +38,25 @@ class GraphWatch:
         self._middleware = middleware
         self._contests = contests
         self._own = {topic: gid_of(gid) for topic, gid in commands.items()}
+        self._claims = {topic: Claim(f"command {topic}", node.get_fully_qualified_name()) for topic in commands}
         self._allowed = frozenset(allowed)
-        self._unnamed: frozenset[bytes] = frozenset()
+        self._unnamed: set[Hashable] = set()
+        self._before: set[Hashable] = set()
         self.found: Mapping[Reason, str] = MappingProxyType({})
 
+    def close(self) -> None:
+        """Give up the claims."""
+        for claim in self._claims.values():
+            claim.close()
+
     def look(self, *, at_once: bool = False) -> None:
-        """Ask discovery, and leave in :attr:`found` what is wrong.
+        """Ask, and leave in :attr:`found` what is wrong.
 
         Args:
-            at_once: Count a publisher whose node's name has not come yet. Otherwise it has until the next look, so
-                that the reason has its name.
+            at_once: Count a publisher whose node's name discovery does not know yet. Otherwise it counts from the
+                next look, so that the reason has its name.
         """
+        self._before, self._unnamed = self._unnamed, set()
         found = self._commanders(at_once)
         gone = self._middleware()
         if gone:
@@ -56,7 +65,9 @@ class GraphWatch:
             found[Reason.NAME_CONTESTED] = f"another node is called {self._node.get_fully_qualified_name()}, too"
         for reason, topic, contest in self._contests():
             publishers = self._node.get_publishers_info_by_topic(self._node.resolve_topic_name(topic))
-            found[reason] = rivals(contest, topic, publishers)
+            text, is_named = rivals(contest, topic, publishers)
+            if is_named or self._again(reason) or at_once:
+                found[reason] = text
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:
@@ -80,14 +91,25 @@ class GraphWatch:
         except Exception:  # rclpy's NodeNameNonExistentError, which no other backend has: it has gone
             return False
 
+    def _again(self, unnamed: Hashable) -> bool:
+        """Whether this had no name at the last look, either."""
+        self._unnamed.add(unnamed)
+        return unnamed in self._before
+
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
-        known, self._unnamed = self._unnamed, frozenset()
+        """Whoever else claims a command topic on this host, or publishes on it anywhere."""
         said = []
         for topic, own in self._own.items():
+            claimants = self._claims[topic].others()
+            if ANY in self._allowed:
+                continue
+            # Only a name says who may share, so it is waited for.
+            rival = [each for each in claimants if each.name or not self._allowed or self._again(each.pid)]
+            rival = [each for each in rival if each.name not in self._allowed]
+            known = {each.name for each in rival} | ({""} if rival else set())  # an unnamed publisher is theirs
             found = others(self._node.get_publishers_info_by_topic(topic), own, self._allowed)
-            unnamed = {gid for gid, node in found.items() if not node}
-            self._unnamed |= unnamed
-            counted = {gid: node for gid, node in found.items() if at_once or node or gid in known}
-            if counted:
-                said.append(f"{named(counted)} publishes on {topic}, too")
+            found = {gid: node for gid, node in found.items() if node not in known}
+            found = {gid: node for gid, node in found.items() if node or self._again(gid) or at_once}
+            if rival or found:
+                said.append(f"{named(found, map(str, rival))} publishes on {topic}, too")
         return {Reason.COMMAND_CONTESTED: "; ".join(said)} if said else {}

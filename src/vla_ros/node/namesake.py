@@ -1,26 +1,22 @@
-"""No two nodes of one name: whoever calls ``~/enable`` means one robot, and two would answer.
+"""Refuses a second node of one name: both would answer ``~/enable``.
 
-On one host a socket decides, at once and even where both start at the same moment; the kernel frees it with its
-process. Nodes elsewhere are found by discovery, which takes a moment. It tells a newcomer nothing of processes that
-were killed before, whatever their lease.
+On one host a :class:`~vla_ros.node.claim.Claim` decides. Nodes elsewhere are found by discovery, which takes a
+moment and tells a newcomer nothing of processes that were killed before.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
-import socket
-import struct
 from collections.abc import Mapping
 
 from vla_ros.control.clock import Clock
 from vla_ros.errors import ConfigError
 from vla_ros.graph.node import Logger, Node
+from vla_ros.node.claim import Claim
 from vla_ros.policies.base import Progress
 
 PATIENCE = 5.0
-"""Seconds that a namesake has to leave the graph: it may be ending just now."""
+"""Seconds that a node of the same name has to leave the graph: it may be ending just now."""
 
 _CURE = (
     "both would answer ~/enable. End that one first, or give this one another name (--ros-args -r __node:=NAME, or "
@@ -28,7 +24,6 @@ _CURE = (
 )
 
 _PERIOD = 0.1
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 def namesakes(node: Node) -> int:
@@ -37,52 +32,24 @@ def namesakes(node: Node) -> int:
     return max(0, sum(tuple(each) == own for each in node.get_node_names_and_namespaces()) - 1)
 
 
-class NameClaim:
-    """Holds a node's name on this host until :meth:`close`; holds nothing where there are no abstract sockets.
-
-    Args:
-        name: Full name of the node.
-        environment: Says which graph: nodes of other domains, or of another DDS configuration, do not count.
+def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
+    """Claim a node's full name on this host.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another node has it.
     """
-
-    def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
-        graph = [environment.get(variable, "") for variable in ("ROS_DOMAIN_ID", "CYCLONEDDS_URI")]
-        address = "\0vla_ros/" + hashlib.sha256("\0".join([*graph, name]).encode()).hexdigest()[:32]
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.bind(address)
-            self._socket.listen()
-        except OSError as error:
-            self._socket.close()
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(f"{name} runs already on this host ({_holder(address)}): {_CURE}") from None
-
-    def close(self) -> None:
-        """Free the name. Safe to call twice."""
-        self._socket.close()
-
-
-def _holder(address: str) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        try:
-            asking.settimeout(1.0)
-            asking.connect(address)
-            said = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:  # it ends just now
-            return "process unknown"
-    return f"process {_CREDENTIALS.unpack(said)[0]}"
+    claim = Claim(f"name {name}", name, environment)
+    for other in claim.others():
+        claim.close()
+        raise ConfigError(f"{name} runs already on this host (process {other.pid or 'unknown'}): {_CURE}")
+    return claim
 
 
 def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
-    """Wait for at most :data:`PATIENCE` until no other node of this name is on the graph.
-
-    ``progress`` is called again and again, and may raise to end it.
+    """Wait until no other node on the graph has this name. ``progress`` may raise to end it.
 
     Raises:
-        ConfigError: One stayed.
+        ConfigError: One stayed for :data:`PATIENCE`.
     """
     deadline, name = clock.steady() + PATIENCE, node.get_fully_qualified_name()
     if namesakes(node):

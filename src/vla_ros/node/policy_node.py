@@ -29,7 +29,7 @@ from vla_ros.node import graph_watch
 from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.graph_watch import GraphWatch
-from vla_ros.node.namesake import NameClaim, wait_until_alone
+from vla_ros.node.namesake import claim_name, wait_until_alone
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.stepper import Stepper
@@ -83,7 +83,7 @@ class PolicyNode:
         """
         stepper = Stepper(self.config, policy or create(self.config))
         try:
-            self._wiring.undo(NameClaim(self._node.get_fully_qualified_name()).close)
+            self._wiring.undo(claim_name(self._node.get_fully_qualified_name()).close)
             stepper.load(progress)
             wait_until_alone(self._node, self._logger, progress, self._clock)
             self._stepper = stepper
@@ -248,6 +248,7 @@ class PolicyNode:
             self._contests,
             middleware,
         )
+        wiring.undo(self._watch.close)
         wiring.subscribe_from(joints, topics.joint_states, states.joints, "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")

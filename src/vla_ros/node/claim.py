@@ -1,0 +1,129 @@
+"""Claims what only one node of a host may have: its name, a command topic. Discovery may take seconds.
+
+An abstract Unix socket decides at once, also between nodes that start at the same moment, and the kernel frees it
+with its process. Nodes on other hosts, or in containers with a network of their own, are left to discovery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import select
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+_NAME = re.compile(rb"[/\w]{1,300}")
+_ANSWER = 0.2  # s; at the start, for the holder's name
+
+
+@dataclass
+class Claimant:
+    """Another node with the same claim; ``name`` is "" and ``pid`` 0 until known. ``str`` of it is for people."""
+
+    connection: socket.socket | None
+    pid: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name or 'a node'} (process {self.pid or 'unknown'})"
+
+    def is_there(self) -> bool:
+        """Whether its process still has the claim; takes its name if that has come."""
+        try:
+            said = self.connection.recv(512) if self.connection else b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if _NAME.fullmatch(said):
+            self.name = said.decode()
+        return bool(said)
+
+
+class Claim:
+    """Holds ``what`` or waits for it until :meth:`close`; finds nobody where there are no abstract sockets.
+
+    The holder listens; the others stay connected to it, so that each side knows the other, and notices its end.
+
+    Args:
+        what: Such as ``command /arm/joint_command``.
+        name: Full name of this node, for the others.
+        environment: Says which graph: another domain or Cyclone DDS configuration is another one.
+    """
+
+    def __init__(self, what: str, name: str, environment: Mapping[str, str] = os.environ) -> None:
+        graph = [environment.get("ROS_DOMAIN_ID") or "0", environment.get("CYCLONEDDS_URI", "")]
+        self._address = "\0vla_ros/" + hashlib.sha256("\0".join([*graph, what]).encode()).hexdigest()[:32]
+        self._name = name.encode()
+        self._server: socket.socket | None = None
+        self._others: list[Claimant] = []
+        for other in self.others():
+            if other.connection:
+                select.select([other.connection], [], [], _ANSWER)
+
+    def others(self) -> list[Claimant]:
+        """Every other claimant that this one knows; ask ten times a second, the others wait for it."""
+        gone = [other for other in self._others if not other.is_there()]
+        self._others = [other for other in self._others if other not in gone]
+        _close(gone)
+        if self._server is None and not self._others:
+            self._take()
+        with contextlib.suppress(OSError):  # nobody else waits
+            while self._server is not None:
+                self._meet(self._server.accept()[0])
+        return self._others
+
+    def close(self) -> None:
+        """Free it. Safe to call twice."""
+        _close(self._others)
+        self._others = []
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _take(self) -> None:
+        """Become the holder, or connect to it."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.setblocking(False)
+        try:
+            made.bind(self._address)
+            made.listen()
+            self._server = made
+        except OSError as error:
+            made.close()
+            if error.errno == errno.EADDRINUSE:
+                self._join()
+
+    def _join(self) -> None:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.setblocking(False)
+        try:
+            made.connect(self._address)
+        except OSError:  # it begins or ends just now, or too many wait
+            made.close()
+            self._others = [Claimant(None)]
+        else:
+            self._meet(made)
+
+    def _meet(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        other = Claimant(connection, _CREDENTIALS.unpack(said)[0])
+        with contextlib.suppress(OSError):
+            connection.send(self._name)
+        if other.is_there():
+            self._others.append(other)
+        else:
+            connection.close()
+
+
+def _close(claimants: list[Claimant]) -> None:
+    for each in claimants:
+        if each.connection is not None:
+            each.connection.close()
