@@ -7,7 +7,10 @@ import numpy as np
 import pinocchio
 import pytest
 
+from vla_ros.kinematics import urdf
 from vla_ros.sim import arm
+from vla_ros.sim.arm import TWO_ARMS as TWO
+from vla_ros.sim.world import TableTop, WorldOptions
 
 URDF, MJCF = arm.ASSETS / "arm.urdf", arm.ASSETS / "table_top.xml"
 
@@ -39,6 +42,23 @@ def test_forward_kinematics_agree_between_pinocchio_mujoco_and_numpy(model, worl
         for side in ("left", "right"):
             finger = data.oMf[model.getFrameId(f"{side}_finger")]
             np.testing.assert_allclose(state.body(f"{side}_finger").xpos, finger.translation, atol=1e-6)
+
+
+def test_two_arms_stand_where_their_urdf_says():
+    """The model that MuJoCo composes and the URDF of `robot.urdf: demo_two_arms`."""
+    description = urdf.read(urdf.DEMO_TWO_ARMS)
+    model = pinocchio.buildModelFromXML(description.text)
+    assert description.root == "table"
+    data, random = model.createData(), np.random.default_rng(2)
+    with TableTop(WorldOptions(arms=2)) as world:
+        assert world.joint_names == tuple(model.names)[1:] == (*TWO[0].joint_names, *TWO[1].joint_names)
+        for _ in range(5):
+            world.reset(int(random.integers(1000)))
+            pinocchio.framesForwardKinematics(model, data, world.joint_positions())
+            for index, mount in enumerate(TWO):
+                frame = data.oMf[model.getFrameId(f"{mount.prefix}tool")]
+                np.testing.assert_allclose(world.tool_position(index), frame.translation, atol=1e-6)
+                np.testing.assert_allclose(world.tool_rotation(index), frame.rotation, atol=1e-6)
 
 
 def test_limits_masses_and_inertias_agree(model, world):

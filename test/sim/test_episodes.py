@@ -22,6 +22,8 @@ from vla_ros.sim.node import SimNode
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.types import ActionChunk, Observation
 
+ARMS = load([config_file("demo")]).arms
+
 
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
@@ -63,7 +65,7 @@ def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
 
 
 def lockstep(graph: Graph, world, **options) -> Lockstep:
-    node = SimNode(graph)
+    node = SimNode(graph, ARMS)
     node.wait_for_policy(10.0, lambda: True)
     return Lockstep(world, node, EpisodeOptions(**options), lambda: True)
 
@@ -100,10 +102,10 @@ def test_an_episode_is_traced(graph, world, policy):
     result = lockstep(graph, world).run(1)
     assert result.success
     assert result.actions.shape == (result.steps, 7)
-    assert result.tips.shape == (result.steps + 1, 3)
-    assert result.fingers.shape == (result.steps + 1,)
+    assert result.tips.shape == (result.steps + 1, 1, 3)
+    assert result.fingers.shape == (result.steps + 1, 1)
     assert 2 <= len(result.images) <= 12
-    assert result.tips[-1, 2] > 0.08
+    assert result.tips[-1, 0, 2] > 0.08
 
 
 def test_an_episode_fails_if_inference_takes_too_long(graph, world, policy):
@@ -153,7 +155,7 @@ def test_a_stopped_node_ends_the_run_at_once(graph, world, policy, kind, monkeyp
     plain = PolicyNode.activate
     monkeypatch.setattr(PolicyNode, "activate", lambda self: (nodes.append(self), plain(self))[1])
     policy("timeouts.frame_age:=0.0").infer = stopped
-    node = SimNode(graph)
+    node = SimNode(graph, ARMS)
     node.wait_for_policy(10.0, lambda: True)
     with pytest.raises(PolicyFailedError, match=r"stopped by operator_stop \(a test said so\)"):
         kind(world, node, EpisodeOptions(step_timeout=120.0), lambda: True).run(0)
@@ -162,7 +164,7 @@ def test_a_stopped_node_ends_the_run_at_once(graph, world, policy, kind, monkeyp
 def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
     """A loaded machine may be late and push the object away, so there are three tries with many steps."""
     policy("control.lockstep:=false", "timeouts.frame_age:=5.0")
-    node = SimNode(graph)
+    node = SimNode(graph, ARMS)
     node.wait_for_policy(10.0, lambda: True)
     reasons = []
     for seed in (1, 1, 1):
@@ -178,12 +180,12 @@ def test_real_time_succeeds_while_the_clock_runs(graph, world, policy):
 
 def test_missing_topics_are_named(graph):
     with pytest.raises(VlaRosError, match="/arm/joint_command"):
-        SimNode(graph).wait_for_policy(0.2, lambda: True)
+        SimNode(graph, ARMS).wait_for_policy(0.2, lambda: True)
     with pytest.raises(VlaRosError, match="ended before it was ready"):
-        SimNode(graph).wait_for_policy(5.0, lambda: False)
+        SimNode(graph, ARMS).wait_for_policy(5.0, lambda: False)
 
 
 def test_a_dead_policy_node_ends_the_episode(graph, world):
-    node = SimNode(graph)
+    node = SimNode(graph, ARMS)
     with pytest.raises(VlaRosError, match="ended during an episode"):
         Lockstep(world, node, EpisodeOptions(step_timeout=5.0), lambda: False).run(0)

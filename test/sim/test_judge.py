@@ -12,8 +12,9 @@ OBJECTS = (
 )
 
 
-def judge(task: str) -> Judge:
-    return Judge(Scene(0, OBJECTS, make_task(task, "red_cube"), np.zeros(3)))
+def judge(task: str, *targets: str) -> Judge:
+    targets = targets or ("red_cube",)
+    return Judge(Scene(0, OBJECTS, make_task(task, *targets), np.zeros((len(targets), 3))))
 
 
 def poses(red=(0.0, 0.0, 0.0), blue=(0.0, 0.0, 0.0)):
@@ -29,6 +30,18 @@ def test_a_pick_needs_three_steps_in_a_row():
         assert not one.update(poses(red=lifted))
     assert one.update(poses(red=UP))
     assert (one.success, one.reason, one.touched) == (True, "success", "")
+
+
+def test_two_arms_succeed_while_both_targets_are_lifted():
+    both = judge("pick", "red_cube", "blue_cube")
+    for _ in range(LIFT_STEPS):
+        assert not both.update(poses(red=UP))
+    for _ in range(LIFT_STEPS):
+        assert not both.update(poses(blue=UP))
+    for _ in range(LIFT_STEPS - 1):
+        assert not both.update(poses(red=UP, blue=UP))
+    assert both.update(poses(red=UP, blue=UP))
+    assert both.success
 
 
 def test_a_lower_lift_never_counts():

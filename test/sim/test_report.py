@@ -20,8 +20,8 @@ def episode(seed, success):
         reason="success" if success else "wrong_object",
         images=tuple(np.full((32, 32, 3), 20 * index, np.uint8) for index in range(6)),
         actions=np.random.default_rng(seed).normal(size=(16, 7)),
-        tips=np.zeros((16, 3)),
-        fingers=np.linspace(0.04, 0, 16),
+        tips=np.zeros((16, 1, 3)),
+        fingers=np.linspace(0.04, 0, 16)[:, None],
         target="red_cube",
         touched="" if success else "blue_ball",
     )

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from vla_ros.errors import ConfigError
-from vla_ros.sim.scene import CLEARANCE, TABLE_X, TABLE_Y, draw
+from vla_ros.sim.arm import TWO_ARMS
+from vla_ros.sim.scene import CLEARANCE, TABLE_X, TABLE_Y, draw, shuffled_instruction
 from vla_ros.sim.tasks import SIDES, TASK_NAMES, Task, make_task, parse
 
 
@@ -12,7 +13,7 @@ def test_a_seed_always_gives_the_same_scene():
     for seed in range(20):
         first, second = draw(seed, TASK_NAMES), draw(seed, TASK_NAMES)
         assert first == second
-        np.testing.assert_array_equal(first.start, second.start)
+        np.testing.assert_array_equal(first.starts, second.starts)
     assert len({draw(seed).objects for seed in range(20)}) == 20
 
 
@@ -33,17 +34,31 @@ def test_scenes_are_well_formed(tasks):
         counts.add(len(names))
         assert len(set(names)) == len(names), "an instruction must name one object only"
         assert scene.task.name in tasks
-        assert scene.target.name == scene.task.target == names[0]
+        assert scene.task.targets == (names[0],)
         places = np.array([thing.position[:2] for thing in scene.objects])
         assert np.all((places[:, 0] >= TABLE_X[0]) & (places[:, 0] <= TABLE_X[1]))
         assert np.all((places[:, 1] >= TABLE_Y[0]) & (places[:, 1] <= TABLE_Y[1]))
         for index, place in enumerate(places):
             others = np.delete(places, index, axis=0)
             assert np.all(np.linalg.norm(others - place, axis=1) > CLEARANCE)
-        colour, shape = scene.target.colour, scene.target.shape
+        colour, shape = scene.objects[0].colour, scene.objects[0].shape
         shared += any(thing.colour == colour or thing.shape == shape for thing in scene.objects[1:])
     assert counts == {3, 4}
     assert shared > 150, "distractors mostly share the target's colour or shape"
+
+
+def test_each_of_two_arms_has_a_target_and_a_distractor_on_its_side():
+    for seed in range(100):
+        scene = draw(seed, mounts=TWO_ARMS)
+        assert [thing.name for thing in scene.objects[:2]] == list(scene.task.targets)
+        assert len({thing.name for thing in scene.objects}) == 4
+        assert scene.starts.shape == (2, 3)
+        assert parse(scene.instruction) == scene.task
+        assert parse(shuffled_instruction(scene)).targets == tuple(thing.name for thing in scene.objects[2:])
+        for thing, mount in zip(scene.objects, TWO_ARMS * 2, strict=True):
+            assert TABLE_Y[0] <= thing.position[1] - mount.position[1] <= TABLE_Y[1]
+    with pytest.raises(ConfigError, match="'push_left' for 2 arms"):
+        draw(0, ("push_left",), TWO_ARMS)
 
 
 def test_every_object_becomes_a_target():
@@ -66,7 +81,7 @@ def test_other_text_is_no_task(words):
 
 
 def test_left_is_the_robots_left():
-    assert parse("push the red ball to the left") == Task("push", "red", "ball", "left")
+    assert parse("push the red ball to the left") == Task("push", ("red_ball",), "left")
     assert SIDES["left"] > 0  # REP 103: y is left
 
 

@@ -6,7 +6,7 @@ import pytest
 from vla_ros.sim import arm
 from vla_ros.sim.expert import positions_of
 from vla_ros.sim.tasks import COLOURS
-from vla_ros.sim.world import ALL_JOINTS, TableTop, WorldOptions
+from vla_ros.sim.world import TableTop, WorldOptions
 
 
 def wander(world: TableTop, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_bit_equal_states_and_images(world):
 def test_reset_puts_the_hand_at_the_start_open_and_at_rest(world):
     for seed in range(5):
         scene = world.reset(seed)
-        np.testing.assert_allclose(world.tool_position(), scene.start, atol=2e-3)
+        np.testing.assert_allclose(world.tool_position(), scene.starts[0], atol=2e-3)
         np.testing.assert_allclose(world.tool_rotation(), arm.TOOL_DOWN, atol=5e-3)
         np.testing.assert_allclose(world.joint_positions()[7:], arm.FINGER_TRAVEL, atol=1e-3)
         assert np.abs(world.joint_velocities()).max() < 0.01
@@ -72,7 +72,7 @@ def test_a_step_in_ticks_equals_one_step(world):
 
 def test_joint_and_object_states_are_named(world):
     joints, objects = world.joint_state(7), world.object_state(7)
-    assert joints.names == ALL_JOINTS == (*arm.JOINT_NAMES, "finger_left", "finger_right")
+    assert joints.names == world.joint_names == (*arm.JOINT_NAMES, "finger_left", "finger_right")
     assert joints.stamp == objects.stamp == 7
     places = positions_of(objects)
     assert list(places) == [thing.name for thing in world.scene.objects]
@@ -107,6 +107,49 @@ def test_a_partial_command_leaves_the_other_joints(world):
     after = world.joint_positions()
     np.testing.assert_allclose(after[:7], before[:7], atol=2e-3)
     assert np.abs(after[7:]).max() < 2e-3
+
+
+def test_a_velocity_moves_its_joints_until_they_are_commanded_again(world):
+    before = world.joint_positions()
+    world.command_velocities(("joint_1", "joint_7"), (0.5, -0.3))
+    for _ in range(5):
+        world.step()
+    np.testing.assert_allclose(world.joint_velocities()[[0, 6]], (0.5, -0.3), atol=0.01)
+    moved = world.joint_positions() - before
+    np.testing.assert_allclose(moved[[0, 6]], (0.25, -0.15), atol=0.01)
+    np.testing.assert_allclose(moved[1:6], 0.0, atol=0.003)
+    world.command_velocities(("joint_1",), (0.0,))
+    world.step()
+    world.command_named(("joint_7",), (before[6],))
+    for _ in range(3):
+        world.step()
+    np.testing.assert_allclose(world.joint_velocities(), 0.0, atol=0.01)
+    np.testing.assert_allclose((world.joint_positions() - before)[[0, 6]], (0.25, 0.0), atol=0.01)
+
+
+def test_a_velocity_ends_at_the_joint_limit(world):
+    low, high = np.array([joint.limits for joint in arm.CHAIN]).T
+    world.command_velocities(arm.JOINT_NAMES, (2.0, 0, 0, 0, -2.0, 0, 0))
+    for _ in range(30):
+        world.step()
+    np.testing.assert_allclose(world.joint_positions()[[0, 4]], (high[0], low[4]), atol=0.02)
+    world.command_velocities(("joint_1",), (-1.0,))
+    world.step()
+    assert world.joint_positions()[0] < high[0] - 0.03, "no velocity adds up beyond the limit"
+
+
+def test_of_two_arms_each_obeys_its_own_commands():
+    with TableTop(WorldOptions(arms=2)) as world:
+        before = world.joint_positions()
+        world.command_named(("left_joint_1", "left_finger_left", "left_finger_right"), (before[0] + 0.1, 0.0, 0.0))
+        world.command_velocities(("right_joint_1",), (1.0,))
+        world.step()
+        world.step()
+        moved = world.joint_positions() - before
+        np.testing.assert_allclose(
+            moved[[0, 7, 8, 9]], (0.1, -arm.FINGER_TRAVEL, -arm.FINGER_TRAVEL, 0.2), atol=0.02
+        )
+        np.testing.assert_allclose(np.delete(moved, [0, 7, 8, 9]), 0.0, atol=0.005)
 
 
 def where(image: np.ndarray, colour: str) -> np.ndarray:

@@ -84,7 +84,7 @@ class Kinematics:
             ConfigError: Missing or damaged file; joints or links that it does not have (nearest names given).
             MissingDependencyError: Pinocchio is not installed.
         """
-        description = description_of.read(description_of.resolve(urdf))
+        description = description_of.read(urdf)
         for option, link in (("robot.base_frame", base_frame), ("robot.tip_frame", tip_frame)):
             if link and link not in description.links:
                 raise description_of.unknown(option, link, description.links, description.path)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_ros.errors import ConfigError
 
-DEMO = "demo"
+DEMO, DEMO_TWO_ARMS = "demo", "demo_two_arms"
+TWO_ARMS = {"left": (0.0, 0.3, 0.0), "right": (0.0, -0.3, 0.0)}
+"""Where ``demo_two_arms`` mounts its arms on the link ``table``, metres; both face +x."""
 _MOVABLE = ("revolute", "prismatic", "continuous")
 _UNBOUNDED = 1e6  # rad; a continuous joint turns as often as it likes
 
@@ -115,18 +118,19 @@ class Description:
 
 
 def resolve(urdf: str) -> Path:
-    """The file that ``robot.urdf`` names; ``demo`` is the simulation's arm."""
-    if urdf == DEMO:
+    """The file that ``robot.urdf`` names; ``demo`` is the simulation's arm, ``demo_two_arms`` two of them."""
+    if urdf in (DEMO, DEMO_TWO_ARMS):
         return Path(__file__).resolve().parent.parent / "sim" / "assets" / "arm.urdf"
     return Path(urdf).expanduser()
 
 
-def read(path: Path) -> Description:
-    """Read a URDF.
+def read(urdf: str) -> Description:
+    """Read the URDF that ``robot.urdf`` names.
 
     Raises:
         ConfigError: The file is missing, is not XML, is a xacro file, or has no joints.
     """
+    path = resolve(urdf)
     try:
         root = ElementTree.fromstring(path.read_bytes())
     except OSError as error:
@@ -137,6 +141,8 @@ def read(path: Path) -> Description:
         raise ConfigError(
             f"robot.urdf: {path} is a xacro file, expected a URDF; run `xacro {path.name} > arm.urdf` and name that"
         )
+    if urdf == DEMO_TWO_ARMS:
+        root = _on_a_table(root)
     joints = []
     for element in root.findall("joint"):
         parent, child = element.find("parent"), element.find("child")
@@ -150,6 +156,29 @@ def read(path: Path) -> Description:
     if root.tag != "robot" or not joints:
         raise ConfigError(f"robot.urdf: {path} holds <{root.tag}> with {len(joints)} joints, expected a robot")
     return Description(path, ElementTree.tostring(root, encoding="unicode"), links, tuple(joints))
+
+
+def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
+    """The robot ``arm`` once per mount of :data:`TWO_ARMS`, with names that begin with ``left_`` or ``right_``."""
+    table = ElementTree.Element("robot", name="vla_ros_two_arms")
+    table.extend(arm.findall("material"))
+    ElementTree.SubElement(table, "link", name="table")
+    for name, place in TWO_ARMS.items():
+        copy = deepcopy(arm)
+        for tag, attribute in (
+            ("link", "name"),
+            ("joint", "name"),
+            ("joint/parent", "link"),
+            ("joint/child", "link"),
+        ):
+            for element in copy.findall(tag):
+                element.set(attribute, f"{name}_{element.get(attribute)}")
+        table.extend(element for element in copy if element.tag in ("link", "joint"))
+        mount = ElementTree.SubElement(table, "joint", name=f"{name}_mount", type="fixed")
+        ElementTree.SubElement(mount, "parent", link="table")
+        ElementTree.SubElement(mount, "child", link=f"{name}_base_link")
+        ElementTree.SubElement(mount, "origin", xyz=" ".join(map(str, place)))
+    return table
 
 
 def _bound(joint: ElementTree.Element) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from vla_ros.kinematics import urdf
 from vla_ros.types import FloatArray
 
 ASSETS = Path(__file__).parent / "assets"
@@ -42,6 +43,29 @@ HOME.setflags(write=False)
 TOOL_DOWN: FloatArray = np.diag([-1.0, 1.0, -1.0])
 """Rotation of ``tool`` in the base frame when the hand points straight down and the fingers open along y."""
 TOOL_DOWN.setflags(write=False)
+
+
+class Mount(NamedTuple):
+    """An arm on the table.
+
+    Attributes:
+        name: As ``robot.arms`` names it; ``arm`` where there is one.
+        prefix: What its joint names begin with.
+        position: Its base in the table's frame, metres; not turned.
+    """
+
+    name: str
+    prefix: str = ""
+    position: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        """Its nine joints: the arm's, then the fingers."""
+        return tuple(f"{self.prefix}{name}" for name in (*JOINT_NAMES, *FINGER_NAMES))
+
+
+ONE_ARM = (Mount("arm"),)
+TWO_ARMS = tuple(Mount(name, f"{name}_", place) for name, place in urdf.TWO_ARMS.items())
 
 _TOOL_OFFSET = 0.117  # m from the last joint
 
@@ -87,21 +111,27 @@ def rotation_vector(rotation: FloatArray) -> FloatArray:
 def inverse(position: FloatArray, start: FloatArray = HOME, iterations: int = 60) -> FloatArray:
     """Joint positions, float64 [7], that bring ``tool`` to ``position`` [3] pointing straight down.
 
-    Damped least squares (Nakamura and Hanafusa, 1986) with a pull to :data:`HOME` in the null space; used to
-    place the arm at the start of an episode, never for commands.
-
     Raises:
         ValueError: The position is out of reach.
+    """
+    joints = solve(position, TOOL_DOWN, start, iterations)
+    missed = float(np.linalg.norm(position - forward(joints)[:3, 3]))
+    if missed > 1e-3:
+        raise ValueError(f"{position} m is out of the arm's reach (missed by {missed:.3f} m)")
+    return joints
+
+
+def solve(position: FloatArray, rotation: FloatArray, start: FloatArray, iterations: int) -> FloatArray:
+    """Joint positions, float64 [7], that bring ``tool`` towards ``position`` [3] and ``rotation`` [3, 3].
+
+    Damped least squares (Nakamura and Hanafusa, 1986) with a pull to :data:`HOME` in the null space.
     """
     joints = np.array(start, dtype=np.float64)
     low, high = (np.array([joint.limits[side] for joint in CHAIN]) for side in (0, 1))
     for _ in range(iterations):
         pose, jacobian = _chain(joints)
-        error = np.concatenate([position - pose[:3, 3], rotation_vector(TOOL_DOWN @ pose[:3, :3].T)])
+        error = np.concatenate([position - pose[:3, 3], rotation_vector(rotation @ pose[:3, :3].T)])
         inverted = jacobian.T @ np.linalg.inv(jacobian @ jacobian.T + 0.01**2 * np.eye(6))
         rest = (np.eye(7) - inverted @ jacobian) @ (HOME - joints)
         joints = np.clip(joints + inverted @ error + 0.1 * rest, low, high)
-    missed = float(np.linalg.norm(position - forward(joints)[:3, 3]))
-    if missed > 1e-3:
-        raise ValueError(f"{position} m is out of the arm's reach (missed by {missed:.3f} m)")
     return joints

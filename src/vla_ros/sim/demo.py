@@ -71,7 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--real-time", action="store_true", help="run physics in real time")
     add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
     add("--camera-hz", type=decimal, default=10.0, metavar="HZ", help="camera rate with --real-time")
-    add("--wrist-camera", action="store_true", help="also publish /wrist_camera/image_raw")
+    add(
+        "--wrist-camera",
+        action="store_true",
+        help="also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)",
+    )
     add("--max-steps", type=positive, default=80, metavar="N", help="steps of 0.1 s per episode")
     add("--step-timeout", type=decimal, default=60.0, metavar="S", help="longest wait for a command")
     add("--start-timeout", type=decimal, default=300.0, metavar="S", help="longest wait for the policy node")
@@ -249,7 +253,8 @@ def _episodes(
     world.render()  # fail at once if there is no OpenGL
     recorder = stack.enter_context(closing(BagRecorder(arguments.record))) if arguments.record else None
     graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
-    node = SimNode(graph, wrist=arguments.wrist_camera, tap=recorder)
+    wrist = world.wrist_cameras if arguments.wrist_camera else ()
+    node = SimNode(graph, config.arms, wrist=wrist, tap=recorder)
     console.header(config, os.environ.get("ROS_DOMAIN_ID", "0"), graph.backend)
     with console.spinner("waiting for the policy node"):
         node.wait_for_policy(arguments.start_timeout, alive)
@@ -257,7 +262,7 @@ def _episodes(
         max_steps=arguments.max_steps,
         step_timeout=arguments.step_timeout,
         camera_hz=arguments.camera_hz,
-        wrist=arguments.wrist_camera,
+        wrist=wrist,
         blank=arguments.blank,
         shuffle=arguments.shuffle,
         switch_at=arguments.switch_at,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.errors import VlaRosError
-from vla_ros.sim.node import WRIST_TOPIC, ReceivedCommand, SimNode
+from vla_ros.sim.node import IMAGE_TOPIC, ReceivedCommand, SimNode, wrist_topic
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.status import PolicyFailedError
@@ -34,7 +34,7 @@ class EpisodeOptions:
         max_steps: Control steps of 0.1 s simulated time after which an episode fails.
         step_timeout: Seconds of wall clock to wait for each command (lockstep) or the first one (real time).
         camera_hz: Camera rate in real time; in lockstep it is 10 Hz of simulated time.
-        wrist: Publish the wrist camera too.
+        wrist: Wrist cameras whose images are published too.
         blank: Publish black images; a policy that still succeeds ignores them.
         shuffle: Ask for another object and judge by the original one; a policy that still succeeds ignores the
             instruction.
@@ -44,7 +44,7 @@ class EpisodeOptions:
     max_steps: int = 80
     step_timeout: float = 30.0
     camera_hz: float = 10.0
-    wrist: bool = False
+    wrist: tuple[str, ...] = ()
     blank: bool = False
     shuffle: bool = False
     switch_at: int = 0
@@ -65,7 +65,7 @@ class Runner(ABC):
 
         Raises:
             PolicyFailedError: The policy node ended, was stopped, or reports why it sends no commands.
-            VlaRosError: The arm cannot follow a command.
+            VlaRosError: An arm cannot follow a command.
         """
 
     def _begin(self, seed: int) -> tuple[Scene, str]:
@@ -89,13 +89,11 @@ class Runner(ABC):
             The stamp and the upright image.
         """
         image = self._world.render()
-        wrist = self._world.render("wrist") if self._options.wrist else None
+        wrists = {wrist_topic(camera): self._world.render(camera) for camera in self._options.wrist}
         stamp = stamp or self._node.next_stamp()
-        shown = np.zeros_like(image) if self._options.blank else image
         self._node.publish_state(self._world, stamp)
-        if wrist is not None:
-            self._node.publish_image(np.zeros_like(wrist) if self._options.blank else wrist, stamp, WRIST_TOPIC)
-        self._node.publish_image(shown, stamp)
+        for topic, shown in {**wrists, IMAGE_TOPIC: image}.items():
+            self._node.publish_image(np.zeros_like(shown) if self._options.blank else shown, stamp, topic)
         return stamp, image
 
     def _hopeless(self) -> bool:
@@ -112,7 +110,10 @@ class Runner(ABC):
 
     def _obey(self, command: ReceivedCommand) -> None:
         try:
-            self._world.command_named(command.names, command.positions)
+            if command.is_velocity:
+                self._world.command_velocities(command.names, command.values)
+            else:
+                self._world.command_named(command.names, command.values)
         except ValueError as error:
             raise VlaRosError(f"a command that the simulated arm cannot follow: {error}") from None
 
@@ -133,13 +134,14 @@ class Lockstep(Runner):
             self._node.forget_actions()
             stamp, image = self._publish()
             trace.add(self._world, image)
-            command = self._wait_for_command(stamp, self._options.step_timeout)
-            if command is None:
+            commands = self._wait_for_commands(stamp, self._options.step_timeout)
+            if not commands:
                 silent = True
                 break
             self._node.spin(lambda: bool(self._node.actions), _ACTION_WAIT)
             trace.actions.extend(self._node.actions[-1:])
-            self._obey(command)
+            for command in commands:
+                self._obey(command)
             decided = self._world.step()
             step += 1
         trace.add(self._world, self._world.render())
@@ -155,33 +157,34 @@ class Lockstep(Runner):
         first = self._node.next_stamp()
         for attempt in range(_SETTLE_ATTEMPTS):
             self._publish()
-            if self._wait_for_command(first, _SETTLE * 2**attempt, resend=False) is not None:
+            if self._wait_for_commands(first, _SETTLE * 2**attempt, resend=False):
                 return
 
-    def _wait_for_command(self, stamp: int, timeout: float, *, resend: bool = True) -> ReceivedCommand | None:
-        """Wait for a command with this stamp or a later one; None if there is none in time."""
+    def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[ReceivedCommand]:
+        """Wait for a command to every driver with this stamp or a later one; none if they do not come in time."""
         deadline = time.monotonic() + timeout
-        found: ReceivedCommand | None = None
+        found: dict[str, ReceivedCommand] = {}
+
+        def complete() -> bool:
+            return len(found) == len(self._node.command_topics)
 
         def answered() -> bool:
-            nonlocal found
-            command = self._node.take_command()
-            if command is not None and command.stamp >= stamp:
-                found = command
-            return found is not None or self._hopeless()
+            taken = self._node.take_commands()
+            found.update({topic: command for topic, command in taken.items() if command.stamp >= stamp})
+            return complete() or self._hopeless()
 
         again = stamp
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
-                return None
+                return []
             if resend:
                 # The frame may be lost, and the node uses no frame twice. If it was not lost, the node dropped its
                 # result, for example in a short hold; then a frame with a new stamp helps.
                 self._publish(again)
                 again = 0
-        if found is None:
+        if not complete():
             self._check()
-        return found
+        return list(found.values()) if complete() else []
 
 
 class RealTime(Runner):
@@ -192,7 +195,7 @@ class RealTime(Runner):
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
         scene, instruction = self._begin(seed)
-        self._node.take_command()
+        self._node.take_commands()
         self._node.publish_instruction(instruction)
         began = self._node.next_stamp()
         if not self._is_answered(began):
@@ -208,8 +211,7 @@ class RealTime(Runner):
 
         def check() -> bool:
             nonlocal answered
-            command = self._node.take_command()
-            answered = answered or (command is not None and command.stamp > began)
+            answered = answered or any(command.stamp > began for command in self._node.take_commands().values())
             return answered
 
         while time.monotonic() < deadline and not answered:
@@ -252,12 +254,12 @@ class RealTime(Runner):
         return trace.result(world, seed, scene, -(-tick // ticks_per_step), "timeout")
 
     def _listen(self, began: int, seconds: float) -> None:
-        """Run callbacks for ``seconds``; the arm follows each command as it arrives."""
+        """Run callbacks for ``seconds``; the arms follow each command as it arrives."""
 
         def obeyed() -> bool:
-            command = self._node.take_command()
-            if command is not None and command.stamp > began:
-                self._obey(command)
+            for command in self._node.take_commands().values():
+                if command.stamp > began:
+                    self._obey(command)
             return False
 
         self._node.spin(obeyed, max(_MIN_SPIN, seconds))

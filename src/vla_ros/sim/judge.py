@@ -19,9 +19,9 @@ PUSH_DISTANCE = 0.08
 class Judge:
     """Decides one episode; the first decision is final.
 
-    A pick succeeds when the target stays :data:`LIFT_HEIGHT` above its start for :data:`LIFT_STEPS` steps, a push
-    when it has moved :data:`PUSH_DISTANCE` to the named side. The episode fails if another object is lifted first
-    or, in a push, moved that far in any direction.
+    A pick succeeds when all targets have stayed :data:`LIFT_HEIGHT` above their start for :data:`LIFT_STEPS` steps
+    at the same time, a push when the target has moved :data:`PUSH_DISTANCE` to the named side. The episode fails if
+    another object is lifted first or, in a push, moved that far in any direction.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -34,7 +34,7 @@ class Judge:
 
     @property
     def success(self) -> bool:
-        """Whether the named object was moved as the instruction says."""
+        """Whether the named objects were moved as the instruction says."""
         return self.reason == "success"
 
     @property
@@ -46,19 +46,19 @@ class Judge:
         """Take the object positions (name to [3], metres) after a step; returns :attr:`decided`."""
         if self.decided:
             return True
-        target = self._scene.target.name
+        task = self._scene.task
+        done = set()
         for thing in self._scene.objects:
             moved = positions[thing.name] - thing.position
             self._lifted[thing.name] = self._lifted[thing.name] + 1 if moved[2] > LIFT_HEIGHT else 0
             lifted = self._lifted[thing.name] >= LIFT_STEPS
-            if self._scene.task.verb == "pick":
-                done = lifted
-            elif thing.name == target:
-                done = SIDES[self._scene.task.side] * moved[1] > PUSH_DISTANCE
-            else:
-                done = lifted or float(moved[0] ** 2 + moved[1] ** 2) > PUSH_DISTANCE**2
-            if done:
-                self.reason = "success" if thing.name == target else "wrong_object"
-                self.touched = "" if thing.name == target else thing.name
-                return True
-        return False
+            if thing.name not in task.targets:
+                pushed = task.verb == "push" and float(moved[0] ** 2 + moved[1] ** 2) > PUSH_DISTANCE**2
+                if lifted or pushed:
+                    self.reason, self.touched = "wrong_object", thing.name
+                    return True
+            elif lifted if task.verb == "pick" else SIDES[task.side] * moved[1] > PUSH_DISTANCE:
+                done.add(thing.name)
+        if done == {*task.targets}:
+            self.reason = "success"
+        return self.decided

@@ -1,14 +1,17 @@
-"""The simulated robot on the ROS graph: publishes camera, joint states and object poses; takes joint commands."""
+"""The simulated robot on the ROS graph: publishes cameras, joint states and object poses; takes commands."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from vla_ros.config import ArmConfig
+from vla_ros.control.command import message_type
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.node import Graph
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
@@ -20,43 +23,80 @@ SECOND = 1_000_000_000
 NODE_NAME = "table_top"
 
 IMAGE_TOPIC = "/camera/image_raw"
-WRIST_TOPIC = "/wrist_camera/image_raw"
 JOINT_TOPIC = "/joint_states"
 OBJECT_TOPIC = "/sim/objects"
-COMMAND_TOPIC = "/arm/joint_command"
 INSTRUCTION_TOPIC = "/vla_policy/instruction"
 ACTION_TOPIC = "/vla_policy/action"
 STATUS_TOPIC = "/vla_policy/status"
 
 _PUBLISHED = {
     IMAGE_TOPIC: ("sensor_msgs/msg/Image", "camera"),
-    WRIST_TOPIC: ("sensor_msgs/msg/Image", "camera"),
     JOINT_TOPIC: ("sensor_msgs/msg/JointState", "state_publisher"),
     OBJECT_TOPIC: ("sensor_msgs/msg/JointState", "state_publisher"),
     INSTRUCTION_TOPIC: ("std_msgs/msg/String", "instruction"),
 }
 
-Tap = Callable[[str, int, Any], None]
-"""Called with every message sent or received: topic, stamp in nanoseconds, message or its CDR bytes."""
+Tap = Callable[[str, str, Any], None]
+"""Called with every message sent or received: topic, type, message or its CDR bytes."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What listens for the commands to some joints, as a real robot's driver does.
+
+    Attributes:
+        topic: Where.
+        output: Their message, as ``control.output`` has it.
+        joints: Their order in a message that does not name them.
+    """
+
+    topic: str
+    output: str
+    joints: tuple[str, ...]
+
+
+def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
+    """The drivers that the policy node's options speak to: one per arm, and one per gripper with its own topic."""
+    found = []
+    for arm in arms:
+        joints, fingers = arm.robot.joint_names, arm.robot.gripper_joint_names
+        found.append(Driver(arm.command, arm.output, joints if arm.gripper_topic else joints + fingers))
+        if arm.gripper_topic:
+            found.append(Driver(arm.gripper_topic, arm.gripper.output, fingers))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
 class ReceivedCommand:
-    """A command of the policy node: joints, positions in radians and metres, stamp of the frame in nanoseconds."""
+    """A command of the policy node.
+
+    Attributes:
+        names: Joints, N of them.
+        values: [N], positions (radians, metres) or velocities (per second).
+        is_velocity: Which of the two.
+        stamp: Of the frame, nanoseconds; of the arrival where the message has none.
+    """
 
     names: tuple[str, ...]
-    positions: tuple[float, ...]
+    values: tuple[float, ...]
+    is_velocity: bool
     stamp: int
 
 
+def wrist_topic(camera: str) -> str:
+    """Where the image of a wrist camera of the world is published."""
+    return f"/{camera}_camera/image_raw"
+
+
 class SimNode:
-    """Publishes a :class:`TableTop` and receives the commands to its arm.
+    """Publishes a :class:`TableTop` and receives the commands to its arms.
 
     Everything, callbacks included, runs on the thread that calls the methods here; they spin the graph.
 
     Args:
         graph: The joined graph.
-        wrist: Publish the wrist camera too.
+        arms: Their options, which say where commands come.
+        wrist: Names of the wrist cameras to publish.
         tap: Called with every message, to record it.
 
     Attributes:
@@ -64,21 +104,28 @@ class SimNode:
         policy: Status of the policy node.
     """
 
-    def __init__(self, graph: Graph, *, wrist: bool = False, tap: Tap | None = None) -> None:
+    def __init__(
+        self, graph: Graph, arms: Sequence[ArmConfig], *, wrist: Sequence[str] = (), tap: Tap | None = None
+    ) -> None:
         self._graph = graph
         self._tap = tap
         self._node = graph.create_node(NODE_NAME)
+        published = {**_PUBLISHED, **{wrist_topic(camera): _PUBLISHED[IMAGE_TOPIC] for camera in wrist}}
         self._publishers = {
             topic: self._node.create_publisher(graph.message(kind), topic, graph.qos(qos))
-            for topic, (kind, qos) in _PUBLISHED.items()
-            if wrist or topic != WRIST_TOPIC
+            for topic, (kind, qos) in published.items()
         }
-        self._node.create_subscription(
-            graph.message("sensor_msgs/msg/JointState"), COMMAND_TOPIC, self._on_command, graph.qos("command")
-        )
+        self._types = {topic: kind for topic, (kind, _) in published.items()}
+        self._types[ACTION_TOPIC] = "std_msgs/msg/Float64MultiArray"
+        self._drivers = drivers(arms)
+        for driver in self._drivers:
+            self._types[driver.topic] = message_type(driver.output)
+            obeys = partial(self._on_command, driver)
+            kind = graph.message(self._types[driver.topic])
+            self._node.create_subscription(kind, driver.topic, obeys, graph.qos("command"))
         # A queue, unlike commands: every action is to be received and recorded.
         self._node.create_subscription(
-            graph.message("std_msgs/msg/Float64MultiArray"), ACTION_TOPIC, self._on_action, graph.qos("default")
+            graph.message(self._types[ACTION_TOPIC]), ACTION_TOPIC, self._on_action, graph.qos("default")
         )
         self.policy = PolicyStatus()
         self._node.create_subscription(
@@ -87,9 +134,14 @@ class SimNode:
             lambda message: self.policy.update(message.data),
             graph.qos("instruction"),
         )
-        self._command: ReceivedCommand | None = None
+        self._commands: dict[str, ReceivedCommand] = {}
         self._stamp = 0
         self.actions: list[FloatArray] = []
+
+    @property
+    def command_topics(self) -> tuple[str, ...]:
+        """Where commands come from."""
+        return tuple(driver.topic for driver in self._drivers)
 
     # --- out ---
 
@@ -100,22 +152,24 @@ class SimNode:
 
     def publish_instruction(self, text: str) -> None:
         """Publish the instruction; late subscribers get it too."""
-        self._send(INSTRUCTION_TOPIC, self.next_stamp(), self._graph.message("std_msgs/msg/String")(data=text))
+        self._send(INSTRUCTION_TOPIC, self._graph.message("std_msgs/msg/String")(data=text))
 
     def publish_joints(self, world: TableTop, stamp: int) -> None:
-        """Publish positions and velocities of all nine joints."""
-        message = self._joint_state(world.joint_state(stamp), world.joint_velocities())
-        self._send(JOINT_TOPIC, stamp, message)
+        """Publish positions and velocities of all joints, in one message per arm as their drivers would."""
+        names, positions, velocities = world.joint_names, world.joint_positions(), world.joint_velocities()
+        for rows in np.split(np.arange(len(names)), len(world.mounts)):
+            state = JointState(tuple(names[row] for row in rows), positions[rows], stamp)
+            self._send(JOINT_TOPIC, self._joint_state(state, velocities[rows]))
 
     def publish_state(self, world: TableTop, stamp: int) -> None:
         """Publish joint states and object poses for the frame with the same stamp."""
         self.publish_joints(world, stamp)
-        self._send(OBJECT_TOPIC, stamp, self._joint_state(world.object_state(stamp)))
+        self._send(OBJECT_TOPIC, self._joint_state(world.object_state(stamp)))
 
     def publish_image(self, image: UInt8Array, stamp: int, topic: str = IMAGE_TOPIC) -> None:
         """Publish an upright image uint8 [H, W, 3] upside down, as LIBERO's renderer delivers it."""
-        frame = "wrist_camera" if topic == WRIST_TOPIC else "front_camera"
-        self._send(topic, stamp, encode_image(image[::-1, ::-1], stamp, frame))
+        frame = "front_camera" if topic == IMAGE_TOPIC else topic.split("/")[1]
+        self._send(topic, encode_image(image[::-1, ::-1], stamp, frame))
 
     def _joint_state(self, state: JointState, velocities: FloatArray | None = None) -> Any:
         make = self._graph.message
@@ -128,32 +182,32 @@ class SimNode:
             velocity=[] if velocities is None else velocities.tolist(),
         )
 
-    def _send(self, topic: str, stamp: int, message: Any) -> None:
+    def _send(self, topic: str, message: Any) -> None:
         self._publishers[topic].publish(message)
+        self._record(topic, message)
+
+    def _record(self, topic: str, message: Any) -> None:
         if self._tap is not None:
-            self._tap(topic, stamp, message)
+            self._tap(topic, self._types[topic], message)
 
     # --- in ---
 
-    def take_command(self) -> ReceivedCommand | None:
-        """The newest command, or None if it was already taken."""
-        command, self._command = self._command, None
-        return command
+    def take_commands(self) -> dict[str, ReceivedCommand]:
+        """The newest command of each driver's topic, where it was not taken yet."""
+        commands, self._commands = self._commands, {}
+        return commands
 
     def forget_actions(self) -> None:
         """Clear :attr:`actions`."""
         self.actions = []
 
-    def _on_command(self, message: Any) -> None:
-        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
-        self._command = ReceivedCommand(tuple(message.name), tuple(float(x) for x in message.position), stamp)
-        if self._tap is not None:
-            self._tap(COMMAND_TOPIC, stamp, message)
+    def _on_command(self, driver: Driver, message: Any) -> None:
+        self._commands[driver.topic] = read_command(driver, message, self._node.get_clock().now().nanoseconds)
+        self._record(driver.topic, message)
 
     def _on_action(self, message: Any) -> None:
         self.actions.append(np.array(message.data, dtype=np.float64))
-        if self._tap is not None:
-            self._tap(ACTION_TOPIC, self._node.get_clock().now().nanoseconds, message)
+        self._record(ACTION_TOPIC, message)
 
     # --- waiting ---
 
@@ -187,7 +241,7 @@ class SimNode:
         def missing() -> list[str]:
             topics = [topic for topic in needed if self._publishers[topic].get_subscription_count() == 0]
             return topics + [
-                topic for topic in (COMMAND_TOPIC, ACTION_TOPIC) if self._node.count_publishers(topic) == 0
+                topic for topic in (*self.command_topics, ACTION_TOPIC) if self._node.count_publishers(topic) == 0
             ]
 
         self.spin(lambda: not missing() or not alive(), timeout)
@@ -198,3 +252,21 @@ class SimNode:
                 f"the policy node was not ready within {timeout:g} s: no connection on {missing()}. "
                 "Are both processes on the same ROS_DOMAIN_ID and middleware? --start-timeout waits longer"
             )
+
+
+def read_command(driver: Driver, message: Any, now: int) -> ReceivedCommand:
+    """What a message asks of its driver; ``now`` (nanoseconds) is the stamp of a message without one.
+
+    Raises:
+        VlaRosError: The simulated arm has no driver for such messages.
+    """
+    is_velocity = driver.output.startswith("joint_velocity")
+    if driver.output in ("float64_multi_array", "joint_velocity"):
+        return ReceivedCommand(driver.joints, tuple(map(float, message.data)), is_velocity, now)
+    if driver.output in ("joint_state", "joint_velocity_state"):
+        values = message.velocity if is_velocity else message.position
+        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        return ReceivedCommand(tuple(message.name), tuple(map(float, values)), is_velocity, stamp)
+    raise VlaRosError(
+        f"control.output: found {driver.output!r}; the simulated arm takes joint positions or velocities"
+    )

@@ -9,15 +9,6 @@ from typing import Any
 from vla_ros.errors import MissingDependencyError, VlaRosError
 
 _LATCHED = frozenset({"/vla_policy/instruction"})
-_TYPES = {
-    "/camera/image_raw": "sensor_msgs/msg/Image",
-    "/wrist_camera/image_raw": "sensor_msgs/msg/Image",
-    "/joint_states": "sensor_msgs/msg/JointState",
-    "/sim/objects": "sensor_msgs/msg/JointState",
-    "/arm/joint_command": "sensor_msgs/msg/JointState",
-    "/vla_policy/action": "std_msgs/msg/Float64MultiArray",
-    "/vla_policy/instruction": "std_msgs/msg/String",
-}
 
 
 class BagRecorder:
@@ -48,13 +39,13 @@ class BagRecorder:
         self._connections: dict[str, Any] = {}
         self._last = 0
 
-    def __call__(self, topic: str, stamp: int, message: Any) -> None:
+    def __call__(self, topic: str, kind: str, message: Any) -> None:
         """Write one message or its CDR bytes (a :data:`~vla_ros.sim.node.Tap`)."""
         if topic not in self._connections:
             self._connections[topic] = self._writer.add_connection(
-                topic, _TYPES[topic], typestore=self._store, offered_qos_profiles=[_qos(topic in _LATCHED)]
+                topic, kind, typestore=self._store, offered_qos_profiles=[_qos(topic in _LATCHED)]
             )
-        data = message if isinstance(message, bytes) else _serialize(message, _TYPES[topic])
+        data = message if isinstance(message, bytes) else _serialize(message, kind)
         self._last = max(self._last, time.time_ns())
         self._writer.write(self._connections[topic], self._last, data)
 

@@ -121,6 +121,7 @@ def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
 def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
     """Charts of one episode: each dimension of the action, the tool position and the fingers."""
     parts: list[Markup] = []
+    arms = ("",) if episode.tips.shape[1] == 1 else ("left ", "right ")
     time = np.arange(len(episode.actions)) / rate_hz
     for index in range(episode.actions.shape[1] if episode.actions.ndim == 2 else 0):
         title = DIMENSIONS[index] if index < len(DIMENSIONS) else f"action {index}"
@@ -128,11 +129,14 @@ def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
         parts.append(charts.lines([trace], title=title, x_label="time [s]"))
     if len(episode.tips):
         moved = np.arange(len(episode.tips)) / rate_hz
-        tips = [charts.Series(axis, moved, episode.tips[:, i], i + 1) for i, axis in enumerate("xyz")]
-        parts.append(charts.lines(tips, title="tool position [m]", x_label="time [s]"))
-    if len(episode.fingers):
-        opening = charts.Series("finger", np.arange(len(episode.fingers)) / rate_hz, 1e3 * episode.fingers, 3)
-        parts.append(charts.lines([opening], title="finger opening [mm]", x_label="time [s]"))
+        for arm, tip in zip(arms, np.moveaxis(episode.tips, 1, 0), strict=True):
+            tips = [charts.Series(axis, moved, tip[:, i], i + 1) for i, axis in enumerate("xyz")]
+            parts.append(charts.lines(tips, title=f"{arm}tool position [m]", x_label="time [s]"))
+        opening = [
+            charts.Series(f"{arm}finger", moved, 1e3 * fingers, i + 3)
+            for i, (arm, fingers) in enumerate(zip(arms, episode.fingers.T, strict=True))
+        ]
+        parts.append(charts.lines(opening, title="finger opening [mm]", x_label="time [s]"))
     body = page.cards(parts) if parts else tag("p", "No action was received.", class_="note")
     summary = tag("summary", f"seed {episode.seed}: {episode.instruction}")
     return tag("details", [summary, body], open=opened)

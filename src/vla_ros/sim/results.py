@@ -25,14 +25,14 @@ class EpisodeResult:
     Attributes:
         seed: Seed of the scene; the same seed gives the same scene and instruction.
         instruction: The instruction by which the episode was judged.
-        success: True where the named object ended as the instruction says.
+        success: True where the named objects ended as the instruction says.
         steps: Control steps (0.1 s of simulated time each) until success or the end.
         reason: ``success``, ``wrong_object``, ``timeout`` or ``no_command``.
         images: At most :data:`MAX_IMAGES` upright images, uint8 [H, W, 3] RGB, in order of time.
-        actions: Float64 [T, 7], the policy's actions before limits and kinematics; [0, 7] if none was received.
-        tips: Float64 [T, 3], measured position of the frame ``tool`` in the base frame, metres.
-        fingers: Float64 [T], measured opening of one finger, metres (0 closed, 0.04 open).
-        target: Name of the requested object, for example ``red_cube``.
+        actions: Float64 [T, D], the policy's actions before limits and kinematics; [0, 0] if none was received.
+        tips: Float64 [T, arms, 3], measured position of each arm's ``tool`` in the table's frame, metres.
+        fingers: Float64 [T, arms], measured opening of one finger, metres (0 closed, 0.04 open).
+        target: Names of the requested objects, for example ``red_cube and blue_ball``.
         touched: Name of the object that was moved instead, or "".
     """
 
@@ -42,9 +42,9 @@ class EpisodeResult:
     steps: int
     reason: str
     images: tuple[UInt8Array, ...] = ()
-    actions: FloatArray = field(default_factory=lambda: np.zeros((0, 7)))
-    tips: FloatArray = field(default_factory=lambda: np.zeros((0, 3)))
-    fingers: FloatArray = field(default_factory=lambda: np.zeros(0))
+    actions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    tips: FloatArray = field(default_factory=lambda: np.zeros((0, 1, 3)))
+    fingers: FloatArray = field(default_factory=lambda: np.zeros((0, 1)))
     target: str = ""
     touched: str = ""
 

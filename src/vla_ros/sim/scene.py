@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from vla_ros.sim.arm import ONE_ARM, Mount
 from vla_ros.sim.tasks import COLOURS, SHAPES, SIDES, SLOTS, TASK_NAMES, Task, make_task
 from vla_ros.types import FloatArray
 
@@ -18,7 +19,7 @@ HALF_HEIGHT = {"cube": 0.020, "cylinder": 0.028, "ball": 0.023}
 
 TABLE_X = (0.38, 0.62)
 TABLE_Y = (-0.20, 0.20)
-"""Where objects are placed, metres in the base frame."""
+"""Where an arm's objects are placed, metres in its base frame."""
 
 CLEARANCE = 0.10
 """Least distance between the centres of two objects, metres: the open hand fits between."""
@@ -28,7 +29,7 @@ PUSH_ROOM = 0.20
 
 START_LOW = (0.38, -0.12, 0.18)
 START_HIGH = (0.54, 0.12, 0.30)
-"""Box from which the tool's start position is drawn, metres in the base frame."""
+"""Box from which a tool's start position is drawn, metres in the arm's base frame."""
 
 _PUSH_LANE = 0.09
 _PUSH_Y = 0.13
@@ -42,7 +43,7 @@ class SceneObject:
     Attributes:
         colour: Key of :data:`~vla_ros.sim.tasks.COLOURS`.
         shape: One of :data:`~vla_ros.sim.tasks.SHAPES`.
-        position: (x, y, z) of the centre in the base frame, metres.
+        position: (x, y, z) of the centre in the table's frame (one arm: its base frame), metres.
         yaw: Rotation about z, radians.
     """
 
@@ -59,24 +60,19 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A table, a task and a start pose.
+    """A table, a task and where the arms start.
 
     Attributes:
         seed: The seed it was drawn from.
-        objects: The target first, then distractors.
+        objects: A target per arm, then distractors; of two arms', the left one's first.
         task: The task to do.
-        start: Position of ``tool`` at the start, float64 [3], metres in the base frame.
+        starts: Position of each arm's ``tool`` at the start, float64 [arms, 3], metres in its base frame.
     """
 
     seed: int
     objects: tuple[SceneObject, ...]
     task: Task
-    start: FloatArray = field(compare=False)
-
-    @property
-    def target(self) -> SceneObject:
-        """The object that the instruction names."""
-        return next(thing for thing in self.objects if thing.name == self.task.target)
+    starts: FloatArray = field(compare=False)
 
     @property
     def instruction(self) -> str:
@@ -84,20 +80,23 @@ class Scene:
         return self.task.instruction
 
 
-def draw(seed: int, tasks: Sequence[str] = ("pick",)) -> Scene:
-    """The scene of ``seed``: three or four objects and one of ``tasks`` (names of :data:`TASK_NAMES`).
+def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = ONE_ARM) -> Scene:
+    """The scene of ``seed`` with one of ``tasks`` (names of :data:`TASK_NAMES`).
 
-    Distractors mostly share the target's colour or its shape, so that neither alone identifies it.
+    One arm has a target and two or three distractors, each of two arms a target and a distractor. Distractors
+    mostly share a target's colour or its shape, so that neither alone identifies it.
 
     Raises:
-        ConfigError: A task has no such name.
+        ConfigError: A task has no such name, or is not for so many arms.
     """
+    arms = len(mounts)
     rng = np.random.default_rng([seed, 0x7AB1E])
     name = tasks[int(rng.integers(len(tasks)))] if tasks else TASK_NAMES[0]
-    kinds = _draw_kinds(rng, count=int(rng.integers(3, SLOTS + 1)))
-    task = make_task(name, "_".join(kinds[0]))
+    kinds = _draw_kinds(rng, count=int(rng.integers(3, SLOTS + 1)) if arms == 1 else SLOTS)
+    task = make_task(name, *("_".join(kind) for kind in kinds[:arms]))
+    bases = np.resize([mount.position for mount in mounts], (len(kinds), 3))[:, :2]  # each object's arm
     while True:
-        places = rng.uniform((TABLE_X[0], TABLE_Y[0]), (TABLE_X[1], TABLE_Y[1]), (len(kinds), 2))
+        places = bases + rng.uniform((TABLE_X[0], TABLE_Y[0]), (TABLE_X[1], TABLE_Y[1]), (len(kinds), 2))
         if task.verb == "push":
             places[0, 1] = rng.uniform(-_PUSH_Y, _PUSH_Y)
         if _apart(places) and (task.verb == "pick" or _lane_is_free(places, SIDES[task.side])):
@@ -106,16 +105,20 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",)) -> Scene:
         SceneObject(colour, shape, (float(x), float(y), HALF_HEIGHT[shape]), float(rng.uniform(-0.35, 0.35)))
         for (colour, shape), (x, y) in zip(kinds, places, strict=True)
     )
-    return Scene(seed, objects, task, rng.uniform(START_LOW, START_HIGH))
+    return Scene(seed, objects, task, rng.uniform(START_LOW, START_HIGH, (arms, 3)))
 
 
 def switched(scene: Scene) -> Scene:
-    """The same scene with the first distractor as the target."""
-    return replace(scene, task=make_task(scene.task.name, scene.objects[1].name))
+    """The same scene with the first distractor of each arm as its target."""
+    arms = len(scene.starts)
+    names = [thing.name for thing in scene.objects[arms : 2 * arms]]
+    return replace(scene, task=make_task(scene.task.name, *names))
 
 
 def shuffled_instruction(scene: Scene) -> str:
-    """The instruction for another object of the scene, drawn from its seed."""
+    """The instruction for other objects of the scene, drawn from its seed where an arm has several."""
+    if len(scene.starts) > 1:
+        return switched(scene).instruction
     other = int(np.random.default_rng([scene.seed, 0x5117]).integers(1, len(scene.objects)))
     return make_task(scene.task.name, scene.objects[other].name).instruction
 

@@ -26,30 +26,30 @@ TASK_NAMES = ("pick", "push_left", "push_right")
 SIDES = {"left": 1.0, "right": -1.0}
 """Sign of y in the base frame: left and right are the robot's own, which faces +x (REP 103)."""
 
-_PICK = re.compile(r"pick up the (\w+) (\w+)")
-_PUSH = re.compile(r"push the (\w+) (\w+) to the (left|right)")
+_THING = r"the (\w+) (\w+)"
+_PICK = re.compile(rf"pick up {_THING}")
+_PICK_TWO = re.compile(rf"pick up {_THING} with the left arm and {_THING} with the right arm")
+_PUSH = re.compile(rf"push {_THING} to the (left|right)")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do with one object.
+    """One thing to do, with one object per arm.
 
     Attributes:
         verb: ``pick`` or ``push``.
-        colour: A key of :data:`COLOURS`.
-        shape: One of :data:`SHAPES`.
+        targets: Names of the objects, for example ``red_cube``: of one arm's, or the left and the right arm's.
         side: ``left`` or ``right`` for a push, "" for a pick.
     """
 
     verb: Literal["pick", "push"]
-    colour: str
-    shape: str
+    targets: tuple[str, ...]
     side: str = ""
 
     @property
     def target(self) -> str:
-        """Name of the object, for example ``red_cube``."""
-        return f"{self.colour}_{self.shape}"
+        """The first target."""
+        return self.targets[0]
 
     @property
     def name(self) -> str:
@@ -59,32 +59,40 @@ class Task:
     @property
     def instruction(self) -> str:
         """For example "push the red ball to the left"."""
-        if self.verb == "pick":
-            return f"pick up the {self.colour} {self.shape}"
-        return f"push the {self.colour} {self.shape} to the {self.side}"
+        things = [f"the {name.replace('_', ' ')}" for name in self.targets]
+        if self.verb == "push":
+            return f"push {things[0]} to the {self.side}"
+        if len(things) == 1:
+            return f"pick up {things[0]}"
+        return f"pick up {things[0]} with the left arm and {things[1]} with the right arm"
 
 
-def make_task(name: str, target: str) -> Task:
-    """The task called ``name`` (:data:`TASK_NAMES`) for the object ``target`` (``red_cube``).
+def make_task(name: str, *targets: str) -> Task:
+    """The task called ``name`` (:data:`TASK_NAMES`) for one object per arm (``red_cube``).
 
     Raises:
-        ConfigError: There is no such task.
+        ConfigError: There is no such task, or not for so many arms.
     """
     if name not in TASK_NAMES:
         raise ConfigError(f"task: found {name!r}, expected one of {', '.join(TASK_NAMES)}")
-    colour, shape = target.split("_")
     if name == "pick":
-        return Task("pick", colour, shape)
-    return Task("push", colour, shape, name.removeprefix("push_"))
+        return Task("pick", targets)
+    if len(targets) > 1:
+        raise ConfigError(f"task: found {name!r} for {len(targets)} arms, expected pick")
+    return Task("push", targets, name.removeprefix("push_"))
 
 
 def parse(instruction: str) -> Task | None:
     """The task that an instruction names, or None if there is none. Case and spaces do not matter."""
     text = " ".join(instruction.lower().split()).rstrip(".!")
-    if match := _PICK.fullmatch(text):
-        task = Task("pick", match[1], match[2])
+    if match := _PICK.fullmatch(text) or _PICK_TWO.fullmatch(text):
+        words, side = match.groups(), ""
     elif match := _PUSH.fullmatch(text):
-        task = Task("push", match[1], match[2], match[3])
+        words, side = match.groups()[:2], match[3]
     else:
         return None
-    return task if task.colour in COLOURS and task.shape in SHAPES else None
+    colours, shapes = words[::2], words[1::2]
+    if not {*colours} <= COLOURS.keys() or not {*shapes} <= {*SHAPES}:
+        return None
+    targets = tuple(f"{colour}_{shape}" for colour, shape in zip(colours, shapes, strict=True))
+    return Task("push" if side else "pick", targets, side)

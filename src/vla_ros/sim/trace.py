@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_ros.sim import arm
 from vla_ros.sim.results import MAX_IMAGES, EpisodeResult
 from vla_ros.sim.scene import Scene
 from vla_ros.sim.world import TableTop
@@ -11,7 +12,7 @@ from vla_ros.types import FloatArray, UInt8Array
 
 
 class Trace:
-    """Images, poses and actions of one episode.
+    """Images, poses of the arms, and actions of one episode.
 
     Attributes:
         actions: The policy's actions so far, each float64 [D].
@@ -20,15 +21,16 @@ class Trace:
     def __init__(self) -> None:
         self.actions: list[FloatArray] = []
         self._images: list[UInt8Array] = []
-        self._tips: list[FloatArray] = []
-        self._fingers: list[float] = []
+        self._tips: list[list[FloatArray]] = []
+        self._fingers: list[FloatArray] = []
 
     def add(self, world: TableTop, image: UInt8Array | None) -> None:
-        """Record the pose of the arm, and the upright image if there is one."""
+        """Record the poses of the arms, and the upright image if there is one."""
         if image is not None:
             self._images.append(image)
-        self._tips.append(world.tool_position())
-        self._fingers.append(float(world.joint_positions()[7:].mean()))
+        arms = len(world.mounts)
+        self._tips.append([world.tool_position(index) for index in range(arms)])
+        self._fingers.append(world.joint_positions().reshape(arms, -1)[:, len(arm.JOINT_NAMES) :].mean(axis=1))
 
     def result(self, world: TableTop, seed: int, scene: Scene, steps: int, otherwise: str) -> EpisodeResult:
         """Result of the episode; ``otherwise`` is the reason if the judge has not decided."""
@@ -41,9 +43,9 @@ class Trace:
             steps=steps,
             reason=world.judge.reason or otherwise,
             images=tuple(self._images[index] for index in chosen),
-            actions=np.array(self.actions, dtype=np.float64) if self.actions else np.zeros((0, 7)),
-            tips=np.array(self._tips, dtype=np.float64).reshape(-1, 3),
+            actions=np.array(self.actions, dtype=np.float64) if self.actions else np.zeros((0, 0)),
+            tips=np.array(self._tips, dtype=np.float64),
             fingers=np.array(self._fingers, dtype=np.float64),
-            target=scene.task.target,
+            target=" and ".join(scene.task.targets),
             touched=world.judge.touched,
         )

@@ -1,4 +1,4 @@
-"""The simulated table-top: an arm and a few objects in MuJoCo, with cameras and joint sensors."""
+"""The simulated table-top: one or two arms and a few objects in MuJoCo, with cameras and joint sensors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ STEP_SECONDS = 0.1
 SUBSTEPS = round(STEP_SECONDS / TIMESTEP)
 
 _RAMP = round(0.8 * SUBSTEPS)
-_JOINTS = len(arm.JOINT_NAMES)
-ALL_JOINTS: tuple[str, ...] = (*arm.JOINT_NAMES, *arm.FINGER_NAMES)
-"""Names of the nine joints in the order of MuJoCo's state and of :meth:`TableTop.joint_state`."""
+_JOINTS, _OF_AN_ARM = len(arm.JOINT_NAMES), len(arm.JOINT_NAMES) + len(arm.FINGER_NAMES)
+_TWO_ARMS_FOVY = 62.0  # degrees: both arms' objects are in the image
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class WorldOptions:
         camera_gain: Factor on pixel values.
         bump: Largest distance by which the tool is bumped, metres; 0 never.
         bump_chance: Probability of a bump at each step.
+        arms: 1 or 2.
     """
 
     width: int = 224
@@ -48,10 +48,18 @@ class WorldOptions:
     camera_gain: float = 1.0
     bump: float = 0.0
     bump_chance: float = 0.15
+    arms: int = 1
 
 
 class TableTop:
     """A MuJoCo world; the same seed and commands give the same images and poses. Use it from one thread.
+
+    Vectors over joints have the nine joints of each arm (seven, then two fingers) one arm after the other, in
+    radians and metres. Positions are in the table's frame, which is a single arm's base frame.
+
+    Attributes:
+        mounts: The arms.
+        joint_names: All joints, in the order of the vectors.
 
     Raises:
         MissingDependencyError: MuJoCo is not installed.
@@ -66,31 +74,40 @@ class TableTop:
             ) from error
         self.options = options or WorldOptions()
         self._mujoco = mujoco
-        self._model: Any = mujoco.MjModel.from_xml_path(str(arm.ASSETS / "table_top.xml"))
+        self.mounts = arm.ONE_ARM if self.options.arms == 1 else arm.TWO_ARMS
+        self.joint_names = tuple(name for mount in self.mounts for name in mount.joint_names)
+        self._model: Any = _model(mujoco, self.mounts)
         self._data: Any = mujoco.MjData(self._model)
-        self._tool = self._model.site("tool").id
+        joints = [self._model.joint(name) for name in self.joint_names]
+        self._places = np.concatenate([joint.qposadr for joint in joints])
+        self._speeds = np.concatenate([joint.dofadr for joint in joints])
+        self._range = np.array([joint.range for joint in joints]).T
+        self._is_finger = np.arange(len(joints)) % _OF_AN_ARM >= _JOINTS
+        self._tools = [self._model.site(f"{mount.prefix}tool").id for mount in self.mounts]
         self._bodies = [self._model.body(f"object_{slot}").id for slot in range(SLOTS)]
         self._renderer: Renderer | None = None
-        self._random = np.random.default_rng(0)
-        self._from = self._goal = np.concatenate([arm.HOME, np.full(2, arm.FINGER_TRAVEL)])
-        self._ramp = _RAMP
-        self.scene = draw(0, self.options.tasks)
-        self.judge = Judge(self.scene)
         self.reset(0)
+
+    @property
+    def wrist_cameras(self) -> tuple[str, ...]:
+        """Names of the cameras on the hands."""
+        return tuple(f"{mount.prefix}wrist" for mount in self.mounts)
 
     # --- episodes ---
 
     def reset(self, seed: int) -> Scene:
         """Start the episode of ``seed``: objects placed, hand open at the start pose, everything at rest."""
-        self.scene = draw(seed, self.options.tasks)
+        self.scene = draw(seed, self.options.tasks, self.mounts)
         self.judge = Judge(self.scene)
         self._random = np.random.default_rng([seed, 0xB0B])
         self._mujoco.mj_resetData(self._model, self._data)
         for slot in range(SLOTS):
             self._place(slot)
-        self._goal = np.concatenate([arm.inverse(self.scene.start), np.full(2, arm.FINGER_TRAVEL)])
-        self._from, self._ramp = self._goal, _RAMP
-        self._data.qpos[: len(self._goal)] = self._goal
+        fingers = np.full(_OF_AN_ARM - _JOINTS, arm.FINGER_TRAVEL)
+        self._goal = np.concatenate([part for start in self.scene.starts for part in (arm.inverse(start), fingers)])
+        self._from, self._ramp = self._goal.copy(), np.full(len(self._goal), _RAMP)
+        self._velocity = np.zeros(len(self._goal))  # added to the targets until the next command
+        self._data.qpos[self._places] = self._goal
         self._data.ctrl[:] = self._goal
         for _ in range(SUBSTEPS):
             self._mujoco.mj_step(self._model, self._data)
@@ -120,41 +137,56 @@ class TableTop:
     # --- physics ---
 
     def command(self, positions: FloatArray) -> None:
-        """Set the position targets of :data:`ALL_JOINTS`, float64 [9], radians and metres.
-
-        The targets of the arm move there linearly in 0.08 s, those of the fingers at once.
-        """
-        self._from = self._current_target()
-        self._goal = np.array(positions, dtype=np.float64)
-        self._ramp = 0
+        """Like :meth:`command_named` for all joints."""
+        self._begin(slice(None), np.array(positions, dtype=np.float64))
 
     def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
-        """Like :meth:`command` for the named joints; the others keep their targets.
+        """Set the position targets of the named joints; the others keep theirs.
+
+        The targets of the arms move there linearly in 0.08 s, those of the fingers at once.
 
         Raises:
             ValueError: A name is unknown, the lengths differ or a position is not finite.
         """
-        target = self._goal.copy()
-        if len(names) != len(positions) or not np.all(np.isfinite(positions)):
-            raise ValueError(f"found {len(names)} names and positions {list(positions)}, expected one finite each")
-        for name, position in zip(names, positions, strict=True):
-            if name not in ALL_JOINTS:
-                raise ValueError(f"found joint {name!r}, expected one of {', '.join(ALL_JOINTS)}")
-            target[ALL_JOINTS.index(name)] = position
-        self.command(target)
+        rows = self._rows(names, positions)
+        self._begin(rows, np.array(positions, dtype=np.float64))
+
+    def command_velocities(self, names: Sequence[str], velocities: Sequence[float]) -> None:
+        """Move the named joints at these velocities (rad/s, m/s) until they are commanded again.
+
+        Raises:
+            ValueError: As :meth:`command_named`.
+        """
+        rows = self._rows(names, velocities)
+        self._begin(rows, self._current_target()[rows])
+        self._velocity[rows] = velocities
+
+    def _begin(self, rows: list[int] | slice, goal: FloatArray) -> None:
+        self._from[rows] = self._current_target()[rows]
+        self._goal[rows], self._velocity[rows], self._ramp[rows] = goal, 0.0, 0
+
+    def _rows(self, names: Sequence[str], values: Sequence[float]) -> list[int]:
+        if len(names) != len(values) or not np.all(np.isfinite(values)):
+            raise ValueError(f"found {len(names)} names and numbers {list(values)}, expected one finite each")
+        unknown = [name for name in names if name not in self.joint_names]
+        if unknown:
+            raise ValueError(f"found joint {unknown[0]!r}, expected one of {', '.join(self.joint_names)}")
+        return [self.joint_names.index(name) for name in names]
 
     def advance(self, substeps: int) -> None:
         """Advance by ``substeps`` of 2 ms."""
         for _ in range(substeps):
-            if self._ramp < _RAMP:
-                self._ramp += 1
-                self._data.ctrl[:] = self._current_target()
+            if self._velocity.any():
+                moved = np.clip(self._goal + TIMESTEP * self._velocity, *self._range)
+                self._from, self._goal = self._from + (moved - self._goal), moved
+            self._ramp = np.minimum(self._ramp + 1, _RAMP)
+            self._data.ctrl[:] = self._current_target()
             self._mujoco.mj_step(self._model, self._data)
 
     def _current_target(self) -> FloatArray:
         share = self._ramp / _RAMP
         target: FloatArray = self._from + share * (self._goal - self._from)
-        target[_JOINTS:] = self._goal[_JOINTS:]
+        target[self._is_finger] = self._goal[self._is_finger]
         return target
 
     def step(self, positions: FloatArray | None = None) -> bool:
@@ -174,38 +206,42 @@ class TableTop:
         """Move the tool aside by up to ``options.bump`` metres, like a person bumping into the arm."""
         shift = self._random.normal(size=3) * (1.0, 1.0, 0.5)
         shift *= self.options.bump * self._random.uniform(0.4, 1.0) / np.linalg.norm(shift)
-        place = np.maximum(self.tool_position() + shift, (0.3, -0.35, 0.03))
+        bumped = 0 if len(self.mounts) == 1 else int(self._random.integers(len(self.mounts)))
+        rows = slice(_OF_AN_ARM * bumped, _OF_AN_ARM * bumped + _JOINTS)
+        base = self.mounts[bumped].position
+        place = np.maximum(self.tool_position(bumped) - base + shift, (0.3, -0.35, 0.03))
+        goal = self._goal.copy()
         try:
-            joints = arm.inverse(place, start=self._data.qpos[:_JOINTS])
+            goal[rows] = arm.inverse(place, start=self.joint_positions()[rows])
         except ValueError:  # out of reach: no bump
             return
-        self.command(np.concatenate([joints, self._goal[_JOINTS:]]))
+        self.command(goal)
         self.advance(SUBSTEPS)
 
     # --- sensors ---
 
     def joint_positions(self) -> FloatArray:
-        """Measured positions of :data:`ALL_JOINTS`, float64 [9], radians and metres."""
-        return np.array(self._data.qpos[: len(ALL_JOINTS)], dtype=np.float64)
+        """Measured positions of all joints, float64 [9 * arms]."""
+        return np.array(self._data.qpos[self._places], dtype=np.float64)
 
     def joint_velocities(self) -> FloatArray:
-        """Measured velocities of :data:`ALL_JOINTS`, float64 [9], radians and metres per second."""
-        return np.array(self._data.qvel[: len(ALL_JOINTS)], dtype=np.float64)
+        """Measured velocities of all joints, float64 [9 * arms], radians and metres per second."""
+        return np.array(self._data.qvel[self._speeds], dtype=np.float64)
 
     def joint_state(self, stamp: int) -> JointState:
-        """Content of ``/joint_states``."""
-        return JointState(ALL_JOINTS, self.joint_positions(), stamp)
+        """Measured positions of all joints."""
+        return JointState(self.joint_names, self.joint_positions(), stamp)
 
-    def tool_position(self) -> FloatArray:
-        """Position of ``tool`` in the base frame, float64 [3], metres."""
-        return np.array(self._data.site_xpos[self._tool], dtype=np.float64)
+    def tool_position(self, index: int = 0) -> FloatArray:
+        """Position of an arm's ``tool``, float64 [3], metres."""
+        return np.array(self._data.site_xpos[self._tools[index]], dtype=np.float64)
 
-    def tool_rotation(self) -> FloatArray:
-        """Rotation of ``tool`` in the base frame, float64 [3, 3]."""
-        return np.array(self._data.site_xmat[self._tool], dtype=np.float64).reshape(3, 3)
+    def tool_rotation(self, index: int = 0) -> FloatArray:
+        """Rotation of an arm's ``tool``, float64 [3, 3]."""
+        return np.array(self._data.site_xmat[self._tools[index]], dtype=np.float64).reshape(3, 3)
 
     def object_positions(self) -> dict[str, FloatArray]:
-        """Centre of each object of the scene, float64 [3], metres in the base frame."""
+        """Centre of each object of the scene, float64 [3], metres."""
         return {
             thing.name: np.array(self._data.xpos[body], dtype=np.float64)
             for thing, body in zip(self.scene.objects, self._bodies, strict=False)
@@ -218,7 +254,7 @@ class TableTop:
         return JointState(names, np.concatenate(list(places.values())), stamp)
 
     def render(self, camera: str = "front") -> UInt8Array:
-        """Upright image of ``front`` or ``wrist``, uint8 [H, W, 3] RGB.
+        """Upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB.
 
         Raises:
             MissingDependencyError: OpenGL is not available; the message names the packages.
@@ -231,7 +267,7 @@ class TableTop:
         return image
 
     def project(self, point: FloatArray, camera: str = "front") -> FloatArray:
-        """Project a point [3], metres in the base frame, to (row, column) of the upright image, float64 [2]."""
+        """Project a point [3], metres, to (row, column) of the upright image, float64 [2]."""
         seen = self._data.camera(camera)
         right, up, backward = seen.xmat.reshape(3, 3).T @ (np.asarray(point) - seen.xpos)
         focal = self.options.height / (2 * math.tan(math.radians(float(self._model.camera(camera).fovy[0])) / 2))
@@ -250,3 +286,17 @@ class TableTop:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _model(mujoco: Any, mounts: Sequence[arm.Mount]) -> Any:
+    """The MuJoCo model of the table with these arms."""
+    path = str(arm.ASSETS / "table_top.xml")
+    if mounts is arm.ONE_ARM:
+        return mujoco.MjModel.from_xml_path(path)
+    table = mujoco.MjSpec.from_file(path)
+    table.delete(table.body("base_link"))
+    for mount in mounts:
+        robot = mujoco.MjSpec.from_file(path)
+        table.worldbody.add_frame(pos=mount.position).attach_body(robot.body("base_link"), mount.prefix, "")
+    table.camera("front").fovy = _TWO_ARMS_FOVY
+    return table.compile()
