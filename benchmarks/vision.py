@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vla_ros.config.tree import CameraConfig
-from vla_ros.types import ActionSpec
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.vision.decode import (
     decode_compressed,
     decode_image,
@@ -67,9 +67,9 @@ def main() -> None:
     jpeg = encode_compressed(buffer.getvalue(), 0, "cam", "jpeg")
     resized = resize_lanczos3(image)
     turned = Preprocessor(
-        CameraConfig(pipeline=("libero",), orientation=("rotate_180",), crop_area=(0.9,)), ActionSpec()
+        CameraConfig(pipeline=("libero",), orientation=("rotate_180",), crop_area=(0.9,)), PolicySpec()
     )
-    plain = Preprocessor(CameraConfig(pipeline=("openvla",)), ActionSpec())
+    plain = Preprocessor(CameraConfig(pipeline=("openvla",)), PolicySpec())
 
     stages: dict[str, Callable[[], object]] = {
         "image_stamp": lambda: image_stamp(raw["rgb8"]),

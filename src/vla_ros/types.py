@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
@@ -20,46 +19,41 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
-
-
-class ControlMode(str, Enum):
-    """What the numbers of one action mean (the gripper entry apart).
-
-    ``END_EFFECTOR_DELTA``: metres and radians by which the end effector moves, ``[dx, dy, dz, droll, dpitch,
-    dyaw, gripper]`` (OpenVLA, Bridge and LIBERO checkpoints). ``JOINT_POSITION``: absolute joint positions in
-    radians or metres (ALOHA). ``JOINT_DELTA``: joint position changes in radians or metres.
-    """
-
-    END_EFFECTOR_DELTA = "end_effector_delta"
-    JOINT_POSITION = "joint_position"
-    JOINT_DELTA = "joint_delta"
+_NO_NUMBERS: FloatArray = np.zeros(0)
 
 
 @dataclass(frozen=True)
 class JointState:
-    """Measured joint positions of the robot, as ``sensor_msgs/JointState`` carries them.
+    """What was measured at the robot's joints, as ``sensor_msgs/JointState`` carries it.
 
     Attributes:
         names: Joint names, N of them.
         positions: Float64 [N], radians (revolute) or metres (prismatic).
         stamp: Nanoseconds of the ROS clock at the measurement.
+        velocities: Float64 [N], rad/s or m/s; empty where the driver gives none.
+        efforts: Float64 [N], Nm or N; empty where the driver gives none.
     """
 
     names: tuple[str, ...]
     positions: FloatArray
     stamp: int
+    velocities: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
+    efforts: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
 
-    def select(self, names: tuple[str, ...]) -> FloatArray:
-        """Positions of ``names`` in that order, float64 [len(names)].
+    def select(self, names: tuple[str, ...], what: str = "positions") -> FloatArray:
+        """Positions (or ``velocities``, ``efforts``) of ``names`` in that order, float64 [len(names)].
 
         Raises:
-            KeyError: A name is not among the measured joints; the message lists those that are.
+            KeyError: A name is not among the measured joints, or the driver gives no such numbers.
         """
         index = {name: position for position, name in enumerate(self.names)}
         missing = [name for name in names if name not in index]
         if missing:
             raise KeyError(f"joint state lacks {missing}; it has {list(self.names)}")
-        return self.positions[[index[name] for name in names]]
+        values: FloatArray = getattr(self, what)
+        if len(values) != len(self.names):
+            raise KeyError(f"joint state has {len(self.names)} joints and {len(values)} {what}")
+        return values[[index[name] for name in names]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,22 +145,22 @@ class RawImage:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy is asked about: the images as the checkpoint saw them in training, and the instruction.
+    """What a policy is asked: images, state vectors and the instruction, as its spec names them.
 
     Attributes:
-        images: Key (``ActionSpec.image_keys``) to uint8 [H, W, 3] RGB, after orientation and image processor.
+        images: Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] with T moments,
+            oldest first.
         instruction: The command in natural language.
         stamp: Nanoseconds of the ROS clock at which the (first) image was taken.
-        joints: Newest joint state at that moment, or None where the policy needs none.
-        state: Further named measurements by feed (``ActionSpec.state_keys``), with their own stamps.
-        raw_images: The same before all that, for a policy that does it where its network runs; may be empty.
+        state: Key to float64 [N]; [T, N] with T moments.
+        raw_images: Images with one moment as the camera sent them, for a policy that processes them where its
+            network runs; may be empty.
     """
 
     images: Mapping[str, UInt8Array]
     instruction: str
     stamp: int
-    joints: JointState | None = None
-    state: Mapping[str, JointState] = field(default_factory=lambda: _EMPTY)
+    state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
 
 
@@ -190,30 +184,3 @@ class ActionChunk:
     tokens: IntArray | None = None
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
     info: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-
-
-@dataclass(frozen=True)
-class ActionSpec:
-    """What a policy expects and returns; fixed once it is loaded.
-
-    Attributes:
-        dimension: D, numbers in one action (7 for OpenVLA).
-        horizon: K, actions in one chunk (1 for OpenVLA, 8 for OpenVLA-OFT on LIBERO).
-        control_mode: What the numbers mean.
-        gripper_index: Position of the gripper in an action, or None.
-        image_keys: Names of the images that it needs, in order.
-        processors: Name to what the image goes through; one without an entry keeps the camera's size.
-        state_keys: Extra feeds that it needs in ``Observation.state``.
-        needs_joints: True where it reads ``Observation.joints``.
-        rate_hz: Control rate of its training data in hertz, or None where unknown.
-    """
-
-    dimension: int = 7
-    horizon: int = 1
-    control_mode: ControlMode = ControlMode.END_EFFECTOR_DELTA
-    gripper_index: int | None = 6
-    image_keys: tuple[str, ...] = ("image",)
-    processors: Mapping[str, ImageProcessor] = field(default_factory=dict)
-    state_keys: tuple[str, ...] = ()
-    needs_joints: bool = False
-    rate_hz: float | None = None

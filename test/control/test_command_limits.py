@@ -10,18 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vla_ros.config import Config
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.controller import Controller
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_angle
-from vla_ros.types import ActionSpec, ControlMode, JointState
+from vla_ros.types import JointState
 
 Configure = Callable[..., Config]
 State = Callable[..., JointState]
 
-POSE = ActionSpec()
-JOINTS = ActionSpec(dimension=8, gripper_index=7, control_mode=ControlMode.JOINT_POSITION)
-JOINT_DELTAS = ActionSpec(dimension=8, gripper_index=7, control_mode=ControlMode.JOINT_DELTA)
+POSE = PolicySpec()
+JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)
+JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8)
 STAMP, DT = 123_456_789, 0.1
 
 wild = st.one_of(
@@ -108,7 +110,7 @@ def test_nor_does_a_policy_in_joint_space(
     state: State,
     action: tuple[float, ...],
     start: tuple[float, ...],
-    mode: ActionSpec,
+    mode: PolicySpec,
 ) -> None:
     box = {"workspace_low": [0.2, -0.3, 0.05], "workspace_high": [0.8, 0.3, 0.9]}
     controller = Controller(configure(limits=box), mode, arm)

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, build
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.controller import Controller
 from vla_ros.control.fit import unused_gripper
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector_matrix
-from vla_ros.types import ActionChunk, ActionSpec, ControlMode, JointState
+from vla_ros.types import ActionChunk, JointState
 
 Configure = Callable[..., Config]
 State = Callable[..., JointState]
 
-POSE = ActionSpec()
-JOINTS = ActionSpec(dimension=8, gripper_index=7, control_mode=ControlMode.JOINT_POSITION)
-JOINT_DELTAS = ActionSpec(dimension=8, gripper_index=7, control_mode=ControlMode.JOINT_DELTA)
+POSE = PolicySpec()
+JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)
+JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8)
 STAMP, DT = 123_456_789, 0.1
 
 
@@ -177,7 +179,7 @@ def test_an_action_of_another_shape_is_refused(
 def test_a_chunk_is_checked_before_its_first_step(
     arm: Kinematics, configure: Configure, actions: np.ndarray, message: str
 ) -> None:
-    controller = Controller(configure(), ActionSpec(horizon=4), arm)
+    controller = Controller(configure(), PolicySpec(horizon=4), arm)
     controller.check(ActionChunk(np.zeros((4, 7)), 0))
     with pytest.raises(Refused, match=message) as refused:
         controller.check(ActionChunk(actions, 0))
@@ -244,7 +246,7 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
     configure: Configure,
     state: State,
     limits: dict[str, object],
-    spec: ActionSpec,
+    spec: PolicySpec,
     wanted: np.ndarray,
     name: str,
 ) -> None:
@@ -262,7 +264,7 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
     ("values", "spec", "message"),
     [
         ({}, POSE, r"robot.urdf: found no value.*end-effector deltas"),
-        ({}, ActionSpec(dimension=8), "7 numbers besides the gripper, expected 6"),
+        ({}, PolicySpec(dimension=8), r"8 numbers, found arm.tip_delta \(6\)"),
         ({"robot.joint_names": ["a"]}, JOINTS, r"robot.joint_names: found 1 joints \['a'\].*7 numbers"),
         (
             {
@@ -278,7 +280,7 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
     ],
 )
 def test_what_does_not_belong_together_is_refused_at_start(
-    values: dict[str, object], spec: ActionSpec, message: str
+    values: dict[str, object], spec: PolicySpec, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Controller(build(values), spec)
@@ -290,10 +292,10 @@ def test_what_does_not_belong_together_is_refused_at_start(
         ({}, POSE, True),
         ({"gripper.mode": "none"}, POSE, False),
         ({"robot.gripper_joint_names": ["finger"]}, POSE, False),
-        ({}, ActionSpec(dimension=6, gripper_index=None), False),
+        ({}, PolicySpec(action=parse_parts("arm.tip_delta", action=True), dimension=6), False),
     ],
 )
 def test_a_gripper_that_would_never_close_is_said(
-    values: dict[str, object], spec: ActionSpec, warned: bool
+    values: dict[str, object], spec: PolicySpec, warned: bool
 ) -> None:
     assert ("gripper_joint_names is empty" in unused_gripper(build(values), spec)) == warned

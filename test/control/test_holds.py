@@ -11,15 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vla_ros.config import Config, build
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.controller import Controller
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.types import ActionSpec, JointState
+from vla_ros.types import JointState
 
 Configure = Callable[..., Config]
 State = Callable[..., JointState]
 
-POSE = ActionSpec()
+POSE = PolicySpec()
 STAMP, DT = 123_456_789, 0.1
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import ControlConfig
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.schedule import ChunkSchedule, Step
-from vla_ros.types import ActionChunk, ActionSpec
+from vla_ros.types import ActionChunk
 
 
 def chunk(values: list[float] | np.ndarray, stamp: int = 0, gripper: float = 0.0) -> ActionChunk:
@@ -154,7 +155,7 @@ def test_the_ensemble_is_the_weighted_mean_of_act() -> None:
 
 @pytest.mark.parametrize("blending", ["linear", "ensemble"])
 def test_a_binary_gripper_is_never_blended(blending: str) -> None:
-    schedule = ChunkSchedule(4, execute_steps=1, blending=blending, unblended=1)
+    schedule = ChunkSchedule(4, execute_steps=1, blending=blending, unblended=(1,))
     schedule.load(chunk([0] * 4, gripper=1.0))
     run(schedule, 1)
     schedule.load(chunk([1] * 4, gripper=0.0))
@@ -164,7 +165,7 @@ def test_a_binary_gripper_is_never_blended(blending: str) -> None:
 
 
 def test_an_ensemble_infers_after_every_step_by_default() -> None:
-    spec = ActionSpec(horizon=8)
+    spec = PolicySpec(horizon=8)
     assert ChunkSchedule.from_config(ControlConfig(chunk_blending="ensemble"), spec).execute_steps == 1
     assert ChunkSchedule.from_config(ControlConfig(execute_steps=3), spec).execute_steps == 3
     assert ChunkSchedule.from_config(ControlConfig(), spec).execute_steps == 0

@@ -13,17 +13,18 @@ import time
 import numpy as np
 
 from vla_ros.config import load
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
 from vla_ros.policies import Policy, Session, no_progress
 from vla_ros.policies.base import Progress
-from vla_ros.types import ActionChunk, ActionSpec, Observation
+from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.processors import ResizeNaive
 
 
 class ScriptedPolicy(Policy):
     """Moves 5 mm along x for each frame, unless the instruction names a fault."""
 
-    spec = ActionSpec(processors={"image": ResizeNaive()})
+    spec = PolicySpec((ImageFeature("image", ResizeNaive()),))
 
     def load(self, progress: Progress = no_progress) -> None:
         progress(1.0, "scripted")

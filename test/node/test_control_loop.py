@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import LiveConfig, build
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Inputs
@@ -34,7 +35,7 @@ from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy
 from vla_ros.telemetry.stats import Stats
-from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
+from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_image
 
 EPOCH = 1_700_000_000_000_000_000
@@ -46,7 +47,7 @@ class TimedPolicy(Policy):
     """Moves 5 mm along x at each step. ``during`` is called while it infers, and may let time pass."""
 
     def __init__(self, horizon: int = 1, image_keys: tuple[str, ...] = ("image",)) -> None:
-        self.spec = ActionSpec(horizon=horizon, image_keys=image_keys)
+        self.spec = PolicySpec(horizon=horizon, images=tuple(map(ImageFeature, image_keys)))
         self.during: Callable[[], Any] = lambda: None
         self.asked: list[Observation] = []
         self.last = 0.0  # number of the last entry

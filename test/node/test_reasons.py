@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.control.safety import State
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
-from vla_ros.types import ActionChunk, ActionSpec, ControlMode, Observation
+from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.decode import encode_image
 
-POSE = ActionSpec()
-JOINTS = ActionSpec(dimension=8, gripper_index=7, control_mode=ControlMode.JOINT_POSITION)
+POSE = PolicySpec()
+JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)
+FORCE = PolicySpec(state=(StateFeature("force", parse_parts("feed.force")),))
 SLOWLY = (0.005, 0, 0, 0, 0, 0, 1)
 NEAR, AWAY = ([turn, 0.3, 0, 1.6, 0, 1.2, 0, 1] for turn in (0.01, 0.1))  # from where the robot of conftest.py is
 
@@ -31,7 +34,7 @@ Inside = Callable[..., PolicyNode]
 class Constant(Policy):
     """A policy that always answers the same, or raises it."""
 
-    def __init__(self, answer: Any = SLOWLY, spec: ActionSpec = POSE) -> None:
+    def __init__(self, answer: Any = SLOWLY, spec: PolicySpec = POSE) -> None:
         self.answer, self.spec = answer, spec
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
@@ -64,7 +67,7 @@ def test_a_broken_limit_is_counted_in_a_dry_run_and_stops_an_armed_arm(
     inside: Inside,
     request: pytest.FixtureRequest,
     limit: str,
-    spec: ActionSpec,
+    spec: PolicySpec,
     answer: Any,
 ) -> None:
     words = ["control.armed:=false", "limits.on_violation:=stop", f"limits.{limit}"]
@@ -115,7 +118,10 @@ def test_what_was_begun_before_arming_never_moves_the_arm(robot: Any, inside: In
 
 @pytest.mark.causes("input_missing")
 def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside) -> None:
-    node = inside("robot.state_topics:=[force=/force]", policy=Constant(spec=ActionSpec(state_keys=("force",))))
+    node = inside(
+        "robot.state_topics:=[force=/force]",
+        policy=Constant(spec=FORCE),
+    )
     graph = robot.graph
     kind = graph.message("sensor_msgs/msg/JointState")
     force = robot.node.create_publisher(kind, "/force", graph.qos("state_publisher"))
@@ -131,7 +137,7 @@ def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside
         robot.send_frame()
         force.publish(robot.joint_state(["z"], [1.0], robot.now() - age))
 
-    robot.until(lambda: "no message yet on the feeds ['force']" in why(), robot.send_frame)
+    robot.until(lambda: "feed.force: no message yet" in why(), robot.send_frame)
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
     robot.until(lambda: "older than the frame" in why(), lambda: with_force(3_000_000_000))
     robot.until(lambda: node.safety.state is State.ARMED, with_force)

@@ -8,28 +8,30 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, build
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy, Session
-from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation
+from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.decode import encode_image
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import Preprocessor, process
 from vla_ros.vision.processors import ResizeNaive
 
 NAMES = tuple(f"joint_{number}" for number in range(1, 8))
-JOINTS = JointState(NAMES, np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]), 10)
 STAMP = 1_700_000_000_123_456_789
+JOINTS = JointState(NAMES, np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]), STAMP - 10)
 
 
 class Forward(Policy):
     """Moves 1 cm along x at each of three steps, and remembers what it saw."""
 
     def __init__(self, **spec: object) -> None:
-        self.spec = dataclasses.replace(ActionSpec(horizon=3, processors={"image": ResizeNaive()}), **spec)
+        self.spec = dataclasses.replace(PolicySpec((ImageFeature("image", ResizeNaive()),), horizon=3), **spec)
         self.seen: list[Observation] = []
         self.resets = 0
         self.answer = np.tile([0.01, 0, 0, 0, 0, 0, 1.0], (3, 1))
@@ -57,6 +59,10 @@ class Counting(Session):
 
 def config(**values: object) -> Config:
     return build({"robot.urdf": "demo", **{name.replace("__", "."): value for name, value in values.items()}})
+
+
+STATE = (StateFeature("proprio", parse_parts("arm.joint_position + feed.wrench")),)
+FEEDS = config(robot__state_topics=["wrench=/wrench"])
 
 
 def loaded(policy: Forward, options: Config | None = None) -> Stepper:
@@ -110,27 +116,27 @@ def test_a_missing_input_is_refused_with_its_reason(
 
 
 def test_missing_feeds_and_joints_are_refused() -> None:
-    stepper = loaded(Forward(needs_joints=True, state_keys=("objects",)))
+    stepper = loaded(Forward(state=STATE), FEEDS)
     with pytest.raises(Refused, match="no usable joint state"):
         stepper.step([message()], Snapshot(instruction="go"), 0.2)
-    with pytest.raises(Refused, match="objects"):
+    with pytest.raises(Refused, match="wrench"):
         stepper.step([message()], INPUTS, 0.2)
-    ready = Snapshot(JOINTS, {"objects": dataclasses.replace(JOINTS, stamp=STAMP)}, "go")
+    ready = Snapshot(JOINTS, {"wrench": dataclasses.replace(JOINTS, stamp=STAMP)}, "go")
     assert stepper.step([message()], ready, 0.2).command is not None
 
 
 def test_a_stale_feed_is_refused() -> None:
-    stepper = loaded(Forward(state_keys=("wrench",)))
+    stepper = loaded(Forward(state=STATE), FEEDS)
 
     def asked(behind: float) -> Snapshot:
         feed = JointState(("f",), np.zeros(1), STAMP - round(behind * 1e9))
         return dataclasses.replace(INPUTS, state={"wrench": feed})
 
     stepper.observe([message()], asked(0.9))
-    with pytest.raises(Refused, match=r"'wrench' is 1.1 s older.*timeouts.joint_state_age") as refused:
+    with pytest.raises(Refused, match=r"feed.wrench: 1.1 s older.*timeouts.joint_state_age") as refused:
         stepper.observe([message()], asked(1.1))
     assert refused.value.reason is Reason.INPUT_MISSING
-    stepper = loaded(Forward(state_keys=("wrench",)), config(timeouts__joint_state_age=0.0))
+    stepper = loaded(Forward(state=STATE), config(robot__state_topics=["wrench=/w"], timeouts__joint_state_age=0.0))
     stepper.observe([message()], asked(100.0))
 
 
@@ -162,7 +168,7 @@ def test_a_delta_counts_from_the_pose_at_the_stamp_of_the_frame() -> None:
 
 def test_an_image_that_no_camera_provides_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="wrist"):
-        loaded(Forward(image_keys=("image", "wrist")))
+        loaded(Forward(images=(ImageFeature("image"), ImageFeature("wrist"))))
 
 
 def test_a_reset_forgets_the_plan() -> None:

@@ -131,16 +131,16 @@ class BrightnessPolicy(Policy):
     """Knows the answer to ``small_recording``: it reads the step from the image's brightness."""
 
     def __init__(self, gain=1.0, seconds=0.0, flip_gripper=False, horizon=1):
-        from vla_ros.types import ActionSpec
+        from vla_ros.contract.spec import PolicySpec
 
-        self.spec = ActionSpec(horizon=horizon)
+        self.spec = PolicySpec(horizon=horizon)
         self.gain, self.seconds, self.flip, self.horizon = gain, seconds, flip_gripper, horizon
         self.asked = []
 
     def infer(self, session, observation):
         from vla_ros.types import ActionChunk
 
-        self.asked.append((observation.stamp, observation.instruction, observation.joints))
+        self.asked.append((observation.stamp, observation.instruction, observation.state))
         time.sleep(self.seconds)
         step = round(float(observation.images["image"].mean()) / 5)
         is_open = (step < 10) != self.flip

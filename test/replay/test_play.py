@@ -4,10 +4,14 @@ Pins: wrong pairing of frames and actions, memory of past episodes, frames answe
 the queue grow, resuming that counts frames twice or not at all, images that differ from the live ones.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from vla_ros.config import build
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy
@@ -17,7 +21,7 @@ from vla_ros.replay.bag import Bag
 from vla_ros.replay.play import Options
 from vla_ros.replay.report import Moment, images_of
 from vla_ros.replay.result import make_result
-from vla_ros.types import ActionChunk, ActionSpec
+from vla_ros.types import ActionChunk
 
 
 def summary(outcome, config, options=None):
@@ -67,12 +71,16 @@ def test_wrong_policies_are_recognised(play, write_bag, recording, brightness_po
 
 def test_every_frame_is_answered_once_with_its_own_inputs(play, write_bag, recording, brightness_policy):
     policy = brightness_policy()
+    policy.spec = replace(policy.spec, state=(StateFeature("joints", parse_parts("arm.joint_position")),))
+    joints = [message for _, topic, message in recording if topic == "/joint_states"]
+    for step, message in enumerate(joints):
+        message.position[6] = 0.01 * step
     play(write_bag("bag", recording), policy)
     stamps = [stamp for stamp, _, _ in policy.asked]
     assert stamps == sorted(set(stamps))
     assert {words for _, words, _ in policy.asked[:20]} == {"pick up the red cube"}
     assert {words for _, words, _ in policy.asked[20:]} == {"pick up the blue ball"}
-    assert all(joints.stamp == stamp for stamp, _, joints in policy.asked)
+    assert [state["joints"][6] for _, _, state in policy.asked] == [0.01 * step for step in range(40)]
 
 
 def test_every_and_limit(play, write_bag, recording, brightness_policy):
@@ -243,7 +251,7 @@ def test_no_image_is_resized_for_a_policy_that_uses_none(play, write_bag, record
 
 def test_two_cameras_give_their_newest_images(play, write_bag, make):
     class Both(Policy):
-        spec = ActionSpec(image_keys=("image", "wrist"))
+        spec = PolicySpec((ImageFeature("image"), ImageFeature("wrist")))
 
         def __init__(self):
             self.levels = []

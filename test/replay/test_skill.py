@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import skill
-from vla_ros.types import ActionSpec, ControlMode
 
 MOTION = (0, 1, 2)
 
@@ -34,8 +35,8 @@ def test_rotation_and_gripper_do_not_count_and_joints_all_do():
     predicted = recorded.copy()
     predicted[:, 3:] += 1.0
     assert scores(predicted, recorded)[0]["mean"] == 1
-    assert skill.columns_of(ActionSpec()) == [0, 1, 2]
-    joints = ActionSpec(dimension=8, control_mode=ControlMode.JOINT_DELTA, gripper_index=7)
+    assert skill.columns_of(PolicySpec()) == [0, 1, 2]
+    joints = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8)
     assert skill.columns_of(joints) == list(range(7))
 
 

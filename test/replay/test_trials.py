@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies import Policy
 from vla_ros.replay import evaluate, trials
 from vla_ros.replay.play import Options
 from vla_ros.replay.result import make_result
-from vla_ros.types import ActionChunk, ActionSpec
+from vla_ros.types import ActionChunk
 
 PERIOD = 100_000_000
 
@@ -17,7 +18,7 @@ class SpotPolicy(Policy):
     """Goes where a red spot lies in the image; blue ones say nothing to it."""
 
     def __init__(self, scale=1.0):
-        self.spec = ActionSpec()
+        self.spec = PolicySpec()
         self.scale = scale
 
     def infer(self, session, observation):

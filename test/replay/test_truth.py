@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from vla_ros.config import build
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix
 from vla_ros.replay import truth
 from vla_ros.replay.series import Feed, Recording, Table
 from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, Selection
-from vla_ros.types import ActionSpec, ControlMode
 
 MS = 1_000_000
 HOME = np.array([0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0])
-SPEC = ActionSpec()
+SPEC = PolicySpec()
 
 
 def table(times_ms, values, names=None, stamps_ms=None):
@@ -126,13 +127,13 @@ def test_joint_states_are_differenced_over_one_period(arm):
 
 
 def test_joint_policies_compare_in_joints():
-    spec = ActionSpec(dimension=3, control_mode=ControlMode.JOINT_POSITION, gripper_index=None)
+    spec = PolicySpec(action=parse_parts("arm.joint_position", action=True), dimension=3)
     names = ("a", "b", "c")
     joints = table([0, 100], [[0, 0, 0], [1, 1, 1]], names)
     commands = table([10, 110], [[1, 2, 3], [4, 5, 6]], ("b", "a", "c"))
     options = {"robot.joint_names": list(names)}
     assert align(JOINTS, commands, joints, spec, options).actions.tolist() == [[2, 1, 3], [5, 4, 6]]
-    delta = dataclasses.replace(spec, control_mode=ControlMode.JOINT_DELTA)
+    delta = dataclasses.replace(spec, action=parse_parts("arm.joint_delta", action=True))
     assert align(JOINTS, commands, joints, delta, options).actions.tolist() == [[2, 1, 3], [4, 3, 5]]
 
 

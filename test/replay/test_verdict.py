@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, GripperConfig
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures, verdict
 from vla_ros.replay.play import Options
 from vla_ros.replay.samples import Samples, commanded
-from vla_ros.types import ActionSpec
 
-SPEC = ActionSpec()
+SPEC = PolicySpec()
 
 
 def recorded_actions():
@@ -47,7 +47,7 @@ def judged(predicted, recorded, **changes):
         topics={"truth": "/action"},
         **{**fields, **changes},
     )
-    counted = commanded(samples, SPEC.gripper_index, config.gripper)
+    counted = commanded(samples, SPEC.gripper, config.gripper)
     found = figures.summarize([samples], [counted], SPEC, config, Options())
     rows = samples.compared
     return verdict.judge(found, predicted[rows], recorded[rows])

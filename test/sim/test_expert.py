@@ -7,13 +7,12 @@ import pytest
 
 from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config
-from vla_ros.errors import VlaRosError
 from vla_ros.policies import Policy, available
 from vla_ros.sim import arm
-from vla_ros.sim.expert import MAX_STEP, MAX_TURN, ExpertPolicy, decide
+from vla_ros.sim.expert import MAX_STEP, MAX_TURN, ExpertPolicy, decide, state_of
 from vla_ros.sim.tasks import TASK_NAMES, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
-from vla_ros.types import JointState, Observation
+from vla_ros.types import Observation
 
 
 def ask(policy, observation):
@@ -28,14 +27,14 @@ def expert() -> ExpertPolicy:
 
 
 def observation(world: TableTop, instruction: str) -> Observation:
-    return Observation({}, instruction, 5, world.joint_state(5), {"objects": world.object_state(5)})
+    return Observation({}, instruction, 5, state_of(world.joint_state(5), world.object_state(5)))
 
 
 def test_it_is_found_by_its_entry_point(expert):
     assert isinstance(expert, Policy)
     assert "expert" in available()
-    assert expert.spec.state_keys == ("objects",)
-    assert expert.spec.needs_joints
+    assert expert.spec.feeds == ("objects",)
+    assert expert.spec.motion == "tip_delta"
 
 
 @pytest.mark.slow
@@ -108,13 +107,3 @@ def test_an_unknown_instruction_holds_the_arm(world, expert, instruction):
     absent = min(names - {thing.name.replace("_", " ") for thing in world.scene.objects})
     action = ask(expert, observation(world, instruction.format(absent=absent))).actions[0]
     np.testing.assert_array_equal(action, [0, 0, 0, 0, 0, 0, 1])
-
-
-def test_missing_feeds_are_named(world, expert):
-    with pytest.raises(VlaRosError, match=r"robot\.state_topics"):
-        ask(expert, Observation({}, "pick up the red cube", 1, world.joint_state(1)))
-    with pytest.raises(VlaRosError, match="no joint state"):
-        ask(
-            expert,
-            Observation({}, "pick up the red cube", 1, None, {"objects": JointState((), np.zeros(0), 1)}),
-        )

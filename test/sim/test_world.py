@@ -5,7 +5,7 @@ import pytest
 
 from vla_ros.sim import arm
 from vla_ros.sim.expert import positions_of
-from vla_ros.sim.tasks import COLOURS
+from vla_ros.sim.tasks import COLOURS, KINDS
 from vla_ros.sim.world import TableTop, WorldOptions
 
 
@@ -74,8 +74,9 @@ def test_joint_and_object_states_are_named(world):
     joints, objects = world.joint_state(7), world.object_state(7)
     assert joints.names == world.joint_names == (*arm.JOINT_NAMES, "finger_left", "finger_right")
     assert joints.stamp == objects.stamp == 7
-    places = positions_of(objects)
-    assert list(places) == [thing.name for thing in world.scene.objects]
+    places = positions_of(objects.positions)
+    assert set(places) == {thing.name for thing in world.scene.objects}
+    assert set(objects.names) == {f"{name}/{axis}" for name in KINDS for axis in "xyz"}
     for name, place in world.object_positions().items():
         np.testing.assert_array_equal(places[name], place)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.telemetry.debug_image import annotate
-from vla_ros.types import ActionSpec, ControlMode
 
 GREY = np.full((224, 224, 3), 128, np.uint8)
 ORANGE = (255, 140, 30)
 
 
-def drawn(action: np.ndarray, spec: ActionSpec | None = None, text: str = "pick up the cup") -> np.ndarray:
-    return annotate(GREY, text, action, spec or ActionSpec(), 1.0, "armed")
+def drawn(action: np.ndarray, spec: PolicySpec | None = None, text: str = "pick up the cup") -> np.ndarray:
+    return annotate(GREY, text, action, spec or PolicySpec(), 1.0, "armed")
 
 
 def centre_of(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
@@ -44,5 +45,5 @@ def test_the_arrow_points_where_the_action_goes() -> None:
 def test_any_action_and_any_text_can_be_drawn(action: np.ndarray) -> None:
     assert drawn(action, text="").shape == (448, 448, 3)
     assert drawn(action, text="größer\n" * 1000).shape == (448, 448, 3)
-    joints = ActionSpec(dimension=len(action), control_mode=ControlMode.JOINT_POSITION)
+    joints = PolicySpec(action=parse_parts("arm.joint_position", action=True), dimension=len(action))
     assert not (drawn(action, joints) == ORANGE).all(axis=2).any()

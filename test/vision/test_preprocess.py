@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from vla_ros.config.tree import CameraConfig
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
-from vla_ros.types import ActionSpec
 from vla_ros.vision.decode import encode_compressed, encode_image
 from vla_ros.vision.preprocess import Preprocessor, process
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
 
-SPEC = ActionSpec(processors={"image": ResizeNaive()})
+SPEC = PolicySpec((ImageFeature("image", ResizeNaive()),))
 LIBERO = CameraConfig(orientation=("rotate_180",), pipeline=("libero",), crop_area=(0.9,))
 
 
@@ -45,9 +45,8 @@ def test_compressed_transport(sample):
 
 
 def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names(sample):
-    spec = ActionSpec(
-        image_keys=("image", "wrist"),
-        processors={"image": ResizeNaive(), "wrist": LiberoResize((64, 48), 0.9)},
+    spec = PolicySpec(
+        (ImageFeature("image", ResizeNaive()), ImageFeature("wrist", LiberoResize((64, 48), 0.9))),
     )
     names = {"topics": ("/a", "/b", "/c"), "keys": ("image", "wrist", "unused")}
     camera = CameraConfig(**names, orientation=("none", "rotate_90", "none"))
@@ -69,7 +68,7 @@ def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names
 
 def test_one_orientation_serves_all_cameras(sample):
     camera = CameraConfig(topics=("/a", "/b"), keys=("image", "wrist"), orientation=("flip_vertical",))
-    preprocessor = Preprocessor(camera, ActionSpec())
+    preprocessor = Preprocessor(camera, PolicySpec())
     for index in range(2):
         assert np.array_equal(process(preprocessor.raw(sample, index)), sample[::-1])
 

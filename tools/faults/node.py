@@ -14,9 +14,10 @@ import time
 import numpy as np
 
 from vla_ros.config import Config, load
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
 from vla_ros.policies import Policy, Session
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation
+from vla_ros.types import ActionChunk, FloatArray, Observation
 from vla_ros.vision.processors import ResizeNaive
 
 _WILD = 0.15  # share of steps that no arm should make
@@ -33,9 +34,8 @@ class WildPolicy(Policy):
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds = seconds
-        keys = tuple(config.camera.keys)
-        processors = dict.fromkeys(keys, ResizeNaive((64, 64)))
-        self.spec = ActionSpec(horizon=horizon, image_keys=keys, processors=processors)
+        images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
+        self.spec = PolicySpec(images, horizon=horizon)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """As the instruction says."""

@@ -194,11 +194,9 @@ class Recorder:
 
     def _note(self, observation: Observation, seed: int, sd: float, notes: _Notes) -> None:
         world, scene = self._world, self._world.scene
-        joints = observation.joints
-        assert joints is not None  # the world always measures them
         objects = world.object_positions()
-        pose = arm.forward(joints.select(arm.JOINT_NAMES))
-        fingers = float(np.mean(joints.select(arm.FINGER_NAMES)))
+        pose = arm.forward(observation.state["joints"])
+        fingers = float(np.mean(observation.state["fingers"]))
         patches = [patch_of(world.project(place)) for place in objects.values()]
         notes.rows.append(
             {

@@ -11,12 +11,14 @@ import numpy as np
 
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.controller import Controller
 from vla_ros.kinematics.solver import Kinematics
+from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import STEP_SECONDS, TableTop
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation
+from vla_ros.types import ActionChunk, FloatArray, Observation
 
 STEP_NANOSECONDS = round(STEP_SECONDS * 1e9)
 
@@ -27,7 +29,7 @@ Noise = Callable[[int, FloatArray], FloatArray]
 """Maps a step and the clean action [D] to the action to execute."""
 
 
-def make_controller(spec: ActionSpec, config: Config | None = None) -> Controller:
+def make_controller(spec: PolicySpec, config: Config | None = None) -> Controller:
     """The node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
     robot = config.robot
@@ -66,14 +68,12 @@ def run_episode(
     decided = False
     while step < max_steps and not decided:
         stamp = (step + 1) * STEP_NANOSECONDS
-        joints = world.joint_state(stamp)
         image = world.render() if render else None
         observation = Observation(
             images={} if image is None else {"image": image},
             instruction=scene.instruction,
             stamp=stamp,
-            joints=joints,
-            state={"objects": world.object_state(stamp)},
+            state=state_of(world.joint_state(stamp), world.object_state(stamp)),
         )
         chunk = infer(observation)
         controller.check(chunk)

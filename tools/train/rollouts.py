@@ -20,12 +20,13 @@ import numpy as np
 from tools.train.episode import make_controller, run_episode
 from tools.train.recipe import DATASET
 from vla_ros.config import Config
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.sim import demo
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.world import TableTop
-from vla_ros.types import ActionChunk, ActionSpec, IntArray, Observation, UInt8Array
+from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor, process
 
 Infer = Callable[[UInt8Array, str], IntArray]
@@ -55,7 +56,7 @@ class Rollout:
 class Meaning:
     """How tokens become actions: to normalised values by ``bins``, to metres and radians by ``statistics``."""
 
-    spec: ActionSpec
+    spec: PolicySpec
     bins: ActionBins
     statistics: ActionStatistics
 

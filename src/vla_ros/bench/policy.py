@@ -12,7 +12,7 @@ from vla_ros.bench.inputs import make_messages
 from vla_ros.config import Config
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, create, no_progress
-from vla_ros.types import JointState, Observation
+from vla_ros.types import Observation
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import Preprocessor, process
 
@@ -23,14 +23,14 @@ WARM_UP = 2
 def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -> dict[str, Any]:
     """Load the policy that ``policy.name`` names, and time ``steps`` inferences of one session.
 
-    Images are random, of each camera's ``camera.width`` and ``height``; joints are at zero.
+    Images are random, of each camera's ``camera.width`` and ``height``; state vectors are zero.
 
     Returns:
         Milliseconds (``total_ms`` with p50 and p99, ``stages_ms`` with medians) and what was measured.
 
     Raises:
         VlaRosError: The policy does not load or inference fails.
-        ConfigError: It needs images or feeds that cannot be generated.
+        ConfigError: It needs images or state vectors that cannot be generated.
     """
     policy = create(config)
     began = time.perf_counter()
@@ -39,10 +39,14 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
     spec, session = policy.spec, policy.start_session()
     cameras = {one.key: (index, one) for index, one in enumerate(config.camera.each)}
     missing = [key for key in spec.image_keys if key not in cameras]
-    if missing or spec.state_keys:
+    robot = config.robot
+    counts = len(robot.joint_names), len(robot.gripper_joint_names)
+    sizes = {one.key: one.size or sum(part.size(*counts) for part in one.parts) for one in spec.state}
+    if missing or not all(sizes.values()):
         raise ConfigError(
-            f"policy.name: '{config.policy.name}' needs the images {list(spec.image_keys)} and the feeds "
-            f"{list(spec.state_keys)}; found camera.keys {list(cameras)}, and feeds cannot be generated"
+            f"policy.name: '{config.policy.name}' needs the images {list(spec.image_keys)} and state of "
+            f"sizes {sizes}; "
+            f"found camera.keys {list(cameras)} and robot.joint_names {list(robot.joint_names)}"
         )
     preprocess = Preprocessor(config.camera, spec)
     messages = {
@@ -50,7 +54,7 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
         for key, (index, camera) in cameras.items()
         if key in spec.image_keys
     }
-    joints = JointState(config.robot.joint_names, np.zeros(len(config.robot.joint_names)), 0)
+    state = {key: np.zeros(size) for key, size in sizes.items()}
     times: dict[str, list[float]] = {}
     for step in range(steps + WARM_UP):
         received = {key: (index, made[step]) for key, (index, made) in messages.items()}
@@ -58,7 +62,7 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
         raw = {key: preprocess(cdr, index) for key, (index, cdr) in received.items()}
         images = LazyImages({key: partial(process, image) for key, image in raw.items()})
         instruction = config.policy.instruction or "pick up the red cube"
-        chunk = policy.infer(session, Observation(images, instruction, step, joints, raw_images=raw))
+        chunk = policy.infer(session, Observation(images, instruction, step, state, raw))
         took = {"total": 1e3 * (time.perf_counter() - began), "preprocess": images.spent_ms, **chunk.stages_ms}
         if step >= WARM_UP:
             for name, value in took.items():

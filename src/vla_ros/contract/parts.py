@@ -2,8 +2,10 @@
 
 ``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. A robot with
 one arm calls it ``arm``. JOINTS names some of the arm's joints (states only; all of them where left out). FORM is a
-unit, a range or a rotation's form (the quantity's first where left out). Two parts have no arm: ``feed.NAME[SIZE]``
-is a message of ``robot.state_topics``, ``unused[SIZE]`` is zeros in a state and ignored in an action.
+unit, a range or a rotation's form; where left out it is the quantity's first, except for an action's ``gripper``
+and ``tip_delta``, which then follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two
+parts have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``, ``unused[SIZE]`` is zeros in a state
+and ignored in an action.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ QUANTITIES = {
 }
 MOTIONS = ("joint_position", "joint_velocity", "joint_delta", "tip_delta", "tip_position")
 """Quantities that move an arm; of each arm an action holds one. ``tip_position`` comes with ``tip_rotation``."""
+BY_OPTIONS = ("gripper", "tip_delta")
+"""Quantities of an action whose form, where it is left out, is what the options say."""
 
 _PART = re.compile(r"(?P<head>\w+)(\.(?P<tail>\w+))?\s*(\((?P<joints>[^()]*)\))?\s*(\[(?P<form>[^\[\]]*)\])?")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -69,7 +73,7 @@ class Part:
     Attributes:
         arm: Whose; "" for a feed and for unused numbers.
         quantity: A name of :data:`QUANTITIES`, ``feed`` or ``unused``.
-        form: Unit, range or form of a rotation; the name of a feed.
+        form: Unit, range or form of a rotation; the name of a feed; "" as the options say (:data:`BY_OPTIONS`).
         joints: Joints in this order; empty for all of the arm.
         count: Numbers of a feed (0: as many as its message has) or of an unused part; 0 elsewhere.
     """
@@ -86,7 +90,7 @@ class Part:
         if self.quantity == FEED:
             return f"feed.{self.form}" + (f"[{self.count}]" if self.count else "")
         joints = f"({', '.join(self.joints)})" if self.joints else ""
-        return f"{self.arm}.{self.quantity}{joints}[{self.form}]"
+        return f"{self.arm}.{self.quantity}{joints}" + (f"[{self.form}]" if self.form else "")
 
     @property
     def range(self) -> tuple[float, float] | None:
@@ -143,6 +147,8 @@ def _parse(term: str, action: bool) -> Part:
         raise ConfigError(f"found {tail!r} in {term!r}, expected one of {', '.join(fitting)} in {role}{hint}")
     if joints and (action or quantity.size != 0):
         raise ConfigError(f"found joints in {term!r}; only a state's joint quantities take some of the joints")
+    if action and tail in BY_OPTIONS and not form:
+        return Part(head, tail)
     return Part(head, tail, _form(term, quantity, form), joints)
 
 

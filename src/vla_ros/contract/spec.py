@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from vla_ros.contract.parts import Part
+from vla_ros.contract.parts import FEED, MOTIONS, Part
+from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor
 
 
@@ -74,7 +77,65 @@ class PolicySpec:
 
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
     state: tuple[StateFeature, ...] = ()
-    action: tuple[Part, ...] = (Part("arm", "tip_delta", "euler_xyz"), Part("arm", "gripper", "0..1"))
+    action: tuple[Part, ...] = (Part("arm", "tip_delta"), Part("arm", "gripper"))
     dimension: int = 7
     horizon: int = 1
     rate_hz: float | None = None
+
+    @property
+    def image_keys(self) -> tuple[str, ...]:
+        """The policy's names for its images."""
+        return tuple(image.key for image in self.images)
+
+    @property
+    def processors(self) -> Mapping[str, ImageProcessor]:
+        """Image key to processor; an image that keeps its size has none."""
+        return {image.key: image.processor for image in self.images if image.processor is not None}
+
+    @property
+    def feeds(self) -> tuple[str, ...]:
+        """Feeds of ``robot.state_topics`` that the state vectors are made from, each once."""
+        return tuple(dict.fromkeys(part.form for one in self.state for part in one.parts if part.quantity == FEED))
+
+    @property
+    def motion(self) -> str:
+        """The quantity of :data:`MOTIONS` that moves every arm; "" where arms differ."""
+        found = {part.quantity for part in self.action if part.quantity in MOTIONS}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
+    def grippers(self) -> tuple[int, ...]:
+        """Columns of the action that open and close grippers."""
+        if not self.action:
+            return ()
+        return tuple(columns.start for part, columns in self.columns() if part.quantity == "gripper")
+
+    @property
+    def gripper(self) -> int | None:
+        """The column of the gripper; None where there is none or more than one."""
+        return self.grippers[0] if len(self.grippers) == 1 else None
+
+    def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:
+        """Every part of the action with its columns.
+
+        Args:
+            joints: Arm to number of joints. Arms that are not in it share evenly what the other parts leave of D.
+
+        Raises:
+            ConfigError: The parts' numbers are not D in all.
+        """
+        known = [part.size(joints.get(part.arm, 0)) for part in self.action]
+        left, open_parts = self.dimension - sum(known), known.count(0)
+        if open_parts:
+            share, left = divmod(left, open_parts)
+            known = [size or share for size in known]
+        if left or min(known, default=1) < 1:
+            numbers = " + ".join(f"{part} ({size})" for part, size in zip(self.action, known, strict=True))
+            raise ConfigError(
+                f"the policy's actions have {self.dimension} numbers, found {numbers or 'nothing'} for them "
+                "(features.action)"
+            )
+        starts = [sum(known[:index]) for index in range(len(known))]
+        return tuple(
+            (part, slice(start, start + size)) for part, start, size in zip(self.action, starts, known, strict=True)
+        )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command
 from vla_ros.control.end_effector import draw_into_box, read_delta, shorten_for_tip, twist_between
 from vla_ros.control.fit import check_fit
@@ -27,7 +28,7 @@ from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_vector
-from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState
+from vla_ros.types import ActionChunk, FloatArray, JointState
 
 _REACHED = 0.005  # m
 _WHOLE = ("float64_multi_array", "joint_trajectory")  # their drivers refuse a message that lacks a joint
@@ -63,19 +64,19 @@ class Controller:
         ConfigError: The options, the URDF and the policy do not fit together.
     """
 
-    def __init__(self, config: Config, spec: ActionSpec, kinematics: Kinematics | None = None) -> None:
+    def __init__(self, config: Config, spec: PolicySpec, kinematics: Kinematics | None = None) -> None:
         self._spec = spec
         self._kinematics = kinematics
         self._gripper = Gripper(config.gripper)
-        gripper = {spec.gripper_index % spec.dimension} if spec.gripper_index is not None else set()
-        self._motion = np.array([number for number in range(spec.dimension) if number not in gripper])
+        check_fit(config, spec, kinematics)
+        self._mode, self._gripper_column = spec.motion, spec.gripper
+        self._motion = np.array([number for number in range(spec.dimension) if number != self._gripper_column])
         self.counters: Counter[str] = Counter()
         self.arm_names = kinematics.joint_names if kinematics else tuple(config.robot.joint_names)
         self._arm = MeasuredArm(self.arm_names, kinematics)
         self.configure(config)
         self.joint_speeds = dict(zip(self.arm_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
         self.names = self.arm_names + self._finger_names
-        check_fit(config, spec, kinematics)
         self.reset()
 
     def configure(self, config: Config) -> None:
@@ -95,7 +96,7 @@ class Controller:
         )
         self._gripper.configure(config.gripper)
         self._config = config
-        has_gripper = self._gripper.is_used and self._spec.gripper_index is not None
+        has_gripper = self._gripper.is_used and self._gripper_column is not None
         self._finger_names = tuple(config.robot.gripper_joint_names) if has_gripper else ()
 
     def reset(self) -> None:
@@ -158,7 +159,7 @@ class Controller:
                 f"found {np.array2string(action, precision=4)}, expected {self._spec.dimension} finite numbers",
             )
         motion = np.asarray(action, dtype=np.float64)[self._motion]
-        if self._spec.control_mode is ControlMode.END_EFFECTOR_DELTA and self._kinematics is None:
+        if self._mode == "tip_delta" and self._kinematics is None:
             return self._twist_only(motion, stamp, dt, self._fingers(action, joints, dt))
         measured = self._arm.positions(joints)
         self._arm.check(measured)
@@ -276,9 +277,9 @@ class Controller:
 
     def _target(self, start: FloatArray, motion: FloatArray) -> FloatArray:
         """Joint positions [N] that an action's motion [D without gripper] wants from ``start`` [N]."""
-        if self._spec.control_mode is ControlMode.JOINT_POSITION:
+        if self._mode == "joint_position":
             return motion
-        if self._spec.control_mode is ControlMode.JOINT_DELTA:
+        if self._mode == "joint_delta":
             return start + motion
         assert self._kinematics is not None
         config = self._config
@@ -303,7 +304,7 @@ class Controller:
         self._apply(violations)
         if self._kinematics is None:
             return positions
-        is_pose = self._spec.control_mode is ControlMode.END_EFFECTOR_DELTA
+        is_pose = self._mode == "tip_delta"
         limits = self._config.limits
         positions, wrong = shorten_for_tip(self._kinematics, origin, positions, limits, steps=is_pose)
         if wrong and is_pose:  # the target was right: what bent its path is no fault of the policy's
@@ -329,10 +330,10 @@ class Controller:
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
         """Positions of the finger joints, all the same."""
-        if not self._finger_names or self._spec.gripper_index is None:
+        if not self._finger_names or self._gripper_column is None:
             return []
         measured = position_of(joints, self._finger_names[0])
-        position, slowed = self._gripper.command(float(action[self._spec.gripper_index]), measured, dt)
+        position, slowed = self._gripper.command(float(action[self._gripper_column]), measured, dt)
         if slowed:
             self.counters["gripper_speed"] += 1
         return [position] * len(self._finger_names)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import ControlConfig
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.types import ActionChunk, FloatArray
 
 _REMEMBERED_OBSERVATIONS = 64
 
@@ -55,12 +56,12 @@ class ChunkSchedule:
     """Yields the steps of chunks one by one.
 
     Args:
-        horizon: Actions of one chunk (``ActionSpec.horizon``).
+        horizon: Actions of one chunk (``PolicySpec.horizon``).
         execute_steps: Steps of a chunk to execute before :attr:`wants_chunk`; 0 all.
         blending: ``none``, ``linear`` or ``ensemble``.
         blend_steps: Steps of a linear blend.
         decay: ACT's m.
-        unblended: Entry of the action that is never blended (a binary gripper), or None.
+        unblended: Entries of the action that are never blended (binary grippers).
     """
 
     def __init__(
@@ -71,18 +72,18 @@ class ChunkSchedule:
         blending: str = "none",
         blend_steps: int = 4,
         decay: float = 0.01,
-        unblended: int | None = None,
+        unblended: tuple[int, ...] = (),
     ) -> None:
         self.horizon = horizon
         self.execute_steps = execute_steps
         self._blending = blending
         self._blend_steps = blend_steps
         self._decay = decay
-        self._unblended = unblended
+        self._unblended = list(unblended)
         self.reset()
 
     @classmethod
-    def from_config(cls, config: ControlConfig, spec: ActionSpec, binary_gripper: bool = True) -> ChunkSchedule:
+    def from_config(cls, config: ControlConfig, spec: PolicySpec, binary_gripper: bool = True) -> ChunkSchedule:
         """The schedule that the options and the policy describe."""
         return cls(
             spec.horizon,
@@ -90,7 +91,7 @@ class ChunkSchedule:
             blending=config.chunk_blending,
             blend_steps=config.blend_steps,
             decay=config.ensemble_decay,
-            unblended=spec.gripper_index if binary_gripper else None,
+            unblended=spec.grippers if binary_gripper else (),
         )
 
     def configure(self, config: ControlConfig) -> None:
@@ -169,7 +170,7 @@ class ChunkSchedule:
             action = self._ensemble()
         else:
             action = own
-        if self._unblended is not None and action is not own:
+        if self._unblended and action is not own:
             action[self._unblended] = own[self._unblended]
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 

@@ -224,7 +224,7 @@ class ControlLoop:
             Refused: Something is missing, or the answer is wrong, late or void.
         """
         if self._config.control.lockstep:
-            keys = self._stepper.spec.state_keys
+            keys = self._stepper.spec.feeds
             if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT):
                 raise Refused(
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"

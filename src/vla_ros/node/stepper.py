@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.contract.state import Arm, Measured, StateError, bind_state
 from vla_ros.control.command import Command
 from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Snapshot
@@ -25,7 +27,7 @@ from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, ActionSpec, JointState, Observation, RawImage
+from vla_ros.types import ActionChunk, FloatArray, JointState, Observation, RawImage
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -87,14 +89,20 @@ class Stepper:
         """
         self._session = self._policy.start_session()
         spec = self._policy.spec
-        unknown = [key for key in spec.image_keys if key not in self._config.camera.keys]
+        needed = [image.key for image in spec.images if image.required]
+        unknown = [key for key in needed if key not in self._config.camera.keys]
         if unknown:
             raise ConfigError(
-                f"camera.keys: the policy needs images {list(spec.image_keys)}, and the cameras give "
+                f"camera.keys: the policy needs images {needed}, and the cameras give "
                 f"{list(self._config.camera.keys)}; set camera.topics and camera.keys"
             )
         self._preprocessor = Preprocessor(self._config.camera, spec)
-        self._cameras = tuple(self._config.camera.keys.index(key) for key in spec.image_keys)
+        keys = self._config.camera.keys
+        self._cameras = {key: keys.index(key) for key in spec.image_keys if key in keys}
+        feeds = dict(feed.split("=", 1) for feed in self._config.robot.state_topics)
+        arms = {one.name: Arm(one, self._kinematics) for one in self._config.arms}
+        topic = self._config.topics.joint_states
+        self._states = tuple(bind_state(feature, arms, feeds, topic) for feature in spec.state)
         self.controller = Controller(self._config, spec, self._kinematics)
         binary = self._config.gripper.mode == "binary"
         self.schedule = ChunkSchedule.from_config(self._config.control, spec, binary)
@@ -105,7 +113,7 @@ class Stepper:
         self._policy.close()
 
     @property
-    def spec(self) -> ActionSpec:
+    def spec(self) -> PolicySpec:
         """What the policy expects and returns."""
         return self._policy.spec
 
@@ -155,22 +163,17 @@ class Stepper:
 
         Args:
             frames: One serialised camera message per ``camera.topics``; None where none has come yet.
-            inputs: Joint state, further feeds and instruction at that moment.
+            inputs: Joint state, feeds and instruction at that moment.
 
         Raises:
             ImageError: A message is no image; the camera's topic is named.
-            Refused: A camera, feed, joint state or instruction that the policy needs is missing.
+            Refused: A camera, a part of a state vector or the instruction is missing or stale.
         """
-        spec, topics = self._policy.spec, self._config.camera.topics
+        topics = self._config.camera.topics
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
-        if spec.needs_joints and inputs.joints is None:
-            raise Refused(Reason.INPUT_MISSING, "no usable joint state within timeouts.joint_state")
-        absent = [key for key in spec.state_keys if key not in inputs.state]
-        if absent:
-            raise Refused(Reason.INPUT_MISSING, f"no message yet on the feeds {absent} (robot.state_topics)")
         raw: dict[str, RawImage] = {}
-        for key, index in zip(spec.image_keys, self._cameras, strict=True):
+        for key, index in self._cameras.items():
             data = frames[index]
             if data is None:
                 raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topics[index]}")
@@ -178,22 +181,16 @@ class Stepper:
                 raw[key] = self._preprocessor(data, index)
             except ImageError as error:
                 raise ImageError(f"{topics[index]}: {error}") from None
-        stamp = raw[spec.image_keys[0]].stamp  # every policy takes one image at least
-        self._check_feeds(inputs, stamp)
+        stamp = next(iter(raw.values())).stamp  # every policy takes one image at least
         images = LazyImages({key: partial(process, image) for key, image in raw.items()})
-        return Observation(images, inputs.instruction, stamp, inputs.joints, inputs.state, raw)
+        return Observation(images, inputs.instruction, stamp, self._state(inputs, stamp), raw)
 
-    def _check_feeds(self, inputs: Snapshot, stamp: int) -> None:
-        """Refuse stale feeds: the watchdog knows cameras and the joint state alone."""
-        allowed = self._config.timeouts.joint_state_age
-        for key in self._policy.spec.state_keys:
-            age = (stamp - inputs.state[key].stamp) / 1e9
-            if allowed and age > allowed:
-                raise Refused(
-                    Reason.INPUT_MISSING,
-                    f"the feed '{key}' is {age:.3g} s older than the frame, allowed {allowed:g} s "
-                    "(timeouts.joint_state_age)",
-                )
+    def _state(self, inputs: Snapshot, stamp: int) -> dict[str, FloatArray]:
+        measured, max_age = Measured(inputs.joints, inputs.state), self._config.timeouts.joint_state_age
+        try:
+            return {one.feature.key: one.read(measured, stamp, max_age) for one in self._states}
+        except StateError as error:
+            raise Refused(Reason.INPUT_MISSING, str(error)) from None
 
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
         """Ask the policy about one set of frames (as :meth:`observe`), and put its answer into the schedule.

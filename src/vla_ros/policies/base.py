@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 from vla_ros.config import Config, PolicyConfig, registry
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, Observation
+from vla_ros.types import ActionChunk, FloatArray, Observation
 
 T = TypeVar("T", bound=PolicyConfig)
 
@@ -51,7 +52,7 @@ class Policy(ABC):
     """
 
     Options: ClassVar[type[PolicyConfig]] = PolicyConfig
-    spec: ActionSpec
+    spec: PolicySpec
 
     def load(self, progress: Progress = no_progress) -> None:
         """Read weights, warm up, test itself. May take minutes; called once, before the first inference.

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies.base import Policy, Session
-from vla_ros.types import ActionChunk, ActionSpec, Observation
+from vla_ros.types import ActionChunk, Observation
 
 
 class HoldPolicy(Policy):
     """Returns a zero motion and an open gripper (``gripper.open_value``)."""
 
     def __init__(self, config: Config) -> None:
-        self.spec = ActionSpec(image_keys=tuple(config.camera.keys))
+        self.spec = PolicySpec(tuple(map(ImageFeature, config.camera.keys)))
         self._gripper = config.gripper.open_value
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:

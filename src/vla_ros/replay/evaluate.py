@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vla_ros.config import Config, flatten
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, create
 from vla_ros.replay import samples as samples_of
@@ -20,7 +21,6 @@ from vla_ros.replay.play import Options, Player
 from vla_ros.replay.prepare import fit, make_stepper
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Ask, select
-from vla_ros.types import ActionSpec
 
 BagProgress = Callable[[str, int], None]
 """Called with a bag's name and how many of its frames are done."""
@@ -54,7 +54,7 @@ class Outcome:
     """The samples of a bag, or the problem that left none."""
 
     samples: Samples | None
-    spec: ActionSpec | None
+    spec: PolicySpec | None
     problem: str = ""
     note: str = ""
 

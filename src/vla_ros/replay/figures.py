@@ -10,37 +10,36 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import metrics, skill
 from vla_ros.replay.compare import SCHEMA
 from vla_ros.replay.play import Options
 from vla_ros.replay.samples import Samples, gather
 from vla_ros.replay.truth import RULES
-from vla_ros.types import ActionSpec, ControlMode, FloatArray
+from vla_ros.types import FloatArray
 
 END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
 
 
-def dimension_names(spec: ActionSpec, command_names: Sequence[str]) -> list[str]:
+def dimension_names(spec: PolicySpec, command_names: Sequence[str]) -> list[str]:
     """Names of the numbers of an action."""
-    if spec.control_mode is ControlMode.END_EFFECTOR_DELTA and spec.dimension == 7 and spec.gripper_index == 6:
+    if spec.motion == "tip_delta" and spec.dimension == 7 and spec.gripper == 6:
         return list(END_EFFECTOR)
     names = iter(command_names)
-    return [
-        "gripper" if index == spec.gripper_index else next(names, f"[{index}]") for index in range(spec.dimension)
-    ]
+    return ["gripper" if index == spec.gripper else next(names, f"[{index}]") for index in range(spec.dimension)]
 
 
 @dataclass(frozen=True)
 class Comparer:
     """Compares predicted with recorded actions of a policy."""
 
-    spec: ActionSpec
+    spec: PolicySpec
     config: Config
 
     @property
     def is_pose(self) -> bool:
         """True if actions are end-effector deltas, which have a direction."""
-        return self.spec.control_mode is ControlMode.END_EFFECTOR_DELTA
+        return self.spec.motion == "tip_delta"
 
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
         """Direction cosine of each frame, [M]; NaN where actions have no direction."""
@@ -50,9 +49,9 @@ class Comparer:
 
     def closed(self, actions: FloatArray) -> FloatArray:
         """Gripper states, [M]: 1 for closed, NaN without a gripper."""
-        if self.spec.gripper_index is None:
+        if self.spec.gripper is None:
             return np.full(len(actions), np.nan)
-        return metrics.is_closed(actions[:, self.spec.gripper_index], self.config.gripper)
+        return metrics.is_closed(actions[:, self.spec.gripper], self.config.gripper)
 
     def quality(self, predicted: FloatArray, recorded: FloatArray) -> dict[str, float]:
         """The headline figures."""
@@ -87,7 +86,7 @@ class Comparer:
     def ahead(self, frames: Samples) -> dict[str, Any]:
         """The baselines' figures, the policy's skill against each, and all of them at turns."""
         predicted, recorded, episodes = frames.predicted, frames.recorded, frames.episodes
-        guesses = skill.baselines(recorded, episodes, self.spec.gripper_index, self.config.gripper.open_value)
+        guesses = skill.baselines(recorded, episodes, self.spec.gripper, self.config.gripper.open_value)
         score, ends = skill.scores(predicted, recorded, guesses, skill.columns_of(self.spec), episodes)
         return {
             "baselines": {name: self.quality(guess, recorded) for name, guess in guesses.items()},
@@ -122,14 +121,14 @@ class Comparer:
 
     def _gripper_range(self, actions: FloatArray) -> list[float]:
         """Smallest and largest gripper number."""
-        column = self.spec.gripper_index
+        column = self.spec.gripper
         known = actions[:, column] if column is not None else np.zeros(0)
         known = known[np.isfinite(known)]
         return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
 
     def motion(self, frames: Samples) -> dict[str, float]:
         """Jerk and share of idle steps, predicted and recorded."""
-        is_position = self.spec.control_mode is ControlMode.JOINT_POSITION
+        is_position = self.spec.motion == "joint_position"
         columns = skill.columns_of(self.spec)
         still = metrics.still_threshold(frames.recorded[:, columns])
         result = {}
@@ -202,7 +201,7 @@ def latency(bags: Sequence[Samples]) -> dict[str, dict[str, float]]:
 
 
 def summarize(
-    bags: Sequence[Samples], counted: Sequence[Samples], spec: ActionSpec, config: Config, options: Options
+    bags: Sequence[Samples], counted: Sequence[Samples], spec: PolicySpec, config: Config, options: Options
 ) -> dict[str, Any]:
     """All figures but verdict, configuration and versions.
 

@@ -196,7 +196,7 @@ def _episode_traces(result: Result, bag: Samples, rows: IntArray, *, opened: boo
     time = bag.seconds[rows] - bag.seconds[rows[0]]
     found = []
     for column, name in enumerate(_names(result)):
-        step = column == result.spec.gripper_index
+        step = column == result.spec.gripper
         series = [
             charts.Series("recorded", time, bag.recorded[rows, column], GREY, step),
             charts.Series("policy", time, bag.predicted[rows, column], POLICY, step),

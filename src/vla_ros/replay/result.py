@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.config import Config, flatten
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures as figures_of
 from vla_ros.replay import samples as samples_of
 from vla_ros.replay.evaluate import Outcome
@@ -20,7 +21,6 @@ from vla_ros.replay.verdict import Verdict, judge
 from vla_ros.report import page
 from vla_ros.report.markup import significant
 from vla_ros.report.versions import versions
-from vla_ros.types import ActionSpec
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Result:
     samples: tuple[Samples, ...]
     counted: tuple[Samples, ...]
     frames: Samples
-    spec: ActionSpec
+    spec: PolicySpec
     config: Config
     options: Options
 
@@ -59,7 +59,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
     spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)
     if spec is None or not samples:
         raise BagError("\n".join(problems) or "no bag was played")
-    counted = tuple(samples_of.commanded(bag, spec.gripper_index, config.gripper) for bag in samples)
+    counted = tuple(samples_of.commanded(bag, spec.gripper, config.gripper) for bag in samples)
     figures = figures_of.summarize(samples, counted, spec, config, options)
     frames = gather(counted)
     verdict = judge(figures, frames.predicted[frames.compared], frames.recorded[frames.compared])

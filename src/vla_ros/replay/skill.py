@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import metrics
-from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray
+from vla_ros.types import FloatArray, IntArray
 
 TURN_DEGREES = 30.0
 """A recorded translation that differs by more than this from the one before is a turn; so is setting off."""
@@ -40,14 +41,14 @@ def baselines(
     return {"zero": zero, "hold_last": np.where(np.isfinite(held), held, zero), "mean_action": average}
 
 
-def motion_columns(spec: ActionSpec) -> list[int]:
+def motion_columns(spec: PolicySpec) -> list[int]:
     """Indices of the numbers that are not the gripper's."""
-    return [index for index in range(spec.dimension) if index != spec.gripper_index]
+    return [index for index in range(spec.dimension) if index not in spec.grippers]
 
 
-def columns_of(spec: ActionSpec) -> list[int]:
+def columns_of(spec: PolicySpec) -> list[int]:
     """Indices of the numbers that the error counts: translation, or every joint."""
-    return [0, 1, 2] if spec.control_mode is ControlMode.END_EFFECTOR_DELTA else motion_columns(spec)
+    return [0, 1, 2] if spec.motion == "tip_delta" else motion_columns(spec)
 
 
 def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequence[int]) -> FloatArray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
 from vla_ros.node.stepper import Stepper
@@ -26,7 +27,7 @@ from vla_ros.replay.prepare import RecordedFrame, make_stepper, read_again
 from vla_ros.replay.result import Result
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.verdict import GOOD_COSINE, GOOD_SKILL, Verdict
-from vla_ros.types import ActionSpec, FloatArray, IntArray, UInt8Array
+from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 FRAMES = 16
 """Frames on which each change is tried."""
@@ -94,7 +95,7 @@ def _explained(verdict: Verdict, trials: Sequence[Trial]) -> Verdict:
     return Verdict(level, headline, (line, *verdict.reasons))
 
 
-def changes(config: Config, spec: ActionSpec) -> Iterator[Change]:
+def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
     """Other orientations of each camera, swapped colours, another crop."""
     camera = config.camera
     now = [one.orientation for one in camera.each]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import Config, GripperConfig
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_vector
 from vla_ros.node.stepper import make_kinematics
@@ -17,7 +18,7 @@ from vla_ros.replay.records import BagError
 from vla_ros.replay.series import Recording, Table
 from vla_ros.replay.skill import motion_columns
 from vla_ros.replay.topics import ARRAY, TWIST, Selection
-from vla_ros.types import ActionSpec, ControlMode, FloatArray, IntArray
+from vla_ros.types import FloatArray, IntArray
 
 RULES = {
     "stamp": "the recorded message with the frame's own stamp",
@@ -72,7 +73,7 @@ def align(
     frame_stamps: IntArray,
     recording: Recording,
     selection: Selection,
-    spec: ActionSpec,
+    spec: PolicySpec,
     config: Config,
     tolerance: int,
     period: int,
@@ -104,7 +105,7 @@ def align(
                 raise BagError(f"{found}, the policy's actions have {spec.dimension}")
             actions[known] = target.values
         elif selection.truth_type == TWIST:
-            if spec.control_mode is not ControlMode.END_EFFECTOR_DELTA:
+            if spec.motion != "tip_delta":
                 raise BagError("twists cannot be compared with joint actions")
             scale = np.repeat([config.control.translation_scale, config.control.rotation_scale], 3)
             actions[known[:, None], motion_columns(spec)] = target.values * (period * 1e-9) / scale
@@ -157,12 +158,12 @@ def _columns(table: Table, names: tuple[str, ...], of: str) -> list[int]:
     return [table.names.index(name) for name in names]
 
 
-def _joint_motion(joints: Table | None, target: Table, spec: ActionSpec, config: Config) -> FloatArray:
+def _joint_motion(joints: Table | None, target: Table, spec: PolicySpec, config: Config) -> FloatArray:
     """The action that leads to ``target``, from the joints measured at the same times, without the gripper."""
-    kinematics = make_kinematics(config) if spec.control_mode is ControlMode.END_EFFECTOR_DELTA else None
+    kinematics = make_kinematics(config) if spec.motion == "tip_delta" else None
     names = tuple(kinematics.joint_names if kinematics else config.robot.joint_names or target.names)
     goal = target.values[:, _columns(target, names, "the recorded commands")]
-    if spec.control_mode is ControlMode.JOINT_POSITION:
+    if spec.motion == "joint_position":
         moved = len(motion_columns(spec))
         if len(names) != moved:
             raise BagError(f"the policy moves {moved} joints, the recorded commands {len(names)}")
@@ -171,8 +172,10 @@ def _joint_motion(joints: Table | None, target: Table, spec: ActionSpec, config:
         raise BagError("the bag has no joint states, which are the start of the recorded commands' motions")
     columns = _columns(joints, names, "the joint states")
     start = _interpolated(joints, target.times)[:, columns]
-    if spec.control_mode is ControlMode.JOINT_DELTA:
+    if spec.motion == "joint_delta":
         return goal - start
+    if spec.motion != "tip_delta":
+        raise BagError(f"recorded joint positions cannot be compared with {spec.motion or 'such'} actions")
     if kinematics is None:
         raise BagError("robot.urdf is not set; recorded joint positions become end-effector motions only with it")
     deltas = [_delta(kinematics, a, b, config) for a, b in zip(start, goal, strict=True)]
@@ -197,14 +200,14 @@ def _euler_xyz(rotation: FloatArray) -> FloatArray:
     return np.array([np.arctan2(rotation[2, 1], rotation[2, 2]), pitch, np.arctan2(rotation[1, 0], rotation[0, 0])])
 
 
-def _fill_gripper(actions: FloatArray, rows: IntArray, target: Table, spec: ActionSpec, config: Config) -> None:
+def _fill_gripper(actions: FloatArray, rows: IntArray, target: Table, spec: PolicySpec, config: Config) -> None:
     """Turn finger positions into the action's gripper number; without finger joints it stays NaN."""
     finger = next((name for name in config.robot.gripper_joint_names if name in target.names), None)
-    if spec.gripper_index is not None and finger is not None:
+    if spec.gripper is not None and finger is not None:
         gripper = config.gripper
         opening = np.clip(_opening(target.values[:, target.names.index(finger)], gripper), 0.0, 1.0)
         number = gripper.closed_value + opening * (gripper.open_value - gripper.closed_value)
-        actions[rows, spec.gripper_index] = number
+        actions[rows, spec.gripper] = number
 
 
 def _opening(position: FloatArray, gripper: GripperConfig) -> FloatArray:

@@ -12,14 +12,21 @@ from collections.abc import Mapping
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.errors import VlaRosError
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
-from vla_ros.sim.tasks import SIDES, Task, parse
-from vla_ros.types import ActionChunk, ActionSpec, ControlMode, FloatArray, JointState, Observation
+from vla_ros.sim.tasks import KINDS, SIDES, Task, parse
+from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 
 FEED = "objects"
-"""Key of the object positions in ``Observation.state``."""
+"""Feed of the object positions."""
+STATE = (
+    StateFeature("joints", parse_parts("arm.joint_position")),
+    StateFeature("fingers", parse_parts("arm.fingers")),
+    StateFeature("objects", parse_parts(f"feed.{FEED}[{3 * len(KINDS)}]")),
+)
+"""What the expert measures."""
 
 GAIN = 0.6
 """Share of the remaining distance covered in one step."""
@@ -116,35 +123,13 @@ class ExpertPolicy(Policy):
     """
 
     def __init__(self, config: Config) -> None:
-        self.spec = ActionSpec(
-            dimension=7,
-            horizon=1,
-            control_mode=ControlMode.END_EFFECTOR_DELTA,
-            gripper_index=6,
-            image_keys=tuple(config.camera.keys),
-            state_keys=(FEED,),
-            needs_joints=True,
-            rate_hz=10.0,
-        )
+        self.spec = PolicySpec(tuple(map(ImageFeature, config.camera.keys)), STATE, rate_hz=10.0)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Infer the action for one observation.
-
-        Raises:
-            VlaRosError: Joints or the feed ``objects`` are missing; the message names the option to set.
-        """
+        """Infer the action for one observation."""
         begin = time.perf_counter()
-        feed = observation.state.get(FEED)
-        if observation.joints is None or feed is None:
-            found = "no joint state" if observation.joints is None else "no object poses"
-            raise VlaRosError(
-                f"the scripted expert: found {found}, "
-                f"expected joints and the feed '{FEED}'. It runs in the simulation only, with "
-                f"robot.state_topics:=['{FEED}=/sim/objects']"
-            )
-        joints = observation.joints.select(arm.JOINT_NAMES)
-        fingers = float(np.mean(observation.joints.select(arm.FINGER_NAMES)))
-        objects = positions_of(feed)
+        joints, fingers = observation.state["joints"], float(np.mean(observation.state["fingers"]))
+        objects = positions_of(observation.state["objects"])
         task = parse(observation.instruction)
         if task is None or task.target not in objects:
             action = np.array([0.0] * 6 + [OPEN if fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
@@ -154,8 +139,16 @@ class ExpertPolicy(Policy):
         return ActionChunk(actions=action[None], stamp=observation.stamp, stages_ms={"expert": elapsed})
 
 
-def positions_of(feed: JointState) -> dict[str, FloatArray]:
-    """Object name to centre [3] in metres, from the feed's ``red_cube/x``, ``red_cube/y``, ``red_cube/z``."""
-    values = dict(zip(feed.names, feed.positions, strict=True))
-    names = dict.fromkeys(name.split("/")[0] for name in feed.names)
-    return {name: np.array([values[f"{name}/{axis}"] for axis in "xyz"]) for name in names}
+def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
+    """Name to centre [3] in metres of the objects in the scene, from the feed's numbers."""
+    places = zip(KINDS, numbers.reshape(-1, 3), strict=True)
+    return {name: place for name, place in places if place[2] > -0.5}
+
+
+def state_of(joints: JointState, objects: JointState) -> dict[str, FloatArray]:
+    """The expert's state vectors from what the simulation publishes."""
+    return {
+        "joints": joints.select(arm.JOINT_NAMES),
+        "fingers": joints.select(arm.FINGER_NAMES),
+        "objects": objects.positions,
+    }

@@ -20,6 +20,9 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 """RGB in [0, 1]."""
 
+KINDS = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
+"""Names of all objects that a scene may hold."""
+
 TASK_NAMES = ("pick", "push_left", "push_right")
 """Tasks by the name that ``vla-ros demo --task`` takes."""
 

@@ -14,7 +14,7 @@ from vla_ros.sim import arm
 from vla_ros.sim.judge import Judge
 from vla_ros.sim.render import Renderer
 from vla_ros.sim.scene import Scene, draw
-from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS
+from vla_ros.sim.tasks import COLOURS, KINDS, SHAPES, SLOTS
 from vla_ros.types import FloatArray, JointState, UInt8Array
 
 TIMESTEP = 0.002
@@ -248,10 +248,14 @@ class TableTop:
         }
 
     def object_state(self, stamp: int) -> JointState:
-        """Content of ``/sim/objects``: positions named ``red_cube/x``, ``red_cube/y``, ``red_cube/z``, metres."""
+        """Content of ``/sim/objects``: ``red_cube/x``, ``red_cube/y``, ``red_cube/z``, ... of all kinds, metres.
+
+        Objects that the scene does not hold are a metre below the table.
+        """
         places = self.object_positions()
-        names = tuple(f"{name}/{axis}" for name in places for axis in "xyz")
-        return JointState(names, np.concatenate(list(places.values())), stamp)
+        absent = np.array([0.0, 0.0, -1.0])
+        names = tuple(f"{name}/{axis}" for name in KINDS for axis in "xyz")
+        return JointState(names, np.concatenate([places.get(name, absent) for name in KINDS]), stamp)
 
     def render(self, camera: str = "front") -> UInt8Array:
         """Upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB.

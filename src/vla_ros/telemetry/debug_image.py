@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_ros.types import ActionSpec, ControlMode, FloatArray, UInt8Array
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.types import FloatArray, UInt8Array
 
 _LEAST_SIDE = 448  # px; smaller images are enlarged to keep text readable
 _WHITE, _BLACK, _ORANGE, _BLUE = (255, 255, 255), (0, 0, 0), (255, 140, 30), (80, 170, 255)
@@ -15,7 +16,7 @@ _FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarte
 
 
 def annotate(
-    image: UInt8Array, instruction: str, action: FloatArray, spec: ActionSpec, scale: float, state: str
+    image: UInt8Array, instruction: str, action: FloatArray, spec: PolicySpec, scale: float, state: str
 ) -> UInt8Array:
     """Draw instruction, action and state on a copy of the policy's image.
 
@@ -42,7 +43,7 @@ def annotate(
     _say(canvas, (8, 20), _shortened(instruction or "(no instruction)", width // 9))
     _say(canvas, (8, 40), _shortened(state, width // 9))
     _say(canvas, (8, height - 10), _numbers(action))
-    if spec.control_mode is ControlMode.END_EFFECTOR_DELTA and len(action) >= 3:
+    if spec.motion == "tip_delta" and len(action) >= 3:
         _compass(canvas, np.asarray(action[:3]) * scale)
     drawn: UInt8Array = canvas
     return drawn

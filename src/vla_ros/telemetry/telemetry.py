@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_ros.config import LiveConfig
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import message_type
 from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Inputs
@@ -25,7 +26,6 @@ from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
 from vla_ros.telemetry.stats import Stats
-from vla_ros.types import ActionSpec
 from vla_ros.vision.messages import IMAGE_TYPES, encode_image
 
 _DEBUG_PERIOD = 0.2  # s; an image for people
@@ -42,7 +42,7 @@ class Telemetry:
         self,
         wiring: Wiring,
         options: LiveConfig,
-        spec: ActionSpec,
+        spec: PolicySpec,
         controller: Controller,
         safety: Safety,
         stats: Stats,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vla_ros.config.tree import Camera, CameraConfig
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
-from vla_ros.types import ActionSpec, ImageProcessor, RawImage, UInt8Array
+from vla_ros.types import ImageProcessor, RawImage, UInt8Array
 from vla_ros.vision.decode import DecodedImage, decode_compressed, decode_image
 from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.messages import CdrBytes
@@ -22,7 +23,7 @@ class Preprocessor:
         ConfigError: An option of ``camera`` is unknown or does not go with the policy's processor.
     """
 
-    def __init__(self, camera: CameraConfig, spec: ActionSpec) -> None:
+    def __init__(self, camera: CameraConfig, spec: PolicySpec) -> None:
         decoders = {"raw": decode_image, "compressed": decode_compressed}
         if camera.transport not in decoders:
             raise ConfigError(f"camera.transport: found {camera.transport!r}, expected raw or compressed")

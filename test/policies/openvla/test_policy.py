@@ -69,7 +69,7 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_ti
     assert policy.spec.image_keys == ("front",)
     assert loaded.spec.dimension == 7
     assert loaded.spec.horizon == 1
-    assert loaded.spec.gripper_index == 6
+    assert loaded.spec.gripper == 6
     assert loaded.spec.processors == {"image": ResizeNaive((224, 224))}
 
 
@@ -203,7 +203,7 @@ def test_an_action_may_have_other_dimensions(tmp_path, small, make_policy, obser
     policy = make_policy(tmp_path)
     policy.load()
     assert policy.spec.dimension == 4
-    assert policy.spec.gripper_index is None
+    assert policy.spec.gripper is None
     assert ask(policy, observe()).tokens.shape == (4,)
 
 

@@ -8,11 +8,12 @@ import pytest
 from tools.train.controls import CONTROLS, chosen, draft_acceptance, markdown, summarize
 from tools.train.recipe import LabelRecipe
 from tools.train.rollouts import Meaning, Rollout, Simulation, parse_options
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
 from vla_ros.sim import arm
 from vla_ros.sim.expert import decide
 from vla_ros.sim.tasks import parse
-from vla_ros.types import ActionSpec, IntArray, UInt8Array
+from vla_ros.types import IntArray, UInt8Array
 from vla_ros.vision.processors import ResizeNaive
 
 REACH = np.array([0.03, 0.03, 0.03, 0.05, 0.05, 0.05, 1.0])
@@ -41,7 +42,8 @@ class PerfectNetwork:
 def play(name: str, *more: str) -> tuple[Rollout, PerfectNetwork]:
     """An episode under a control."""
     arguments = parse_options(Path("nowhere"), (*chosen(name)[0].options, *more))
-    simulation = Simulation(arguments, Meaning(ActionSpec(processors={"image": ResizeNaive()}), BINS, STATISTICS))
+    spec = PolicySpec((ImageFeature("image", ResizeNaive()),))
+    simulation = Simulation(arguments, Meaning(spec, BINS, STATISTICS))
     network = PerfectNetwork(simulation)
     try:
         return simulation.run(5, network), network

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from vla_ros.config import Config
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, Request
@@ -39,7 +40,7 @@ from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.vision_encoder import checked_encoder
-from vla_ros.types import ActionChunk, ActionSpec, FloatArray, IntArray, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 from vla_ros.vision.processors import ResizeNaive
 
@@ -107,7 +108,7 @@ class OpenVLAPolicy(Policy):
         self._options = options_of(config, OpenVLAOptions)
         self._camera = config.camera
         self._image_key = config.camera.keys[0]
-        self.spec = ActionSpec(image_keys=(self._image_key,))
+        self.spec = PolicySpec((ImageFeature(self._image_key),))
         self._loaded: Loaded | None = None
 
     @property
@@ -175,11 +176,10 @@ class OpenVLAPolicy(Policy):
             )
             progress(0.95, "self-test" if self._options.self_test else "warm-up")
             self._loaded = loaded
-            self.spec = ActionSpec(
+            self.spec = PolicySpec(
+                (ImageFeature(self._image_key, ResizeNaive((architecture.image_size, architecture.image_size))),),
+                action=PolicySpec.action if statistics.dimension == 7 else (),
                 dimension=statistics.dimension,
-                gripper_index=6 if statistics.dimension == 7 else None,
-                image_keys=(self._image_key,),
-                processors={self._image_key: ResizeNaive((architecture.image_size, architecture.image_size))},
             )
             try:
                 self._warm_up(folder, fast, weights)

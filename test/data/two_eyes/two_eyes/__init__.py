@@ -8,10 +8,11 @@ import numpy as np
 
 from vla_ros.config import Config, PolicyConfig
 from vla_ros.config.options import option
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ImageError
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import options_of
-from vla_ros.types import ActionChunk, ActionSpec, ImageProcessor, Observation, UInt8Array
+from vla_ros.types import ActionChunk, ImageProcessor, Observation, UInt8Array
 from vla_ros.vision.processors import ResizeNaive
 
 __all__ = ["EveryOther", "TwoEyes", "TwoEyesOptions"]
@@ -59,10 +60,9 @@ class TwoEyes(Policy):
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, TwoEyesOptions)
         side = self._options.side
-        self.spec = ActionSpec(
+        self.spec = PolicySpec(
+            (ImageFeature("front", ResizeNaive((20, 30))), ImageFeature("wrist", EveryOther((side, side)))),
             horizon=2,
-            image_keys=("front", "wrist"),
-            processors={"front": ResizeNaive((20, 30)), "wrist": EveryOther((side, side))},
         )
 
     def configure(self, options: PolicyConfig) -> None:

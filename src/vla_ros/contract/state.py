@@ -1,0 +1,272 @@
+"""State vectors, made from joint states, feeds and forward kinematics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from vla_ros.config import ArmConfig
+from vla_ros.contract.parts import FEED, UNUSED, Part
+from vla_ros.contract.spec import StateFeature
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.kinematics.rotations import write_rotation
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.types import FloatArray, JointState
+
+
+class StateError(VlaRosError):
+    """A part of a state vector is missing, stale, of another length or no number."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm of the robot as the parts of features see it.
+
+    Attributes:
+        kinematics: None where it has no URDF.
+    """
+
+    config: ArmConfig
+    kinematics: Kinematics | None
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        """Its joints in command order; empty where neither URDF nor ``robot.joint_names`` names them."""
+        return self.kinematics.joint_names if self.kinematics else self.config.robot.joint_names
+
+    @property
+    def fingers(self) -> tuple[str, ...]:
+        """Its finger joints."""
+        return self.config.robot.gripper_joint_names
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured last.
+
+    Attributes:
+        joints: Of all arms; None where it is stale.
+        feeds: Newest message of each feed of ``robot.state_topics`` that has come.
+    """
+
+    joints: JointState | None = None
+    feeds: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
+
+
+Read = Callable[[Measured], tuple[FloatArray, int]]
+
+
+@dataclass(frozen=True)
+class PartReader:
+    """A part of a state vector and where it comes from.
+
+    Attributes:
+        size: How many numbers; 0 where the first message of a feed decides.
+        source: For people: topic, joints, frame.
+    """
+
+    part: Part
+    size: int
+    source: str
+    read: Read
+
+
+@dataclass(frozen=True)
+class StateReader:
+    """Reads one state vector."""
+
+    feature: StateFeature
+    parts: tuple[PartReader, ...]
+
+    def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
+        """The vector, float64 [N].
+
+        Args:
+            measured: The newest inputs.
+            stamp: Of the frame that it belongs to, nanoseconds.
+            max_age: Seconds by which a part may be older than the frame; 0 accepts any age.
+
+        Raises:
+            StateError: Naming feature and part.
+        """
+        pieces = []
+        for one in self.parts:
+            try:
+                values, measured_at = one.read(measured)
+            except StateError as error:
+                raise StateError(f"state '{self.feature.key}': {one.part}: {error}") from None
+            age = (stamp - measured_at) / 1e9
+            wrong = ""
+            if one.part.quantity != UNUSED and max_age and age > max_age:
+                wrong = f"{age:.3g} s older than the frame, allowed {max_age:g} s (timeouts.joint_state_age)"
+            elif one.size and len(values) != one.size:
+                wrong = f"found {len(values)} numbers, expected {one.size}"
+            elif not np.isfinite(values).all():
+                wrong = f"number {int(np.argmin(np.isfinite(values)))} is {values[~np.isfinite(values)][0]}"
+            if wrong:
+                raise StateError(f"state '{self.feature.key}': {one.part}: {wrong}")
+            pieces.append(values)
+        vector: FloatArray = np.concatenate(pieces)
+        if self.feature.size and len(vector) != self.feature.size:
+            raise StateError(
+                f"state '{self.feature.key}': found {len(vector)} numbers, the policy expects {self.feature.size}"
+            )
+        return vector
+
+
+def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str], topic: str) -> StateReader:
+    """How the robot provides a state vector.
+
+    Args:
+        feature: What the policy needs.
+        arms: Name to arm.
+        feeds: Name to topic (``robot.state_topics``).
+        topic: Of the joint states.
+
+    Raises:
+        ConfigError: Nothing provides one of its parts, or their numbers are not those that the policy expects.
+    """
+    where = f"state '{feature.key}'"
+    if not feature.parts:
+        size = f" of {feature.size} numbers" if feature.size else ""
+        raise ConfigError(
+            f"features.state: found nothing for the policy's {where}{size}; name its parts, for example "
+            f'"{feature.key} = arm.joint_position + arm.gripper"'
+        )
+    readers = tuple(_bind(part, arms, feeds, topic, where) for part in feature.parts)
+    total = sum(one.size for one in readers)
+    if feature.size and all(one.size for one in readers) and total != feature.size:
+        parts = " + ".join(f"{one.part} ({one.size})" for one in readers)
+        raise ConfigError(
+            f"features.state: {where}: found {parts}, {total} numbers; the policy expects {feature.size}"
+        )
+    return StateReader(feature, readers)
+
+
+def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], topic: str, where: str) -> PartReader:
+    if part.quantity == UNUSED:
+        return PartReader(part, part.count, "zeros", lambda measured: (np.zeros(part.count), 0))
+    if part.quantity == FEED:
+        if part.form not in feeds:
+            found = ", ".join(feeds) or "none"
+            raise ConfigError(
+                f"robot.state_topics: {where} needs the feed '{part.form}', found {found}; add '{part.form}=/topic'"
+            )
+        return PartReader(part, part.count, feeds[part.form], lambda measured: _feed(measured, part.form))
+    arm = arms.get(part.arm)
+    if arm is None:
+        raise ConfigError(f"robot.arms: {where} needs {part}, and the robot has the arms {', '.join(arms)}")
+    read, names = _READERS[part.quantity](part, arm, f"{where} needs {part}")
+    source = f"{topic}: {', '.join(names)}"
+    if part.quantity.startswith("tip_") and arm.kinematics is not None:
+        source = f"{topic}: {arm.kinematics.tip_frame} in {arm.kinematics.base_frame}"
+    return PartReader(part, part.size(len(arm.joints), len(arm.fingers)), source, read)
+
+
+def _feed(measured: Measured, name: str) -> tuple[FloatArray, int]:
+    message = measured.feeds.get(name)
+    if message is None:
+        raise StateError("no message yet (robot.state_topics)")
+    return message.positions, message.stamp
+
+
+def _select(measured: Measured, names: tuple[str, ...], what: str) -> tuple[FloatArray, int]:
+    joints = measured.joints
+    if joints is None:
+        raise StateError("no usable joint state within timeouts.joint_state")
+    try:
+        return joints.select(names, what), joints.stamp
+    except KeyError as error:
+        raise StateError(str(error.args[0])) from None
+
+
+Bound = tuple[Read, tuple[str, ...]]
+
+
+def _joints(part: Part, arm: Arm, need: str) -> Bound:
+    """Positions, velocities or efforts: ``(measured - origin) * factor + offset``."""
+    names = part.joints or arm.joints
+    known = (*arm.joints, *arm.fingers)
+    if not known:
+        raise ConfigError(f"robot.joint_names: {need}, and neither URDF nor joint names are given")
+    absent = [name for name in names if name not in known]
+    if absent:
+        raise ConfigError(f"robot.joint_names: {need}, found no {', '.join(absent)} among {', '.join(known)}")
+    what = {"joint_position": "positions", "joint_velocity": "velocities", "joint_effort": "efforts"}[part.quantity]
+    origin, factor, offset = _scale(part, arm, names, need)
+
+    def read(measured: Measured) -> tuple[FloatArray, int]:
+        values, stamp = _select(measured, names, what)
+        return (values - origin) * factor + offset, stamp
+
+    return read if part.form not in ("rad", "rad/s", "Nm") else (lambda m: _select(m, names, what)), names
+
+
+def _scale(
+    part: Part, arm: Arm, names: tuple[str, ...], need: str
+) -> tuple[FloatArray | float, FloatArray | float, float]:
+    if part.form in ("deg", "deg/s"):
+        return 0.0, 180 / np.pi, 0.0
+    if part.range is None and part.form != "1":
+        return 0.0, 1.0, 0.0
+    if arm.kinematics is None or not set(names) <= set(arm.joints):
+        raise ConfigError(f"robot.urdf: {need}, whose scale is the URDF's limits of {', '.join(names)}")
+    columns = [arm.joints.index(name) for name in names]
+    if part.range is None:
+        return 0.0, 1 / _finite(arm.kinematics.velocity_limits[columns], names, f"{need}: a velocity limit"), 0.0
+    low, high = arm.kinematics.position_low[columns], arm.kinematics.position_high[columns]
+    span = _finite(np.where(high - low < 1e3, high - low, np.inf), names, f"{need}: position limits")
+    start, end = part.range
+    return low, (end - start) / span, start
+
+
+def _finite(values: FloatArray, names: tuple[str, ...], need: str) -> FloatArray:
+    absent = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
+    if absent:
+        raise ConfigError(f"robot.urdf: {need} for {', '.join(absent)}, found none")
+    return values
+
+
+def _fingers(part: Part, arm: Arm, need: str) -> Bound:
+    if not arm.fingers:
+        raise ConfigError(f"robot.gripper_joint_names: {need}, found no finger joints")
+    names, gripper = arm.fingers, arm.config.gripper
+    if part.quantity == "fingers":
+        return lambda measured: _select(measured, names, "positions"), names
+    closed, opened = part.range or (gripper.closed_position, gripper.open_position)
+
+    def read(measured: Measured) -> tuple[FloatArray, int]:
+        values, stamp = _select(measured, names, "positions")
+        opening = (values.mean() - gripper.closed_position) / (gripper.open_position - gripper.closed_position)
+        return np.array([closed + min(max(opening, 0.0), 1.0) * (opened - closed)]), stamp
+
+    return read, names
+
+
+def _tip(part: Part, arm: Arm, need: str) -> Bound:
+    kinematics = arm.kinematics
+    if kinematics is None:
+        raise ConfigError(f"robot.urdf: found no value, and {need}")
+
+    def read(measured: Measured) -> tuple[FloatArray, int]:
+        q, stamp = _select(measured, kinematics.joint_names, "positions")
+        if not np.isfinite(q).all():
+            raise StateError(f"joint '{kinematics.joint_names[int(np.argmin(np.isfinite(q)))]}' is no number")
+        pose = kinematics.forward(q)
+        return pose.position if part.quantity == "tip_position" else write_rotation(pose.rotation, part.form), stamp
+
+    return read, kinematics.joint_names
+
+
+_READERS: Mapping[str, Callable[[Part, Arm, str], Bound]] = {
+    "joint_position": _joints,
+    "joint_velocity": _joints,
+    "joint_effort": _joints,
+    "gripper": _fingers,
+    "fingers": _fingers,
+    "tip_position": _tip,
+    "tip_rotation": _tip,
+}
