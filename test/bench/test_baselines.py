@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the library transformers is not inst
 import torch
 
 from vla_ros.bench.baselines import compiled_static_cache, eager_generate, time_baseline
-from vla_ros.bench.inputs import OnDemand, make_prompt
+from vla_ros.bench.inputs import make_prompt
 from vla_ros.bench.models import open_subject
 from vla_ros.engine.llama import as_loaded
 from vla_ros.engine.weights import fuse
@@ -38,6 +38,6 @@ def test_every_baseline_gives_the_tokens_of_the_reference_path(model):
     loaded = compiled_static_cache(model, as_loaded(model.language_model), prompt, 7, backend="eager")
     fused = compiled_static_cache(model, fuse(model.language_model), prompt, 7, backend="eager")
     for answer in (eager_generate(model, prompt, 7), loaded, fused):
-        times, tokens = time_baseline(answer, OnDemand(2, images.__getitem__), warmup=1)
+        times, tokens = time_baseline(answer, images.__getitem__, 2, warmup=1)
         assert [one.tolist() for one in tokens] == expected
         assert len(times) == 2

@@ -20,20 +20,8 @@ def bench(*words):
 @pytest.mark.slow
 def test_tiny_bench_measures_everything(tmp_path):
     file, trace = tmp_path / "bench.json", tmp_path / "trace.json"
-    answer = bench(
-        "--model",
-        "tiny",
-        "--device",
-        "cpu",
-        "--steps",
-        "2",
-        "--baseline-steps",
-        "1",
-        "--json",
-        str(file),
-        "--trace",
-        str(trace),
-    )
+    options = ["--model", "tiny", "--device", "cpu", "--steps", "2", "--baseline-steps", "1"]
+    answer = bench(*options, "--json", str(file), "--trace", str(trace))
     assert answer.returncode == 0, answer.stderr
     for word in (
         "prefill",
@@ -63,7 +51,7 @@ def test_tiny_bench_measures_everything(tmp_path):
     assert result["baseline_steps"] == 1
     assert result["drafted_tokens_equal"] is True
     # Its answers are ahead by more than float32's guard, so every right draft is accepted.
-    assert (result["accepted_steps"], result["accepted_pictures"], result["accepted_share"]) == (2, 2, 1.0)
+    assert (result["accepted_steps"], result["accepted_images"], result["accepted_share"]) == (2, 2, 1.0)
     assert result["accepted_ms"]["p50"] > 0
     assert result["verified_ms"] is None
     assert 0 <= result["draft_acceptance"] <= 1

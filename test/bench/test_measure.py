@@ -12,9 +12,10 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 import torch
 
 from vla_ros.bench.inputs import make_messages, make_prompt
-from vla_ros.bench.measure import Asked, InferenceStep, Times, run_right_drafts
+from vla_ros.bench.measure import Measurement, run_right_drafts
 from vla_ros.bench.models import open_subject
 from vla_ros.bench.report import render
+from vla_ros.bench.times import between, collect, percentiles
 from vla_ros.policies.openvla.build_engine import make_engine
 from vla_ros.vision.decode import decode_image
 
@@ -28,28 +29,27 @@ def subject():
 @pytest.fixture(scope="module")
 def plain(subject):
     """Eight images, and what plain decoding answers."""
-    asked = make_asked(subject, None)
-    times, answers = asked.run([None])
-    assert len(times.total) == len(answers) == 8
+    measurement = make_measurement(subject, None)
+    times, answers = measurement.run()
+    assert len(times["total"]) == len(answers) == 8
     return answers
 
 
-def make_asked(subject, guard):
+def make_measurement(subject, guard):
     engine = make_engine(subject.model, 7)
     if guard is not None:
         engine.guard = guard
-    return Asked(
-        InferenceStep(subject, engine), make_messages(8, 48, 64), make_prompt(subject.model.architecture, 9)
-    )
+    prompt = make_prompt(subject.model.architecture, 9)
+    return Measurement(subject, engine, make_messages(48, 64), 8, prompt)
 
 
 def test_messages_all_differ_and_need_the_memory_of_one():
-    messages = make_messages(500, 61, 49)  # a width that is a multiple of the shift
-    frames = {decode_image(message).image.tobytes() for message in messages}
+    message = make_messages(61, 49)  # a width that is a multiple of the shift
+    frames = {decode_image(message).image.tobytes() for message in map(message, range(500))}
     assert len(frames) == 61 * 49 // 7  # 427; then they begin again
     tracemalloc.start()
     for index in range(200):
-        assert messages[index] == messages[index]
+        assert message(index) == message(index)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20 * 61 * 49 * 3
@@ -58,34 +58,30 @@ def test_messages_all_differ_and_need_the_memory_of_one():
 def test_only_images_whose_draft_was_accepted_count_as_accepted(subject, plain):
     least = sorted(float(answer.margins[1:].min()) for answer in plain)
     guard = (least[-3] + least[-2]) / 2  # two images are sure
-    found = run_right_drafts(make_asked(subject, guard), plain, guard, 5, 1)
+    found = run_right_drafts(make_measurement(subject, guard), plain, 5, 1)
     assert found.equal
-    assert (found.images, len(found.accepted.total)) == (2, 5)
+    assert (found.images, len(found.accepted["total"])) == (2, 5)
     sure = [float(answer.margins[1:].min()) > guard for answer in plain]
     assert found.share == sum(sure[:5]) / 5  # of images as they come
-    assert len(found.verified.total) == 5 - sum(sure[:5])
+    assert len(found.verified["total"]) == 5 - sum(sure[:5])
 
 
 def test_without_a_sure_image_there_is_no_figure(subject, plain):
-    found = run_right_drafts(make_asked(subject, 1e9), plain, 1e9, 4, 0)
+    found = run_right_drafts(make_measurement(subject, 1e9), plain, 4, 0)
     assert found.equal
-    assert (found.images, found.accepted.percentiles(), found.share) == (0, None, 0.0)
-    assert len(found.verified.total) == 4
+    assert (found.images, percentiles(found.accepted["total"]), found.share) == (0, None, 0.0)
+    assert len(found.verified["total"]) == 4
 
 
 def test_tokens_that_differ_from_plain_decoding_are_told(subject, plain):
     wrong = [*plain[:-1], plain[0]]  # the last image's answer is another's
-    assert not run_right_drafts(make_asked(subject, 0.0), wrong, 0.0, 8, 0).equal
+    assert not run_right_drafts(make_measurement(subject, 0.0), wrong, 8, 0).equal
 
 
 def test_what_lies_between_the_stages():
-    times = Times()
-    times.add(10.0, {"upload": 1.0, "vision": 7.0})
-    times.add(11.0, {"upload": 1.0, "vision": 9.0})
-    times.add(9.0, {"upload": 2.0, "vision": 6.0})
-    assert times.between() == 1.0
-    assert times.only([True, False, True]).total == [10.0, 9.0]
-    assert times.only([False] * 3).percentiles() is None
+    stages = (("total", "upload", "vision"), ((10.0, 1.0, 7.0), (11.0, 1.0, 9.0), (9.0, 2.0, 6.0)))
+    assert between(collect([dict(zip(stages[0], step, strict=True)) for step in stages[1]])) == 1.0
+    assert percentiles(collect([])["total"]) is None
 
 
 def test_the_table_says_why_there_is_no_accepted_time():
@@ -94,7 +90,7 @@ def test_the_table_says_why_there_is_no_accepted_time():
         "stages_ms": {"vision": 2.0}, "accepted_stages_ms": {}, "between_ms": 0.1, "accepted_ms": None,
         "total_ms": {"p50": 3.0, "p99": 4.0}, "frame": [64, 48], "in_and_out_ms": 1.0, "floor_ms": 2.0,
         "accepted_floor_ms": 1.0, "baseline_ms": None, "bandwidth_gb_per_s": 1.0, "tflops": 1.0, "memory_gb": 1.0,
-        "load_s": 1.0, "first_action_s": 1.0, "guard": 0.25, "accepted_steps": 0, "accepted_pictures": 0,
+        "load_s": 1.0, "first_action_s": 1.0, "guard": 0.25, "accepted_steps": 0, "accepted_images": 0,
         "verified_steps": 3, "verified_ms": {"p50": 17.5, "p99": 18.0}, "accepted_share": 0.0,
         "draft_acceptance": 0.1, "random_weights": True,
     }  # fmt: skip

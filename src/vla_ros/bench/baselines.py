@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_ros.bench.inputs import OnDemand
 from vla_ros.engine import decoder
 from vla_ros.engine.ops import KVCache, Ops, visible
 from vla_ros.engine.runner import make_runner
@@ -25,17 +24,13 @@ NO_GRAPHS = "left out: there are no CUDA graphs on a CPU, and compiling takes mi
 
 
 @torch.inference_mode()
-def time_baseline(answer: Answer, images: OnDemand[UInt8Array], warmup: int) -> tuple[list[float], list[IntArray]]:
-    """Run a baseline; return milliseconds and tokens for each image.
-
-    Args:
-        answer: A baseline.
-        images: Uint8 [H, W, 3] of the model's size.
-        warmup: Unmeasured steps.
-    """
+def time_baseline(
+    answer: Answer, image_at: Callable[[int], UInt8Array], steps: int, warmup: int
+) -> tuple[list[float], list[IntArray]]:
+    """Run a baseline after ``warmup`` unmeasured steps; return milliseconds and tokens for each image."""
     times, tokens = [], []
-    for index in range(-warmup, len(images)):
-        image = images[index % len(images)]
+    for index in range(-warmup, steps):
+        image = image_at(index % steps)
         began = time.perf_counter()
         answered = answer(image)
         if index >= 0:

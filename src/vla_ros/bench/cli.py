@@ -21,9 +21,8 @@ from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import VlaRosError
 
 if TYPE_CHECKING:
-    from vla_ros.bench.measure import Asked
-    from vla_ros.bench.models import Subject
-    from vla_ros.engine.executor import Answer, Engine
+    from vla_ros.bench.measure import Measurement
+    from vla_ros.engine.executor import Answer
     from vla_ros.types import UInt8Array
 
 MOST_DRAFTED = 200
@@ -72,11 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         # Check before minutes of measuring; the profiler would only warn.
         if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
             raise VlaRosError(f"{option} {path}: cannot be written; check that {path.parent} is a writable folder")
+    # Check the numbers before importing torch, which takes seconds.
+    if arguments.steps < 0 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
+        raise VlaRosError(
+            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
+            f"{arguments.prompt_tokens}: expected at least one step (0: the usual number) and two tokens"
+        )
     if arguments.policy:
         from vla_ros.bench.policy import bench_policy, render
 
-        if arguments.steps < 0:
-            raise VlaRosError(f"--steps {arguments.steps}: expected at least one step (0: the usual number)")
         config = load(arguments.config, [f"policy.name:={arguments.policy}", *arguments.param])
         result = bench_policy(config, arguments.steps or 20, _progress())
     else:
@@ -104,12 +107,6 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         CheckpointError: The model cannot be read.
         MissingDependencyError: torch or transformers is not installed.
     """
-    # Check arguments before importing torch, which takes seconds.
-    if arguments.steps < 0 or arguments.baseline_steps < 0 or arguments.prompt_tokens < 2:
-        raise VlaRosError(
-            f"--steps {arguments.steps} --baseline-steps {arguments.baseline_steps} --prompt-tokens "
-            f"{arguments.prompt_tokens}: expected at least one step (0: the usual number) and two tokens"
-        )
     size = _frame_size(arguments.frame) if arguments.frame else None
     try:
         import torch
@@ -120,9 +117,10 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from vla_ros.bench.inputs import make_messages, make_prompt
     from vla_ros.bench.machine import floor_ms, measure_machine, memory_gb
-    from vla_ros.bench.measure import Asked, InferenceStep, run_right_drafts
+    from vla_ros.bench.measure import Measurement, run_right_drafts
     from vla_ros.bench.models import open_subject
     from vla_ros.bench.report import summarize
+    from vla_ros.bench.times import percentiles
     from vla_ros.policies.openvla.build_engine import make_engine
     from vla_ros.policies.openvla.choices import choose_device
     from vla_ros.policies.openvla.loading import build_empty
@@ -132,8 +130,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     cuda = device.type == "cuda"
     type_name = arguments.dtype if arguments.dtype != "auto" else ("bfloat16" if cuda else "float32")
     dtype = getattr(torch, type_name)
-    steps = arguments.steps or (200 if cuda else 3)
-    warmup = 20 if cuda else 1
+    steps, warmup = arguments.steps or (200 if cuda else 3), 20 if cuda else 1
     height, width = size or ((720, 1280) if cuda else (240, 320))
 
     machine = measure_machine(device, dtype)
@@ -141,33 +138,33 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     baseline_wanted = not arguments.no_baseline
     quantize_now = arguments.quantization if not baseline_wanted else "none"  # baselines need the dense weights
     subject = open_subject(arguments.model, device, dtype, quantize_now, _progress())
-    count = subject.statistics.dimension
+    model, count = subject.model, subject.statistics.dimension
     engine = make_engine(
-        subject.model, count, arguments.quantization, "prefill", keep=baseline_wanted, weights=subject.weights
+        model, count, arguments.quantization, "prefill", keep=baseline_wanted, weights=subject.weights
     )
-    shapes = {name: tuple(one.shape) for name, one in build_empty(subject.model.architecture).named_parameters()}
-    planned = plan_memory(shapes, subject.model.architecture, type_name, arguments.quantization, str(device))
+    shapes = {name: tuple(one.shape) for name, one in build_empty(model.architecture).named_parameters()}
+    planned = plan_memory(shapes, model.architecture, type_name, arguments.quantization, str(device))
     print("plan:", planned, file=sys.stderr)
     loaded = time.perf_counter()
-    prompt = make_prompt(subject.model.architecture, arguments.prompt_tokens)
-    asked = Asked(InferenceStep(subject, engine), make_messages(steps, height, width), prompt)
+    prompt = make_prompt(model.architecture, arguments.prompt_tokens)
+    measurement = Measurement(subject, engine, make_messages(height, width), steps, prompt)
     engine.warm_up([len(prompt)])
-    asked.run([None], which=[0])
+    measurement.run(which=[0])
     first = time.perf_counter()
     engine.wait()  # for the graph of frames of this size, so that only steady state is measured
 
     if arguments.trace is not None:
         with _profile(arguments.trace, cuda):
-            asked.run([None], which=range(min(3, steps)))
-    times, answers = asked.run([None], warmup)
-    right = run_right_drafts(asked, answers, engine.guard, min(steps, MOST_DRAFTED), warmup)
-    some = range(min(steps, MOST_DRAFTED))
-    temporal, tried = asked.run([answers[index - 1].tokens for index in range(steps)], which=some)
+            measurement.run(which=range(min(3, steps)))
+    times, answers = measurement.run(warmup=warmup)
+    drafted = min(steps, MOST_DRAFTED)
+    right = run_right_drafts(measurement, answers, drafted, warmup)
+    temporal, tried = measurement.run([answers[i - 1].tokens for i in range(steps)], which=range(drafted))
 
     compared = min(arguments.baseline_steps or MOST_BASELINE, steps) if baseline_wanted else 0
-    baseline = _baselines(subject, engine, asked, answers, compared, min(warmup, 5), not arguments.no_compiled)
-    sequence = subject.model.architecture.patches + len(prompt)
-    floors = tuple(floor_ms(machine, subject.model, engine.weights, sequence, passes) for passes in (count - 1, 0))
+    baseline = _baselines(measurement, answers, compared, min(warmup, 5), not arguments.no_compiled)
+    sequence = model.architecture.patches + len(prompt)
+    floors = [floor_ms(machine, model, engine.weights, sequence, passes) for passes in (count - 1, 0)]
     rates = [answer.accepted for answer in tried if answer.accepted is not None]
     details = {
         "dtype": type_name,
@@ -177,9 +174,9 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         "load_s": loaded - began,
         "first_action_s": first - began,
         "draft_acceptance": sum(rates) / ((count - 1) * len(rates)) if rates and count > 1 else 0.0,
-        "drafted_ms": temporal.percentiles(),
+        "drafted_ms": percentiles(temporal["total"]),
         "drafted_tokens_equal": right.equal
-        and all((answers[index].tokens == tried[index].tokens).all() for index in some),
+        and all((plain.tokens == other.tokens).all() for plain, other in zip(answers, tried, strict=False)),
         "guard": engine.guard,
         "prompt_tokens": len(prompt),
         "frame": [width, height],
@@ -190,7 +187,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _baselines(
-    subject: Subject, engine: Engine, asked: Asked, answers: list[Answer], steps: int, warmup: int, compiled: bool
+    measurement: Measurement, answers: list[Answer], steps: int, warmup: int, compiled: bool
 ) -> dict[str, Any]:
     """Time the baselines over the first ``steps`` messages and compare eager ``generate``'s tokens."""
     found: dict[str, Any] = {
@@ -203,23 +200,18 @@ def _baselines(
     import numpy as np
 
     from vla_ros.bench import baselines
-    from vla_ros.bench.inputs import OnDemand
     from vla_ros.bench.measure import compare
     from vla_ros.engine.llama import as_loaded
-    from vla_ros.types import RawImage
-    from vla_ros.vision.decode import decode_image
-    from vla_ros.vision.processors import ResizeNaive
 
-    # The engine's own image: what is compared is the network, not the resizing.
-    processor = ResizeNaive(engine.options.image_size)
+    engine, model, prompt = measurement.engine, measurement.subject.model, measurement.prompt
+    count = measurement.subject.statistics.dimension
 
     def image(index: int) -> UInt8Array:
-        return engine.resized(RawImage(decode_image(asked.messages[index]).image, processor=processor))
+        # The engine's own resized image: what is compared is the network.
+        return engine.resized(measurement.image(measurement.message(index)))
 
-    images = OnDemand(steps, image)
-    model, count = subject.model, subject.statistics.dimension
-    eager = baselines.eager_generate(model, asked.prompt, count)
-    times, tokens = baselines.time_baseline(eager, images, warmup)
+    eager = baselines.eager_generate(model, prompt, count)
+    times, tokens = baselines.time_baseline(eager, image, steps, warmup)
     found.update(compare(answers[:steps], tokens), baseline_ms=float(np.median(times)))
     if compiled and model.device.type != "cuda":
         found["compiled_left_out"] = baselines.NO_GRAPHS
@@ -227,8 +219,8 @@ def _baselines(
         dense = engine.weights.layers[0].qkv.kind == "dense"
         weights = engine.weights if dense else as_loaded(model.language_model)
         try:
-            answer = baselines.compiled_static_cache(model, weights, asked.prompt, count)
-            times, tokens = baselines.time_baseline(answer, images, warmup)
+            answer = baselines.compiled_static_cache(model, weights, prompt, count)
+            times, tokens = baselines.time_baseline(answer, image, steps, warmup)
         except Exception as error:  # torch has a type for each; the engine's figures remain valid
             found["compiled_left_out"] = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +48,7 @@ def floor_ms(
 ) -> float:
     """Return a lower bound in milliseconds: the larger of arithmetic and bytes, stage by stage.
 
-    Args:
-        machine: Ceilings.
-        model: For vision and projector.
-        weights: The decoder as it is stored.
-        sequence: Tokens of the prompt with patches.
-        passes: Decoder passes after the prefill.
-        batch: Observations.
+    ``sequence`` counts the tokens of the prompt with patches, ``passes`` the decoder passes after the prefill.
     """
     seconds = 0.0
     stages = [
@@ -89,8 +84,7 @@ def _parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _median(device: torch.device, work: object, repeats: int = 7) -> float:
-    assert callable(work)
+def _median(device: torch.device, work: Callable[[], object], repeats: int = 7) -> float:
     times = []
     for _ in range(repeats + 2):
         synchronize(device)

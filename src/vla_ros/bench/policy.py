@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.bench.inputs import make_messages
+from vla_ros.bench.times import collect, percentiles, stage_medians
 from vla_ros.config import Config
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, create, no_progress
@@ -21,16 +22,12 @@ WARM_UP = 2
 
 
 def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -> dict[str, Any]:
-    """Load the policy that ``policy.name`` names, and time ``steps`` inferences of one session.
+    """Load the policy that ``policy.name`` names, and time ``steps`` inferences of one session, in milliseconds.
 
     Images are random, of each camera's ``camera.width`` and ``height``; state vectors are zero.
 
-    Returns:
-        Milliseconds (``total_ms`` with p50 and p99, ``stages_ms`` with medians) and what was measured.
-
     Raises:
-        VlaRosError: The policy does not load or inference fails.
-        ConfigError: It needs images or state vectors that cannot be generated.
+        VlaRosError: The policy does not load, inference fails, or inputs cannot be generated.
     """
     policy = create(config)
     began = time.perf_counter()
@@ -50,32 +47,30 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
         )
     preprocess = Preprocessor(config.camera, spec)
     messages = {
-        key: (index, make_messages(steps + WARM_UP, camera.height, camera.width, seed=index))
+        key: (index, make_messages(camera.height, camera.width, seed=index))
         for key, (index, camera) in cameras.items()
         if key in spec.image_keys
     }
     state = {key: np.zeros(size) for key, size in sizes.items()}
-    times: dict[str, list[float]] = {}
+    steps_ms = []
     for step in range(steps + WARM_UP):
-        received = {key: (index, made[step]) for key, (index, made) in messages.items()}
+        received = {key: (index, message(step)) for key, (index, message) in messages.items()}
         began = time.perf_counter()
         raw = {key: preprocess(cdr, index) for key, (index, cdr) in received.items()}
         images = LazyImages({key: partial(process, image) for key, image in raw.items()})
         instruction = config.policy.instruction or "pick up the red cube"
         chunk = policy.infer(session, Observation(images, instruction, step, state, raw))
-        took = {"total": 1e3 * (time.perf_counter() - began), "preprocess": images.spent_ms, **chunk.stages_ms}
-        if step >= WARM_UP:
-            for name, value in took.items():
-                times.setdefault(name, []).append(value)
+        total = 1e3 * (time.perf_counter() - began)
+        steps_ms.append({"total": total, "preprocess": images.spent_ms, **chunk.stages_ms})
     session.close()
     policy.close()
-    total = times.pop("total")
+    times = collect(steps_ms[WARM_UP:])
     return {
         "policy": config.policy.name,
         "steps": steps,
         "load_s": loaded,
-        "total_ms": {"p50": float(np.percentile(total, 50)), "p99": float(np.percentile(total, 99))},
-        "stages_ms": {name: float(np.median(values)) for name, values in times.items()},
+        "total_ms": percentiles(times["total"]),
+        "stages_ms": stage_medians(times),
         "chunk": list(chunk.actions.shape),
     }
 

@@ -9,8 +9,12 @@ from typing import Any
 import torch
 
 from vla_ros.bench.machine import Machine
-from vla_ros.bench.measure import IN_AND_OUT, RightDrafts, Times
+from vla_ros.bench.measure import RightDrafts
 from vla_ros.bench.models import Subject
+from vla_ros.bench.times import Times, between, median_of, percentiles, stage_medians
+
+IN_AND_OUT = ("upload", "preprocess", "download", "post")
+"""Stages that are neither the message's way nor the network."""
 
 
 def summarize(
@@ -31,33 +35,33 @@ def summarize(
         floors: Without and with accepted drafts.
         details: Further entries, the baselines among them.
     """
-    total, base, compiled = times.percentile(50), details["baseline_ms"], details["compiled_ms"]
-    accepted = right.accepted.percentiles()
+    total, base, compiled = percentiles(times["total"]) or {}, details["baseline_ms"], details["compiled_ms"]
+    accepted = percentiles(right.accepted["total"])
     result: dict[str, Any] = {
         "model": subject.name,
         "random_weights": subject.random,
         "machine": machine.name,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "total_ms": {"p50": total, "p99": times.percentile(99)},
-        "stages_ms": times.medians(),
-        "in_and_out_ms": times.together(*IN_AND_OUT),
-        "between_ms": times.between(),
+        "total_ms": total,
+        "stages_ms": stage_medians(times),
+        "in_and_out_ms": median_of(times, *IN_AND_OUT),
+        "between_ms": between(times),
         "accepted_ms": accepted,
-        "accepted_stages_ms": right.accepted.medians(),
-        "accepted_steps": len(right.accepted.total),
-        "accepted_pictures": right.images,
+        "accepted_stages_ms": stage_medians(right.accepted),
+        "accepted_steps": len(right.accepted["total"]),
+        "accepted_images": right.images,
         "accepted_share": right.share,
-        "verified_ms": right.verified.percentiles(),
-        "verified_steps": len(right.verified.total),
-        "speedup": None if base is None else base / total,
-        "compiled_speedup": None if compiled is None else compiled / total,
+        "verified_ms": percentiles(right.verified["total"]),
+        "verified_steps": len(right.verified["total"]),
+        "speedup": None if base is None else base / total["p50"],
+        "compiled_speedup": None if compiled is None else compiled / total["p50"],
         "accepted_speedup": None if base is None or accepted is None else base / accepted["p50"],
         "floor_ms": floors[0],
         "accepted_floor_ms": floors[1],
-        "share_of_floor": floors[0] / total,
+        "share_of_floor": floors[0] / total["p50"],
         "bandwidth_gb_per_s": machine.bytes_per_s / 1e9,
         "tflops": machine.flops_per_s / 1e12,
-        "steps": len(times.total),
+        "steps": len(times["total"]),
         **details,
     }
     rounded: dict[str, Any] = _rounded(result)
@@ -67,61 +71,60 @@ def summarize(
 def render(result: dict[str, Any]) -> str:
     """The table that ``vla-ros bench`` prints."""
     plain, drafted, accepted = result["stages_ms"], result["accepted_stages_ms"], result["accepted_ms"] or {}
+    width, height = result["frame"]
     lines = [
         f"{result['model']} on {result['machine']}, {result['dtype']}, quantisation {result['quantization']}, "
         f"{result['steps']} steps, {result['graphs']}",
         _row("stage (p50, ms)", "plain", "draft accepted"),
-    ]
-    lines += [_row(name, plain[name], drafted.get(name)) for name in plain]
-    lines.append(_row("between stages", result["between_ms"]))
-    lines += [_row(f"total {name}", result["total_ms"][name], accepted.get(name)) for name in ("p50", "p99")]
-    width, height = result["frame"]
-    lines.append(_row("in and out", result["in_and_out_ms"]) + f"   ({width}x{height}: {', '.join(IN_AND_OUT)})")
-    lines.append(_row("floor", result["floor_ms"], result["accepted_floor_ms"]))
-    if result["baseline_ms"] is not None:
-        lines.append(
-            _row("times baseline", result["speedup"], result["accepted_speedup"])
-            + f"   (transformers generate, eager: {result['baseline_ms']:.2f} ms, {result['baseline_steps']} steps)"
-        )
-        margins = result["mismatch_margins"]
-        equal = "equal" if not margins else (
-            f"{len(margins)} answers differ, first where the best logit is ahead by at most {max(margins):.3f} "
-            f"(median {statistics.median(margins):.3f})"
-        )  # fmt: skip
-        lines.append(f"tokens: {equal}; match {100 * result['token_match']:.2f} %")
-        compiled = result["compiled_left_out"] or (
-            f"{result['compiled_ms']:.2f} ms, the engine is {result['compiled_speedup']:.2f} times as fast"
-        )
-        lines.append(f"static KV cache, torch.compile, CUDA graphs: {compiled}")
-    lines.append(
+        *(_row(name, plain[name], drafted.get(name)) for name in plain),
+        _row("between stages", result["between_ms"]),
+        *(_row(f"total {name}", result["total_ms"][name], accepted.get(name)) for name in ("p50", "p99")),
+        _row("in and out", result["in_and_out_ms"]) + f"   ({width}x{height}: {', '.join(IN_AND_OUT)})",
+        _row("floor", result["floor_ms"], result["accepted_floor_ms"]),
+        *_baseline_lines(result),
         f"measured: copy {result['bandwidth_gb_per_s']:.0f} GB/s, product {result['tflops']:.2f} TFLOP/s; "
         f"memory {result['memory_gb']:.2f} GB; load {result['load_s']:.1f} s, "
-        f"first action after {result['first_action_s']:.1f} s"
-    )
-    return "\n".join(lines + _of_drafts(result))
+        f"first action after {result['first_action_s']:.1f} s",
+        *_draft_lines(result),
+    ]
+    return "\n".join(lines)
 
 
-def _of_drafts(result: dict[str, Any]) -> list[str]:
+def _baseline_lines(result: dict[str, Any]) -> list[str]:
+    if result["baseline_ms"] is None:
+        return []
+    eager = f"   (transformers generate, eager: {result['baseline_ms']:.2f} ms, {result['baseline_steps']} steps)"
+    equal, compiled = "equal", result["compiled_left_out"]
+    if margins := result["mismatch_margins"]:
+        equal = f"{len(margins)} answers differ, first where the best logit is ahead by at most {max(margins):.3f} "
+        equal += f"(median {statistics.median(margins):.3f})"
+    if compiled is None:
+        times = f"{result['compiled_speedup']:.2f}"
+        compiled = f"{result['compiled_ms']:.2f} ms, the engine is {times} times as fast"
+    return [
+        _row("times baseline", result["speedup"], result["accepted_speedup"]) + eager,
+        f"tokens: {equal}; match {100 * result['token_match']:.2f} %",
+        f"static KV cache, torch.compile, CUDA graphs: {compiled}",
+    ]
+
+
+def _draft_lines(result: dict[str, Any]) -> list[str]:
     """Explain the draft figures and the steps behind them."""
     sure = f"whose plain answer is ahead by more than the guard ({result['guard']:g} logits) at every drafted token"
-    if result["accepted_steps"]:
-        accepted = (
-            f"draft accepted: {result['accepted_steps']} steps with {result['accepted_pictures']} of "
-            f"{result['steps']} images, {sure}"
-        )
-    else:
-        accepted = f"draft accepted: not measured, as none of {result['steps']} images has an answer that was "
-        accepted += f"accepted as a whole: one {sure}"
-    others = "" if not result["verified_steps"] else (
-        f"; the others take a pass: p50 {result['verified_ms']['p50']:.3f} ms"
-    )  # fmt: skip
-    of_what = (
-        "random weights and images, which says nothing of a robot" if result["random_weights"] else "random images"
+    steps, images = f"{result['accepted_steps']} steps", f"{result['steps']} images"
+    accepted = f"{steps} with {result['accepted_images']} of {images}, {sure}"
+    if not result["accepted_steps"]:
+        accepted = f"not measured, as none of {images} is one {sure} and whose draft was accepted in full"
+    others = (
+        f"; the others need a pass: p50 {result['verified_ms']['p50']:.3f} ms" if result["verified_steps"] else ""
     )
+    basis = "random images"
+    if result["random_weights"]:
+        basis = "random weights and images, which says nothing about a robot"
     return [
-        accepted,
-        f"right drafts, images as they come: {100 * result['accepted_share']:.1f} % accepted as a whole{others}",
-        f"drafts of the previous action: {100 * result['draft_acceptance']:.1f} % of tokens accepted on {of_what}",
+        f"draft accepted: {accepted}",
+        f"right drafts, unselected images: {100 * result['accepted_share']:.1f} % accepted in full{others}",
+        f"drafts of the previous action: {100 * result['draft_acceptance']:.1f} % of tokens accepted on {basis}",
     ]
 
 

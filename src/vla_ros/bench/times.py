@@ -1,0 +1,40 @@
+"""Milliseconds of many steps by stage, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vla_ros.types import FloatArray
+
+Times = Mapping[str, FloatArray]
+"""Milliseconds [N] of N steps: ``total``, and each stage in order."""
+
+
+def collect(steps: Sequence[Mapping[str, float]]) -> Times:
+    """Times of steps, given the milliseconds of each step by stage."""
+    names = dict.fromkeys(["total", *(name for step in steps for name in step)])
+    return {name: np.array([step[name] for step in steps if name in step]) for name in names}
+
+
+def percentiles(milliseconds: FloatArray) -> dict[str, float] | None:
+    """``p50`` and ``p99``; None without steps."""
+    if not milliseconds.size:
+        return None
+    return {f"p{share}": float(np.percentile(milliseconds, share)) for share in (50, 99)}
+
+
+def stage_medians(times: Times) -> dict[str, float]:
+    """Median of each stage, in order."""
+    return {name: float(np.median(each)) for name, each in times.items() if name != "total" and each.size}
+
+
+def median_of(times: Times, *stages: str) -> float:
+    """Median of the sum of some stages; missing stages count as zero."""
+    return float(np.median(np.sum([times[name] for name in stages if name in times], axis=0)))
+
+
+def between(times: Times) -> float:
+    """Median of a step's time outside its stages, which is the host's work."""
+    return float(np.median(2 * times["total"] - np.sum(list(times.values()), axis=0)))
