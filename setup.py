@@ -20,6 +20,7 @@ OPENVLA = ["torch>=2.6", "safetensors>=0.5", "tokenizers>=0.21", "sentencepiece>
 QUANT = ["bitsandbytes>=0.46"]
 REPLAY = ["rosbags>=0.11"]
 EXPORT = ["pyarrow>=15", "av>=14"]
+LEROBOT = ["lerobot>=0.6.1; python_version >= '3.12'"]
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 REMOTE = ["websockets>=15", "msgpack>=1.1", "pyzmq>=26"]  # 15 is the first whose blocking client sends pings
 SERVE = ["websockets>=15", "msgpack>=1.1", *METRICS]
@@ -73,6 +74,7 @@ setup(
         "openvla": OPENVLA,
         "quant": QUANT,
         "replay": REPLAY,
+        "lerobot": LEROBOT,
         "export": [*REPLAY, *EXPORT],
         "metrics": METRICS,
         "remote": REMOTE,
@@ -89,6 +91,7 @@ setup(
             "vla_policy_node = vla_ros.node.lifecycle_main:main",
         ],
         "vla_ros.policies": [
+            "lerobot = vla_ros.policies.lerobot:LEROBOT",
             "openvla = vla_ros.policies.openvla:OPENVLA",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",

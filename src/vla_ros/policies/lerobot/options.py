@@ -1,0 +1,18 @@
+"""Options of LeRobot's policies: ``policy.*`` where ``policy.name`` is ``lerobot``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_ros.config.options import option
+from vla_ros.config.policy import PolicyConfig
+
+
+@dataclass(frozen=True)
+class LeRobotOptions(PolicyConfig):
+    """Which checkpoint answers."""
+
+    checkpoint: str = option("", "Folder that LeRobot wrote: config.json, model.safetensors and the processors")
+    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
+    tokenizer: str = option("", "Folder of the tokenizer, for policies whose processors name one on the hub")
+    seed: int = option(-1, "Seed of the noise of diffusion and flow policies; -1 draws one", low=-1, high=2**31 - 1)
