@@ -29,7 +29,7 @@ from vla_ros.node.run import serve
 from vla_ros.policies import Session
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.types import ActionChunk, Observation
-from vla_ros.vision.decode import encode_image
+from vla_ros.vision.messages import encode_image
 
 JOINTS = [f"joint_{number}" for number in range(1, 8)]
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]

@@ -116,8 +116,7 @@ def receive(arguments: argparse.Namespace) -> None:
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.graph.rclpy_frames import subscribe_raw
-    from vla_ros.vision.decode import image_stamp
-    from vla_ros.vision.messages import image_header
+    from vla_ros.vision.messages import image_header, image_stamp
 
     if arguments.raw:
         keep_freed_memory()

@@ -22,7 +22,7 @@ def write(folder: Path, frames: int, storage: str) -> Path:
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
-    from vla_ros.vision.decode import encode_image
+    from vla_ros.vision.messages import encode_image
 
     store = get_typestore(Stores.ROS2_JAZZY)
     rng = np.random.default_rng(0)

@@ -17,15 +17,9 @@ from PIL import Image
 
 from vla_ros.config.tree import CameraConfig
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.vision.decode import (
-    decode_compressed,
-    decode_image,
-    encode_compressed,
-    encode_image,
-    image_header,
-    image_stamp,
-)
+from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.geometry import make_orientation
+from vla_ros.vision.messages import encode_compressed, encode_image, image_header, image_stamp
 from vla_ros.vision.preprocess import Preprocessor, process
 from vla_ros.vision.processors import crop_center, jpeg_round_trip, resize_bicubic, resize_lanczos3
 

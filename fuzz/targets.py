@@ -9,7 +9,8 @@ from pathlib import Path
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.replay.bag import Bag
-from vla_ros.vision.decode import decode_compressed, decode_image, image_stamp
+from vla_ros.vision.decode import decode_compressed, decode_image
+from vla_ros.vision.messages import image_stamp
 
 TYPES = (
     "sensor_msgs/msg/JointState",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class VlaRosError(Exception):
     """Base of every error that this package raises on purpose. Its text is fit to be shown to a user."""
@@ -29,3 +32,9 @@ class DeviceLostError(VlaRosError):
 
 class OutOfMemoryError(VlaRosError):
     """The model does not fit into the memory there is; the text lists the options that would."""
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``; did you mean 'x'?`` with the nearest of ``known``, or "" if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -23,7 +23,7 @@ from vla_ros.config import load
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy
-from vla_ros.vision.decode import encode_image
+from vla_ros.vision.messages import encode_image
 
 HERE = Path(__file__).parent
 PATIENCE = 20.0

@@ -21,7 +21,7 @@ from vla_ros.middleware import daemons
 from vla_ros.middleware.daemons import RoudiWatch
 from vla_ros.node import policy_node
 from vla_ros.node.claim import Claim
-from vla_ros.vision.decode import encode_image
+from vla_ros.vision.messages import encode_image
 
 COMMAND = "/arm/joint_command"
 NOTICED = 1.0  # s; half of that where the machine has nothing else to do

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.vision.decode import encode_image
+from vla_ros.vision.messages import encode_image
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -20,7 +20,7 @@ from vla_ros.control.safety import State
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, Observation
-from vla_ros.vision.decode import encode_image
+from vla_ros.vision.messages import encode_image
 
 POSE = PolicySpec()
 JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)

@@ -17,8 +17,8 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, JointState, Observation
-from vla_ros.vision.decode import encode_image
 from vla_ros.vision.lazy_images import LazyImages
+from vla_ros.vision.messages import encode_image
 from vla_ros.vision.preprocess import Preprocessor, process
 from vla_ros.vision.processors import ResizeNaive
 

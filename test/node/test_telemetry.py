@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.vision.decode import decode_image, encode_image
+from vla_ros.vision.decode import decode_image
+from vla_ros.vision.messages import encode_image
 
 STATUS, DEBUG = "/vla_policy/status", "/vla_policy/debug_image"
 

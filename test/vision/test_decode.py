@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vla_ros.errors import ImageError
-from vla_ros.vision.decode import (
-    ENCODINGS,
-    MAX_PIXELS,
-    decode_compressed,
-    decode_image,
-    encode_compressed,
-    encode_image,
-)
+from vla_ros.vision.decode import ENCODINGS, MAX_PIXELS, decode_compressed, decode_image
+from vla_ros.vision.messages import encode_compressed, encode_image
 
 CHANNELS = {
     "rgb8": 3,

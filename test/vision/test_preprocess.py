@@ -14,7 +14,7 @@ from PIL import Image
 from vla_ros.config.tree import CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
-from vla_ros.vision.decode import encode_compressed, encode_image
+from vla_ros.vision.messages import encode_compressed, encode_image
 from vla_ros.vision.preprocess import Preprocessor, process
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
 

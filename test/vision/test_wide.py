@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_ros.errors import ImageError
-from vla_ros.vision.decode import decode_image, encode_image
+from vla_ros.vision.decode import decode_image
+from vla_ros.vision.messages import encode_image
 from vla_ros.vision.wide import WIDE_ENCODINGS
 
 COLOURS = {"red": (200, 0, 0), "green": (0, 150, 0), "blue": (0, 0, 100), "grey": (90, 90, 90)}

@@ -30,8 +30,7 @@ from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.node.claim import Claim
-from vla_ros.vision.decode import image_stamp
-from vla_ros.vision.messages import encode_image, with_stamp
+from vla_ros.vision.messages import encode_image, image_stamp, with_stamp
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))
 FINGERS = ("finger_left", "finger_right")

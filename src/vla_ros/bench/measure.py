@@ -15,7 +15,8 @@ from vla_ros.bench.times import Times, collect
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Answer, Engine, Request
 from vla_ros.types import IntArray, RawImage
-from vla_ros.vision.decode import decode_image, image_stamp
+from vla_ros.vision.decode import decode_image
+from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.processors import ResizeNaive
 
 

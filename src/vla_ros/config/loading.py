@@ -7,7 +7,6 @@ lists of one of these, as YAML and ROS parameters have them.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -22,7 +21,7 @@ from vla_ros.config.options import Option, option_of
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class, owner
 from vla_ros.config.tree import Config
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, did_you_mean
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
 """Parameters (or prefixes) of every ROS node, and of the lifecycle node, that are no options of the tree."""
@@ -166,11 +165,9 @@ def unknown(name: str, policy: PolicyConfig) -> str:
     if of is not None:
         return f"{name}: an option of the policy '{of}', and policy.name is '{policy.name}'; leave it out"
     known = entries(policy)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    if not near:  # a right leaf in a wrong section
-        near = [other for other in known if other.split(".")[1] == leaf][:1]
-    hint = f"; did you mean '{near[0]}'?" if near else "; `vla-ros config` lists all names"
-    return f"{name}: no such parameter{hint}"
+    elsewhere = [other for other in known if other.split(".")[1] == leaf]  # a right leaf in a wrong section
+    hint = did_you_mean(name, known, 0.4) or did_you_mean(name, elsewhere, 0.0)
+    return f"{name}: no such parameter{hint or '; `vla-ros config` lists all names'}"
 
 
 def convert(entry: Entry, value: Any) -> Any:
@@ -210,8 +207,7 @@ def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
 
 def _wrong(entry: Entry, value: Any) -> ConfigError:
     found = list(value) if isinstance(value, tuple) else value
-    near = difflib.get_close_matches(str(value), entry.option.choices, n=1) if entry.option.choices else []
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(str(value), entry.option.choices or ())
     if not entry.is_list and entry.item_type is str and not isinstance(value, str):
         hint = "; to YAML this is no text: put it into quotes"
     return ConfigError(

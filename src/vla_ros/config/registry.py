@@ -7,7 +7,6 @@ An entry point of the group names what makes the policy: a class or any callable
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from vla_ros.config.policy import PolicyConfig
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean
 
 GROUP = "vla_ros.policies"
 
@@ -73,8 +72,7 @@ def _find(name: str) -> EntryPoint:
     for point in entry_points(group=GROUP):
         if point.name == name:
             return point
-    near = difflib.get_close_matches(name, available(), n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(name, available())
     raise ConfigError(f"policy.name: no policy '{name}' is installed; there are {list(available())}{hint}")
 
 

@@ -10,11 +10,10 @@ and ignored in an action.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, did_you_mean
 
 FEED, UNUSED = "feed", "unused"
 
@@ -141,8 +140,7 @@ def _parse(term: str, action: bool) -> Part:
     quantity = QUANTITIES.get(tail)
     if quantity is None or not (quantity.action if action else quantity.state):
         fitting = [name for name, known in QUANTITIES.items() if (known.action if action else known.state)]
-        near = difflib.get_close_matches(tail, fitting, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(tail, fitting)
         role = "an action" if action else "a state"
         raise ConfigError(f"found {tail!r} in {term!r}, expected one of {', '.join(fitting)} in {role}{hint}")
     if joints and (action or quantity.size != 0):

@@ -23,28 +23,11 @@ from vla_ros.vision.messages import (
     CdrBytes,
     CompressedHeader,
     ImageHeader,
-    encode_compressed,
-    encode_image,
-    image_header,
-    image_stamp,
     read_compressed,
     read_image,
     shown,
 )
 from vla_ros.vision.wide import WIDE_ENCODINGS, wide_to_rgb
-
-__all__ = [
-    "ENCODINGS",
-    "MAX_PIXELS",
-    "MAX_SIDE",
-    "DecodedImage",
-    "decode_compressed",
-    "decode_image",
-    "encode_compressed",
-    "encode_image",
-    "image_header",
-    "image_stamp",
-]
 
 MAX_SIDE = 16384
 """Largest accepted width and height in pixels."""

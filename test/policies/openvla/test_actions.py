@@ -88,7 +88,7 @@ def test_one_dataset_needs_no_key_and_several_do(data):
 
 
 def test_an_unknown_key_names_the_nearest_and_all(data):
-    with pytest.raises(ConfigError, match=r"no dataset 'alhpa' \(did you mean 'alpha'\?\).*beta"):
+    with pytest.raises(ConfigError, match=r"no dataset 'alhpa'; it has .*beta.*did you mean 'alpha'\?"):
         choose(read_statistics(data), "alhpa")
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 from tools.faults.channel import KINDS, Channel, Fault, read_stamp, spoil_joints
 from vla_ros.errors import ImageError
 from vla_ros.graph.messages import message_types
-from vla_ros.vision.decode import decode_image, image_stamp
-from vla_ros.vision.messages import encode_image, image_header
+from vla_ros.vision.decode import decode_image
+from vla_ros.vision.messages import encode_image, image_header, image_stamp
 
 PICTURE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(6, 8, 3)
 

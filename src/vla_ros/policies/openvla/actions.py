@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 from vla_ros.policies.openvla.architecture import read_json
 from vla_ros.types import FloatArray, IntArray
 
@@ -146,9 +145,8 @@ def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatis
     if fallback in statistics:
         logger.info("policy.unnorm_key: %s is not in the checkpoint, taking %s", key, fallback)
         return statistics[fallback]
-    near = difflib.get_close_matches(key, names, n=1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
-    raise ConfigError(f"policy.unnorm_key: the checkpoint has no dataset '{key}'{hint}; it has {names}")
+    hint = did_you_mean(key, names)
+    raise ConfigError(f"policy.unnorm_key: the checkpoint has no dataset '{key}'; it has {names}{hint}")
 
 
 def _fixed(array: FloatArray) -> FloatArray:
