@@ -191,10 +191,21 @@ def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
     assert len(topic(tmp_path / "bag", "/arm/joint_command")) > 5
 
 
-def planned(*words: str) -> PolicyConfig:
+def options(*words: str) -> Config:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return plan(parser.parse_args(words)).config.policy
+    return plan(parser.parse_args(words)).config
+
+
+def planned(*words: str) -> PolicyConfig:
+    return options(*words).policy
+
+
+def test_the_expert_answers_as_asked():
+    assert planned("--policy", "expert").actions == "eef_delta"
+    assert planned("--policy", "expert", "--actions", "eef_pose").actions == "eef_pose"
+    with pytest.raises(ConfigError, match=r"policy\.actions: an option of the policy 'expert'"):
+        planned("--actions", "eef_pose")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,20 @@
 """The scripted expert is stateless, bounded, follows instructions and succeeds through the node's controller."""
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from tools.train.episode import make_controller, run_episode
-from vla_ros.config import Config
+from vla_ros.config import Config, load
+from vla_ros.config.files import config_file
+from vla_ros.kinematics.rotations import read_rotation
 from vla_ros.policies import Policy, available
 from vla_ros.sim import arm
-from vla_ros.sim.expert import MAX_STEP, MAX_TURN, ExpertPolicy, decide, state_of
+from vla_ros.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide, state_of
 from vla_ros.sim.tasks import TASK_NAMES, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import Observation
@@ -27,7 +32,7 @@ def expert() -> ExpertPolicy:
 
 
 def observation(world: TableTop, instruction: str) -> Observation:
-    return Observation({}, instruction, 5, state_of(world.joint_state(5), world.object_state(5)))
+    return Observation({}, instruction, 5, state_of(world))
 
 
 def test_it_is_found_by_its_entry_point(expert):
@@ -64,6 +69,45 @@ def test_it_recovers_from_bumps_and_noisy_actions(expert):
             for seed in range(8)
         ]
     assert sum(result.success for result in results) >= 7
+
+
+@pytest.mark.parametrize("arms", [1, 2])
+@pytest.mark.parametrize("actions", list(ACTIONS))
+def test_every_form_of_an_answer_means_the_same_step(actions, arms):
+    """Where each arm's tool is to be a tenth of a second from now."""
+    with TableTop(WorldOptions(arms=arms)) as world:
+        expert = ExpertPolicy(simulated(world, actions))
+        action = ask(expert, observation(world, world.scene.instruction)).actions[0]
+        task, objects = world.scene.task, world.object_positions()
+        expected = {}
+        for index, mount in enumerate(world.mounts):
+            joints = world.joint_positions().reshape(arms, -1)[index]
+            pose, target = arm.forward(joints[:7]), task.targets[index]
+            one = {target: objects[target] - mount.position}
+            motion = decide(replace(task, targets=(target,)), pose, float(joints[7:].mean()), one)
+            expected[mount.name] = pose[:3, 3] + motion[:3], joints[:7], motion
+        for part, columns in expert.spec.columns():
+            numbers = action[columns]
+            position, joints, motion = expected[part.arm]
+            if part.quantity == "gripper":
+                np.testing.assert_array_equal(numbers, motion[6:])
+            elif part.quantity == "tip_delta":
+                np.testing.assert_array_equal(numbers, motion[:6])
+            elif part.quantity == "tip_position":
+                np.testing.assert_allclose(numbers, position)
+            elif part.quantity == "tip_rotation":
+                np.testing.assert_allclose(read_rotation(numbers, part.form), arm.TOOL_DOWN, atol=0.01)
+            else:
+                reached = numbers if part.quantity == "joint_position" else joints + 0.1 * numbers
+                np.testing.assert_allclose(arm.forward(reached)[:3, 3], position, atol=1e-4)
+                np.testing.assert_allclose(arm.forward(reached)[:3, :3], arm.TOOL_DOWN, atol=0.01)
+
+
+def simulated(world: TableTop, actions: str) -> Config:
+    """Options for the arms of a world."""
+    config = load([config_file("demo")], ["policy.name:=expert", f"policy.actions:={actions}"])
+    arms = tuple(replace(config.arms[0], name=mount.name) for mount in world.mounts)
+    return cast(Config, SimpleNamespace(arms=arms, policy=config.policy, camera=config.camera))
 
 
 def test_the_same_state_gives_the_same_action(world, expert):

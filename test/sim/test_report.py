@@ -2,11 +2,13 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from vla_ros.config import Config
+from vla_ros.contract.parts import parse_parts
 from vla_ros.sim import report as demo
 from vla_ros.sim.results import DemoResult, EpisodeResult
 
@@ -69,6 +71,25 @@ def test_report_contains_the_outcome(result):
     assert "p99 81 ms" in text
     assert "policy:" in text
     assert "<b>the</b>" not in text
+
+
+def test_two_arms_have_a_chart_for_each_part_of_the_action(result):
+    arms, parts = ("left", "right"), "left.joint_position + left.gripper + right.joint_position + right.gripper"
+    both = [
+        replace(one, actions=np.ones((16, 16)), tips=np.zeros((17, 2, 3)), fingers=np.zeros((17, 2)))
+        for one in result.episodes
+    ]
+    two = replace(result, arms=arms, action=parse_parts(parts, action=True), episodes=tuple(both))
+    text = demo.render(two)
+    for title in ("left.joint_position[rad]", "right.gripper", "left: tool position", "right: tool position"):
+        assert f">{title}" in text
+    assert two.to_json()["arms"] == ["left", "right"]
+    assert two.to_json()["action"].count("joint_position") == 2
+
+
+def test_actions_of_another_length_are_shown(result):
+    odd = replace(result, episodes=tuple(replace(one, actions=np.ones((16, 3))) for one in result.episodes))
+    assert ">action<" in demo.render(odd)
 
 
 def test_failures_are_shown_first_when_there_are_many(result):

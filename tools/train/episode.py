@@ -73,7 +73,7 @@ def run_episode(
             images={} if image is None else {"image": image},
             instruction=scene.instruction,
             stamp=stamp,
-            state=state_of(world.joint_state(stamp), world.object_state(stamp)),
+            state=state_of(world),
         )
         chunk = infer(observation)
         controller.check(chunk)

@@ -1,4 +1,4 @@
-"""Watch a policy move the simulated arm.
+"""Watch a policy move the simulated arm, or two of them.
 
 The simulation runs in this process and the policy node (`vla-ros run`) in another. They communicate over DDS, in a
 ROS domain of their own on this host unless ROS_DOMAIN_ID is set. The seed of an episode decides the three or four
@@ -7,6 +7,7 @@ objects on the table and the instruction.
   vla-ros demo --report out.html                the small OpenVLA that comes with the package
   vla-ros demo --checkpoint DIR                 your own checkpoint
   vla-ros demo --policy expert                  the scripted expert, which needs no PyTorch
+  vla-ros demo --policy expert --arms 2 --actions joint_position    it moves two arms by joint positions
   vla-ros demo -p camera.orientation:="[none]"  what goes wrong when the image is upside down
 """
 
@@ -30,8 +31,10 @@ from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import parse_assignment, read_file
 from vla_ros.config.show import add_config_arguments
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
+from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
@@ -48,9 +51,11 @@ _LOCKSTEP = (
     "timeouts.joint_state:=600.0",
     "timeouts.inference:=600.0",
     "timeouts.driver:=600.0",
+    "timeouts.twist:=600.0",
     "timeouts.frame_age:=0.0",
     "timeouts.joint_state_age:=0.0",
 )
+_FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
 _MOST_THREADS = 8  # more do not speed up a model as small as the demo's
 _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
 
@@ -63,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
     add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, expert, hold)")
     add("--checkpoint", metavar="DIR", help="another checkpoint; implies --policy openvla unless --policy is given")
+    add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
+    add("--actions", choices=tuple(ACTIONS), help="what the expert answers with (default eef_delta)")
     add("--json", type=Path, metavar="FILE", help="write the results as JSON")
     add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
     add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
@@ -123,9 +130,12 @@ def plan(arguments: argparse.Namespace) -> Plan:
     Raises:
         ConfigError: As :func:`vla_ros.config.load`.
     """
-    files = (config_file("demo"), *arguments.config)
+    two = arguments.arms == 2
+    files = (config_file("demo_two_arms" if two else "demo"), *arguments.config)
     mode = [] if arguments.real_time else list(_LOCKSTEP)
     model: list[str] = []
+    if two and arguments.task != "pick":
+        raise ConfigError(f"--task {arguments.task}: found for two arms, expected pick")
     if arguments.policy:
         model.append(f"policy.name:={arguments.policy}")
     if arguments.checkpoint:
@@ -134,6 +144,14 @@ def plan(arguments: argparse.Namespace) -> Plan:
         named = arguments.checkpoint == "demo"  # a name, not a folder
         folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
         model.append(f"policy.checkpoint:={folder}")
+    if arguments.actions:
+        model.append(f"policy.actions:={arguments.actions}")
+    if arguments.actions == "joint_velocity":
+        model += _FINGERS_APART
+        hands = ("left", "right") if two else ()
+        model += [f"{hand}.gripper:=/{hand}_arm/gripper_command" for hand in hands] or [
+            "topics.gripper:=/arm/gripper_command"
+        ]
     model += arguments.param
     if arguments.real_time and hasattr(load(files, model).policy, "threads"):
         mode.append(f"policy.threads:={_threads()}")
@@ -288,6 +306,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
         tasks=_TASKS[arguments.task],
         camera_gain=arguments.dim,
         bump=arguments.bump,
+        arms=len(config.arms),
     )
 
 
@@ -319,6 +338,8 @@ def _result(
         mode="real_time" if arguments.real_time else "lockstep",
         rate_hz=LOCKSTEP_HZ,
         seed=arguments.seed,
+        arms=tuple(arm.name for arm in config.arms),
+        action=ExpertPolicy(config).spec.action if config.policy.name == "expert" else PolicySpec().action,
         episodes=tuple(episodes),
         latency_ms=stats.get("latency_ms", {}),
         frames=stats.get("frames", {}),

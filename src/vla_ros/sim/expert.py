@@ -1,5 +1,7 @@
 """A scripted expert for the demo, from which a model can learn.
 
+It drives one arm, or two that each have an object of their own, in any of :data:`ACTIONS`.
+
 It is stateless: the action depends on joints, object positions and instruction alone, so that any state a learner
 visits can be labelled for any object (DAgger; Ross et al., 2011).
 """
@@ -8,25 +10,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import Config, PolicyConfig
+from vla_ros.config.options import option
 from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.errors import ConfigError
+from vla_ros.kinematics.rotations import write_rotation
+from vla_ros.kinematics.transforms import rotation_vector_matrix
 from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import KINDS, SIDES, Task, parse
-from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
+from vla_ros.types import ActionChunk, FloatArray, Observation
+
+if TYPE_CHECKING:
+    from vla_ros.sim.world import TableTop
+
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "eef_delta": ("tip_delta", "gripper"),
+    "joint_position": ("joint_position", "gripper"),
+    "joint_velocity": ("joint_velocity", "gripper"),
+    "eef_pose": ("tip_position", "tip_rotation[rot6d]", "gripper"),
+}
+"""What the expert can answer with: the parts of each arm's numbers."""
 
 FEED = "objects"
 """Feed of the object positions."""
-STATE = (
-    StateFeature("joints", parse_parts("arm.joint_position")),
-    StateFeature("fingers", parse_parts("arm.fingers")),
-    StateFeature("objects", parse_parts(f"feed.{FEED}[{3 * len(KINDS)}]")),
-)
-"""What the expert measures."""
+RATE_HZ = 10.0
 
 GAIN = 0.6
 """Share of the remaining distance covered in one step."""
@@ -49,6 +63,7 @@ _PUSH_START = 0.070
 _PUSH_HEIGHT = 0.026
 _PUSH_PACE = 0.025
 _LOW = 0.05
+_ITERATIONS = 4  # of inverse kinematics, for a step of a few centimetres
 
 
 def decide(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
@@ -116,27 +131,83 @@ def _push(tool: FloatArray, place: FloatArray, side: float) -> tuple[FloatArray,
     return _approach(tool, goal), CLOSED
 
 
-class ExpertPolicy(Policy):
-    """The expert as a policy that uses joints and object positions, but no images.
+@dataclass(frozen=True)
+class ExpertOptions(PolicyConfig):
+    """What the scripted expert answers with."""
 
-    It keeps still if the instruction is unknown or names an object that is absent.
+    actions: str = option("eef_delta", "What moves the arms", choices=tuple(ACTIONS))
+
+
+class ExpertPolicy(Policy):
+    """The expert as a policy of one or two arms that uses joints and object positions, but no images.
+
+    It keeps still if the instruction is unknown, is for another number of arms or names an object that is absent.
+
+    Raises:
+        ConfigError: The arms are not those of the simulation.
     """
 
+    Options = ExpertOptions
+
     def __init__(self, config: Config) -> None:
-        self.spec = PolicySpec(tuple(map(ImageFeature, config.camera.keys)), STATE, rate_hz=10.0)
+        names = [one.name for one in config.arms]
+        self._mounts = next((mounts for mounts in (arm.ONE_ARM, arm.TWO_ARMS) if _names(mounts) == names), ())
+        if not self._mounts:
+            expected = f"{_names(arm.ONE_ARM)} or {_names(arm.TWO_ARMS)}, which the simulation has"
+            raise ConfigError(f"robot.arms: found {names}, expected {expected}")
+        options = config.policy if isinstance(config.policy, ExpertOptions) else ExpertOptions()
+        self._actions = options.actions
+        action = parse_parts(
+            " + ".join(f"{name}.{part}" for name in names for part in ACTIONS[self._actions]), action=True
+        )
+        self.spec = PolicySpec(
+            tuple(map(ImageFeature, config.camera.keys)),
+            (
+                StateFeature("joints", parse_parts(" + ".join(f"{name}.joint_position" for name in names))),
+                StateFeature("fingers", parse_parts(" + ".join(f"{name}.fingers" for name in names))),
+                StateFeature("objects", parse_parts(f"feed.{FEED}[{3 * len(KINDS)}]")),
+            ),
+            action,
+            dimension=sum(part.size(len(arm.JOINT_NAMES)) for part in action),
+            rate_hz=RATE_HZ,
+        )
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """Infer the action for one observation."""
         begin = time.perf_counter()
-        joints, fingers = observation.state["joints"], float(np.mean(observation.state["fingers"]))
+        joints = observation.state["joints"].reshape(len(self._mounts), -1)
+        fingers = observation.state["fingers"].reshape(len(self._mounts), -1).mean(axis=1)
         objects = positions_of(observation.state["objects"])
         task = parse(observation.instruction)
-        if task is None or task.target not in objects:
-            action = np.array([0.0] * 6 + [OPEN if fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
-        else:
-            action = decide(task, arm.forward(joints), fingers, objects)
+        targets: tuple[str | None, ...] = task.targets if task else ()
+        if len(targets) != len(self._mounts) or not {*targets} <= objects.keys():
+            targets = (None,) * len(self._mounts)
+        numbers = []
+        for index, (mount, target) in enumerate(zip(self._mounts, targets, strict=True)):
+            pose = arm.forward(joints[index])
+            if task is None or target is None:
+                motion = np.array([0.0] * 6 + [OPEN if fingers[index] > arm.FINGER_TRAVEL / 2 else CLOSED])
+            else:
+                mine = {target: objects[target] - mount.position}
+                motion = decide(replace(task, targets=(target,)), pose, fingers[index], mine)
+            numbers += [_answer(self._actions, motion, pose, joints[index]), motion[6:]]
         elapsed = (time.perf_counter() - begin) * 1e3
-        return ActionChunk(actions=action[None], stamp=observation.stamp, stages_ms={"expert": elapsed})
+        return ActionChunk(np.concatenate(numbers)[None], observation.stamp, stages_ms={"expert": elapsed})
+
+
+def _names(mounts: tuple[arm.Mount, ...]) -> list[str]:
+    return [mount.name for mount in mounts]
+
+
+def _answer(actions: str, motion: FloatArray, pose: FloatArray, joints: FloatArray) -> FloatArray:
+    """A step of the tip, [6] and more, from ``pose`` [4, 4] at ``joints`` [7] in the form ``actions``."""
+    if actions == "eef_delta":
+        return motion[:6]
+    position, rotation = pose[:3, 3] + motion[:3], rotation_vector_matrix(motion[3:6]) @ pose[:3, :3]
+    if actions == "eef_pose":
+        return np.concatenate([position, write_rotation(rotation, "rot6d")])
+    wanted = arm.solve(position, rotation, joints, _ITERATIONS) if motion[:6].any() else joints
+    return wanted if actions == "joint_position" else (wanted - joints) * RATE_HZ
 
 
 def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
@@ -145,10 +216,12 @@ def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
     return {name: place for name, place in places if place[2] > -0.5}
 
 
-def state_of(joints: JointState, objects: JointState) -> dict[str, FloatArray]:
-    """The expert's state vectors from what the simulation publishes."""
+def state_of(world: TableTop) -> dict[str, FloatArray]:
+    """The expert's state vectors in a world, as the policy node makes them from its topics."""
+    joints = world.joint_positions().reshape(len(world.mounts), -1)
+    split = len(arm.JOINT_NAMES)
     return {
-        "joints": joints.select(arm.JOINT_NAMES),
-        "fingers": joints.select(arm.FINGER_NAMES),
-        "objects": objects.positions,
+        "joints": joints[:, :split].ravel(),
+        "fingers": joints[:, split:].ravel(),
+        "objects": world.object_state(0).positions,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from vla_ros.config import Config, to_yaml
+from vla_ros.contract.parts import Part
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.report.versions import versions
+from vla_ros.sim import arm
 from vla_ros.sim.results import DemoResult, EpisodeResult
+from vla_ros.types import FloatArray
 
 SHOWN = 24
 """Episodes shown with images; a hundred would make a file that no phone opens."""
 
-DIMENSIONS = ("dx [m]", "dy [m]", "dz [m]", "droll [rad]", "dpitch [rad]", "dyaw [rad]", "gripper")
+_DELTA = (("translation", "xyz"), ("rotation", ("roll", "pitch", "yaw")))
 
 
 def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
@@ -40,8 +44,8 @@ def render(result: DemoResult, config: Config | None = None) -> str:
         page.section("All episodes", episode_table(result.episodes)),
         page.section(
             "Actions and motion",
-            [motion(episode, result.rate_hz, opened=index == 0) for index, episode in enumerate(chosen)],
-            "The policy's actions before limits and kinematics, and where the arm went.",
+            [motion(episode, result, opened=index == 0) for index, episode in enumerate(chosen)],
+            "The policy's actions before limits and kinematics, and where the tools went.",
         ),
         page.section("Latency", latency(result), "Measured in the policy node, warm-up apart."),
         page.section("Frames", frames(result.frames)),
@@ -118,28 +122,41 @@ def episode_table(episodes: Sequence[EpisodeResult]) -> Markup:
     return page.table(("seed", "instruction", "outcome", "steps", "moved instead"), rows)
 
 
-def motion(episode: EpisodeResult, rate_hz: float, *, opened: bool) -> Markup:
-    """Charts of one episode: each dimension of the action, the tool position and the fingers."""
+def motion(episode: EpisodeResult, result: DemoResult, *, opened: bool) -> Markup:
+    """Charts of one episode: the parts of the actions, the tool positions and the fingers."""
     parts: list[Markup] = []
-    arms = ("",) if episode.tips.shape[1] == 1 else ("left ", "right ")
-    time = np.arange(len(episode.actions)) / rate_hz
-    for index in range(episode.actions.shape[1] if episode.actions.ndim == 2 else 0):
-        title = DIMENSIONS[index] if index < len(DIMENSIONS) else f"action {index}"
-        trace = charts.Series(title, time, episode.actions[:, index], 1, step=index == 6)
-        parts.append(charts.lines([trace], title=title, x_label="time [s]"))
+    columns, known = iter(episode.actions.T), groups(result.action)
+    if sum(len(names) for _, names in known) != episode.actions.shape[1]:  # a policy of somebody else's
+        known = [("action", [str(index + 1) for index in range(episode.actions.shape[1])])]
+    for title, names in known if len(episode.actions) else ():
+        parts.append(_chart(title, names, list(itertools.islice(columns, len(names))), result))
     if len(episode.tips):
-        moved = np.arange(len(episode.tips)) / rate_hz
-        for arm, tip in zip(arms, np.moveaxis(episode.tips, 1, 0), strict=True):
-            tips = [charts.Series(axis, moved, tip[:, i], i + 1) for i, axis in enumerate("xyz")]
-            parts.append(charts.lines(tips, title=f"{arm}tool position [m]", x_label="time [s]"))
-        opening = [
-            charts.Series(f"{arm}finger", moved, 1e3 * fingers, i + 3)
-            for i, (arm, fingers) in enumerate(zip(arms, episode.fingers.T, strict=True))
-        ]
-        parts.append(charts.lines(opening, title="finger opening [mm]", x_label="time [s]"))
+        for name, tip in zip(result.arms, np.moveaxis(episode.tips, 1, 0), strict=True):
+            parts.append(_chart(f"{name}: tool position [m]", "xyz", tip.T, result))
+        parts.append(_chart("finger opening [mm]", result.arms, 1e3 * episode.fingers.T, result))
     body = page.cards(parts) if parts else tag("p", "No action was received.", class_="note")
     summary = tag("summary", f"seed {episode.seed}: {episode.instruction}")
     return tag("details", [summary, body], open=opened)
+
+
+def groups(action: Sequence[Part]) -> list[tuple[str, Sequence[str]]]:
+    """Title and names of the numbers that share a chart."""
+    found: list[tuple[str, Sequence[str]]] = []
+    for part in action:
+        if part.quantity == "tip_delta":
+            found += [(f"{part.arm}: {what} per step", names) for what, names in _DELTA]
+        else:
+            size = part.size(len(arm.JOINT_NAMES))
+            found.append((str(part), "xyz" if size == 3 else [str(index + 1) for index in range(size)]))
+    return found
+
+
+def _chart(title: str, names: Sequence[str], rows: Sequence[FloatArray] | FloatArray, result: DemoResult) -> Markup:
+    series = [
+        charts.Series(name, np.arange(len(row)) / result.rate_hz, row, index + 1, step="gripper" in title)
+        for index, (name, row) in enumerate(zip(names, rows, strict=True))
+    ]
+    return charts.lines(series, title=title, x_label="time [s]")
 
 
 def latency(result: DemoResult) -> list[Markup]:
@@ -178,6 +195,8 @@ def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
     """Settings of the run, versions, and the options of the policy node."""
     run = {
         "policy": result.policy,
+        "arms": ", ".join(result.arms),
+        "actions": " + ".join(map(str, result.action)),
         "checkpoint": result.checkpoint or "–",
         "mode": result.mode,
         "first seed": result.seed,

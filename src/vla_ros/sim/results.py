@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.contract.parts import Part
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.types import FloatArray, UInt8Array
 
 MAX_IMAGES = 12
@@ -60,6 +62,8 @@ class DemoResult:
         rate_hz: Rate of the camera in hertz of simulated time.
         seed: Seed of the first episode; the others follow by one.
         episodes: One result each.
+        arms: Names of the arms.
+        action: What the numbers of the policy's actions are.
         latency_ms: Stage of the policy node to ``{"p50": ms, "p99": ms}``.
         frames: ``received``, ``used`` and ``dropped`` (reason to number), as the policy node counted them.
         latency_samples_ms: Stage to single measurements in milliseconds; may be empty.
@@ -73,6 +77,8 @@ class DemoResult:
     rate_hz: float
     seed: int
     episodes: tuple[EpisodeResult, ...]
+    arms: tuple[str, ...] = ("arm",)
+    action: tuple[Part, ...] = PolicySpec().action
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     frames: Mapping[str, Any] = field(default_factory=dict)
     latency_samples_ms: Mapping[str, FloatArray] = field(default_factory=dict)
@@ -94,6 +100,8 @@ class DemoResult:
         plain = ("policy", "checkpoint", "mode", "rate_hz", "seed", "success_rate", "wrong_object_rate", "wall_s")
         return {
             **{name: getattr(self, name) for name in plain},
+            "arms": list(self.arms),
+            "action": " + ".join(map(str, self.action)),
             "episodes": [{name: getattr(episode, name) for name in _EPISODE_FIGURES} for episode in self.episodes],
             "latency_ms": {stage: dict(values) for stage, values in self.latency_ms.items()},
             "frames": dict(self.frames),
