@@ -1,0 +1,227 @@
+"""Serve a policy to robots on other machines, over openpi's websocket.
+
+The client is `policy.name: remote` of this package, or openpi's or RoboArena's own. Every connection is a robot of
+its own, and robots that ask at the same moment are answered as one batch. GET /healthz and /metrics say how it is.
+
+  vla-ros serve --checkpoint DIR --port 8000
+  vla-ros serve --config demo                        the small checkpoint of the simulation
+  vla-ros serve --checkpoint DIR --host 0.0.0.0 --api-key-file KEY --tls-certificate CERT --tls-key KEY
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import ssl
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vla_ros.config import load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.policies.base import Progress, create
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds until a thread that computes in Python lets the event loop in."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros serve``."""
+    add = parser.add_argument
+    add("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
+    add("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
+    add("--port", type=_number(int, 0, 65535), default=8000, metavar="P", help="TCP port; 0 takes a free one")
+    add("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: this machine alone)")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key that robots must show")
+    add("--no-api-key", action="store_true", help="let everybody who reaches the port use the policy")
+    add("--tls-certificate", type=Path, metavar="FILE", help="certificate chain (PEM): robots come with wss://")
+    add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    add(
+        "--max-batch",
+        type=_number(int, 1, 1024),
+        default=16,
+        metavar="N",
+        help="requests in one batch (default 16)",
+    )
+    add("--max-robots", type=_number(int, 1, 10000), default=256, metavar="N", help="connections (default 256)")
+    add("--max-message", type=_number(float, 0.01, 1024), default=64.0, metavar="MIB", help="longest request")
+    deadline = "longest wait of a request whose robot does not say (default 10)"
+    add("--deadline", type=_number(float, 0.001, 3600), default=10.0, metavar="S", help=deadline)
+    add("--drain", type=_number(float, 0, 3600), default=10.0, metavar="S", help="longest orderly end (default 10)")
+    add(
+        "--image",
+        action="append",
+        default=[],
+        metavar="KEY=NAME",
+        help="the policy's image or state KEY is called NAME on the wire; may be given several times",
+    )
+    add("--metadata", type=Path, metavar="FILE.yaml", help="what to tell clients in place of the policy's features")
+    add_config_arguments(parser)
+
+
+def _number(kind: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"found {text}, expected {low:g} to {high:g}")
+        return value
+
+    return number
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load the policy and serve it until SIGTERM or Ctrl-C.
+
+    Raises:
+        VlaRosError: An option does not fit, or the policy does not load.
+    """
+    try:
+        from vla_ros.serve import server
+        from vla_ros.serve.service import Limits, Service
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"vla-ros serve needs a library that does not import ({error}); install it with: pip install "
+            "'vla_ros[serve]'"
+        ) from error
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    named = [f"policy.name:={arguments.policy}"] if arguments.policy else []
+    if arguments.checkpoint:
+        named.append(f"policy.checkpoint:={checkpoint(arguments.checkpoint)}")
+    config = load(arguments.config, [*named, *arguments.param])
+    address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))
+    limits = Limits(
+        arguments.max_batch, arguments.max_robots, int(arguments.max_message * 2**20), arguments.deadline
+    )
+    service = Service(
+        create(config),
+        config.policy.name,
+        limits,
+        aliases(arguments.image),
+        config.policy.max_instruction_length,
+        own_metadata(arguments.metadata),
+    )
+    sys.setswitchinterval(SWITCH_INTERVAL)
+
+    async def serve() -> None:
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        ready.add_done_callback(lambda port: _tell(config.policy.name, address, port.result()))
+        await server.run(service, address, arguments.drain, ready)
+
+    try:
+        service.load(_progress())
+        asyncio.run(serve())
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address.host}:{address.port}: {error}") from error
+    finally:
+        ended = service.close(arguments.drain)
+    if service.worker.error is not None:
+        print(f"vla-ros serve: {service.worker.error}", file=sys.stderr)
+        return 1
+    return 0 if ended else 1
+
+
+def _progress() -> Progress:
+    """Logs every tenth of loading."""
+    shown = -1
+
+    def progress(fraction: float, message: str) -> None:
+        nonlocal shown
+        if int(10 * fraction) > shown:
+            shown = int(10 * fraction)
+            logging.getLogger(__name__).info("%3.0f %% %s", 100 * fraction, message)
+
+    return progress
+
+
+def _tell(name: str, address: Any, port: int) -> None:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    print(f"serving {name} on {'wss' if address.tls else 'ws'}://{host}:{port}", flush=True)
+
+
+def checkpoint(named: str) -> str:
+    """A checkpoint's folder; ``demo`` is a name."""
+    return named if named == "demo" else str(Path(named).expanduser().resolve())
+
+
+def api_key(arguments: argparse.Namespace) -> str:
+    """The key that robots must show; "" lets everybody in.
+
+    Raises:
+        ConfigError: The file holds no key, or the address is not loopback and nothing was said of a key.
+    """
+    if arguments.api_key_file is not None:
+        try:
+            key = str(arguments.api_key_file.read_text(encoding="ascii").strip())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--api-key-file: {error}") from error
+        if len(key) < 8 or len(key.split()) != 1:
+            raise ConfigError(f"--api-key-file: {arguments.api_key_file} holds no key of 8 characters or more")
+        return key
+    if not arguments.no_api_key and not is_loopback(arguments.host):
+        raise ConfigError(
+            f"--host {arguments.host}: other machines can reach this address; give --api-key-file, or --no-api-key "
+            "where everybody who reaches it may use the policy"
+        )
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """True where only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
+    """Certificate and key, or None.
+
+    Raises:
+        ConfigError: One is missing, or they do not belong together.
+    """
+    certificate, key = arguments.tls_certificate, arguments.tls_key
+    if (certificate is None) != (key is None):
+        raise ConfigError("--tls-certificate and --tls-key belong together; one is missing")
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-certificate: {certificate}: {error}") from error
+    return context
+
+
+def aliases(given: list[str]) -> dict[str, str]:
+    """``KEY=NAME`` texts as a map.
+
+    Raises:
+        ConfigError: One is not of that form.
+    """
+    pairs = [text.partition("=") for text in given]
+    if not all(key and name for key, _, name in pairs):
+        raise ConfigError(f"--image: found {given}, expected KEY=NAME")
+    return {key: name for key, _, name in pairs}
+
+
+def own_metadata(path: Path | None) -> dict[str, object] | None:
+    """A map from a YAML file, or None.
+
+    Raises:
+        ConfigError: It holds something else.
+    """
+    if path is None:
+        return None
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--metadata: {path}: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ConfigError(f"--metadata: {path}: found {type(found).__name__}, expected a map with text keys")
+    return found

@@ -1,0 +1,154 @@
+"""The policy server's websocket: ``GET /healthz`` and ``/metrics``, an API key, TLS, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import http
+import logging
+import signal
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from vla_ros.serve.service import Service
+from vla_ros.serve.worker import State
+
+logger = logging.getLogger(__name__)
+
+_PING = 20.0  # s between pings, and until a connection that does not answer one is closed
+_CLOSE = 2.0  # s until a connection that does not close is cut
+_SEND = 10.0  # s until a robot that does not read is cut
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and whom it lets in.
+
+    Attributes:
+        host: Address or name of this machine.
+        port: TCP port; 0 takes a free one.
+        api_key: What robots must show; "" lets everybody in.
+        tls: Certificate and key; None for plain websockets.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str = ""
+    tls: ssl.SSLContext | None = None
+
+
+async def run(service: Service, address: Address, drain: float, ready: asyncio.Future[int] | None = None) -> None:
+    """Serve a loaded policy until SIGTERM or SIGINT, then answer what waits and end.
+
+    Args:
+        service: Loaded.
+        address: Where.
+        drain: Seconds that answering what waits may take.
+        ready: Told the port once it listens.
+
+    Raises:
+        OSError: The address is not available.
+    """
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not on the main thread
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending.set)
+    async with listening(service, address) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        if ready is not None:
+            ready.set_result(port)
+        await _until(ending, service)
+        logger.info("shutting down: %d robots are connected", service.robots)
+        service.worker.drain()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_idle(service), drain)
+
+
+def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:
+    """A websocket server for ``service``, as a context manager."""
+
+    async def converse(connection: ServerConnection) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def send(frame: bytes | str) -> None:
+            watch = loop.call_later(_SEND, connection.transport.abort)  # a timeout without a task for each frame
+            try:
+                await connection.send(frame)
+            finally:
+                watch.cancel()
+
+        def connected() -> bool:
+            return connection.close_code is None
+
+        with contextlib.suppress(ConnectionClosed):
+            await service.converse(_frames(connection), send, connected)
+
+    def admit(connection: ServerConnection, request: Request) -> Response | None:
+        return _admit(connection, request, service, address.api_key)
+
+    quiet = logging.getLogger("vla_ros.serve.websockets")
+    quiet.setLevel(logging.CRITICAL)  # a stranger's broken handshake is not news
+    return serve(
+        converse,
+        address.host,
+        address.port,
+        process_request=admit,
+        compression=None,
+        max_size=service.limits.max_message,
+        max_queue=2,
+        ping_interval=_PING,
+        ping_timeout=_PING,
+        close_timeout=_CLOSE,
+        open_timeout=_SEND,
+        server_header="vla_ros",
+        ssl=address.tls,
+        logger=quiet,
+    )
+
+
+async def _frames(connection: ServerConnection) -> AsyncIterator[bytes | str]:
+    async for frame in connection:
+        yield frame
+
+
+def _admit(connection: ServerConnection, request: Request, service: Service, key: str) -> Response | None:
+    """Answer plain HTTP, and refuse robots that may not come in; None lets the handshake go on."""
+    path = request.path.partition("?")[0]
+    if path == "/healthz":
+        if service.healthy():
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{service.worker.state.value}\n")
+    if key and not _has_key(request, key):
+        text = "a valid API key is needed: Authorization: Api-Key KEY\n"
+        return connection.respond(http.HTTPStatus.UNAUTHORIZED, text)
+    if path == "/metrics":
+        return connection.respond(http.HTTPStatus.OK, service.exposition().decode())
+    refusal = service.refusal()
+    if refusal:
+        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
+    return None
+
+
+def _has_key(request: Request, key: str) -> bool:
+    given = request.headers.get_all("Authorization")
+    expected = f"Api-Key {key}".encode()
+    return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "surrogateescape"), expected)
+
+
+async def _until(ending: asyncio.Event, service: Service) -> None:
+    """Until the end is asked for, or the worker can answer no more."""
+    while not ending.is_set() and service.worker.state is not State.FAILED:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ending.wait(), 0.2)
+
+
+async def _idle(service: Service) -> None:
+    while service.answering:
+        await asyncio.sleep(0.01)

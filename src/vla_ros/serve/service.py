@@ -1,0 +1,244 @@
+"""The policy server without its transport: one worker, any number of conversations, figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from vla_ros.errors import VlaRosError
+from vla_ros.policies.base import Policy, Progress, no_progress
+from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.serve import wire
+from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
+from vla_ros.types import ActionChunk
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[bytes | str], Awaitable[None]]
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server does at most.
+
+    Attributes:
+        max_batch: Requests in one call of the policy.
+        max_robots: Connections at a time.
+        max_message: Bytes of one request.
+        seconds: How long a request waits whose robot does not say.
+    """
+
+    max_batch: int = 16
+    max_robots: int = 256
+    max_message: int = 64 << 20
+    seconds: float = 10.0
+
+
+class Metrics:
+    """Figures for Prometheus, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        prefix = "vla_ros_serve_"
+        self.requests = Counter(
+            prefix + "requests", "Requests by what became of them", ["outcome"], registry=registry
+        )
+        self.robots = Gauge(prefix + "robots", "Connections", registry=registry)
+        self.waiting = Gauge(prefix + "waiting", "Requests that wait for the policy", registry=registry)
+        self.batch = Histogram(prefix + "batch", "Requests in a batch", buckets=_BATCHES, registry=registry)
+        self.inference = Histogram(
+            prefix + "inference_seconds", "Duration of a batch", buckets=_SECONDS, registry=registry
+        )
+        self.queued = Histogram(
+            prefix + "queued_seconds", "Wait of a request before its batch", buckets=_SECONDS, registry=registry
+        )
+
+
+class Service:
+    """A loaded policy that answers conversations on an event loop.
+
+    Args:
+        policy: Not loaded yet.
+        name: Of the policy, for the metadata.
+        limits: What it does at most.
+        aliases: The policy's feature keys to those on the wire.
+        max_instruction_length: In characters.
+        own_metadata: Sent in place of the server's own, for clients that expect certain keys (RoboArena).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        name: str,
+        limits: Limits,
+        aliases: dict[str, str] | None = None,
+        max_instruction_length: int = 500,
+        own_metadata: dict[str, object] | None = None,
+    ) -> None:
+        self.limits, self.metrics = limits, Metrics()
+        self.worker = InferenceWorker(policy, self._deliver, limits.max_batch)
+        self._name, self._aliases, self._longest = name, aliases or {}, max_instruction_length
+        self._own_metadata = own_metadata
+        self._futures: dict[Job, asyncio.Future[Done]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pool = ThreadPoolExecutor(2, "vla_jpeg")
+        self.robots = self.answering = 0
+
+    def load(self, progress: Progress = no_progress) -> None:
+        """Load the policy; may take minutes.
+
+        Raises:
+            VlaRosError: It does not load, or an alias names no feature.
+        """
+        self.worker.start(progress)
+        spec = self.worker.policy.spec
+        keys = [*spec.image_keys, *(state.key for state in spec.state)]
+        unknown = sorted(self._aliases.keys() - set(keys))
+        if unknown:
+            self.worker.stop()
+            raise VlaRosError(f"--image: the policy has no feature {unknown}; it has {keys}")
+        self.vocabulary = wire.Vocabulary(spec, self._aliases, self._longest)
+        self.metadata = pack(self._own_metadata or wire.metadata(self._name, spec))
+
+    def close(self, timeout: float) -> bool:
+        """Answer what waits and end; False where that takes longer than ``timeout`` seconds."""
+        self._pool.shutdown(wait=False)
+        return self.worker.stop(timeout)
+
+    def refusal(self) -> str:
+        """Why a new connection is not accepted; "" where it is."""
+        if self.worker.state is not State.READY:
+            return f"the server is {self.worker.state.value}"
+        if self.robots >= self.limits.max_robots:
+            return f"over capacity: {self.robots} robots are connected, allowed {self.limits.max_robots}"
+        return ""
+
+    def healthy(self) -> bool:
+        """True while it answers requests."""
+        return self.worker.state is State.READY
+
+    def exposition(self) -> bytes:
+        """The metrics as Prometheus reads them."""
+        self.metrics.waiting.set(self.worker.waiting)
+        self.metrics.robots.set(self.robots)
+        return generate_latest(self.metrics.registry)
+
+    async def converse(
+        self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Talk with one robot until it leaves or sends what is no request.
+
+        Args:
+            frames: What it sends.
+            send: Sends it a frame.
+            connected: False once it has left.
+        """
+        self._loop = asyncio.get_running_loop()
+        robot, session, restart, ended = Robot(), "", False, 0.0
+        self.robots += 1
+        try:
+            await send(self.metadata)
+            async for frame in frames:
+                arrived = time.monotonic()
+                try:
+                    request = wire.read_request(frame, self.vocabulary, self.limits.max_message)
+                except WireError as error:
+                    self.metrics.requests.labels("invalid").inc()
+                    await send(f"invalid request: {error}")
+                    continue
+                restart = restart or request.reset or request.begins or request.session != session
+                session = request.session
+                if request.reset:
+                    await send("reset successful")
+                    continue
+                self.answering += 1
+                try:
+                    reply, answered = await self._reply(request, robot, arrived, restart, connected, ended)
+                    await send(reply)
+                finally:
+                    self.answering -= 1
+                restart = restart and not answered
+                ended = time.monotonic() - arrived
+        finally:
+            self.robots -= 1
+            self.worker.forget(robot)
+
+    async def _reply(
+        self,
+        request: wire.Request,
+        robot: Robot,
+        arrived: float,
+        restart: bool,
+        connected: Callable[[], bool],
+        previous: float,
+    ) -> tuple[bytes | str, bool]:
+        """The answer, or a text that says why there is none; True where the policy was asked."""
+        outcome = "failed"
+        try:
+            done = await self._ask(request, robot, arrived, restart, connected)
+            if not isinstance(done.outcome, ActionChunk):
+                raise done.outcome
+            self.metrics.requests.labels("answered").inc()
+            timing = {"infer_ms": done.inference_ms}
+            if previous:
+                timing["prev_total_ms"] = 1e3 * previous
+            timing |= {"queued_ms": done.queued_ms, "batch": done.batch}
+            return wire.answer(done.outcome, request, timing), True
+        except BusyError as error:
+            outcome, text = "refused", str(error)
+        except ExpiredError as error:
+            outcome, text = "expired", str(error)
+        except WireError as error:
+            outcome, text = "invalid", f"invalid request: {error}"
+        except VlaRosError as error:
+            text = str(error)
+        self.metrics.requests.labels(outcome).inc()
+        return text, False
+
+    async def _ask(
+        self, request: wire.Request, robot: Robot, arrived: float, restart: bool, connected: Callable[[], bool]
+    ) -> Done:
+        loop = asyncio.get_running_loop()
+        if any(isinstance(image, bytes) for image in request.images.values()):
+            args = request, self.vocabulary, time.time_ns()
+            observation = await loop.run_in_executor(self._pool, wire.observation, *args)
+        else:
+            observation = wire.observation(request, self.vocabulary, time.time_ns())
+        deadline = arrived + (request.seconds or self.limits.seconds)
+        job = Job(robot, observation, arrived, deadline, restart, connected)
+        future: asyncio.Future[Done] = loop.create_future()
+        self._futures[job] = future
+        try:
+            self.worker.submit(job)
+            return await future
+        finally:
+            self._futures.pop(job, None)
+
+    def _deliver(self, done: Sequence[Done]) -> None:
+        """The worker's thread hands over the ends of jobs."""
+        if self._loop is not None and done:
+            try:
+                self._loop.call_soon_threadsafe(self._arrived, done)
+            except RuntimeError:  # the loop has ended
+                logger.debug("%d answers came after the end", len(done))
+
+    def _arrived(self, done: Sequence[Done]) -> None:
+        for each in done:
+            future = self._futures.get(each.job)
+            if future is not None and not future.done():
+                future.set_result(each)
+            if each.batch:
+                self.metrics.queued.observe(each.queued_ms / 1e3)
+        batch = next((each for each in done if each.batch), None)
+        if batch is not None:
+            self.metrics.batch.observe(batch.batch)
+            self.metrics.inference.observe(batch.inference_ms / 1e3)

@@ -1,0 +1,256 @@
+"""Requests of openpi's, RoboArena's and this package's own clients to observations, and chunks to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from vla_ros import __version__
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.policies.remote.messages import WireError, described, finite, pack, unpack
+from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
+from vla_ros.vision.lazy_images import LazyImages
+from vla_ros.vision.preprocess import process
+
+EXTENSION = "vla_ros"
+"""The key of a request and of an answer under which this package's own client and server say more."""
+
+MAX_SIDE = 4096
+_PROMPTS = ("prompt", "task", "instruction")
+_PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a request may hold, fixed once the policy is loaded.
+
+    Attributes:
+        spec: The policy's inputs and outputs.
+        aliases: The policy's key to the one that robots use on the wire.
+        max_instruction_length: In characters.
+    """
+
+    spec: PolicySpec
+    aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    max_instruction_length: int = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A request as it came, checked.
+
+    Attributes:
+        reset: True where it begins an episode and asks nothing.
+        images: Key to uint8 [H, W, 3], or [T, H, W, 3] with T moments, or to a JPEG that is still to be decoded.
+        state: Key to float64 [N], or [T, N] with T moments.
+        begins: True where an episode begins with this observation.
+        seconds: How long its robot waits for the answer; 0 where it does not say.
+        number: Its client's number for it, or None.
+        extended: True where the client understands this package's additions.
+        session: The client's name for the episode.
+    """
+
+    reset: bool = False
+    images: Mapping[str, UInt8Array | bytes] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str = ""
+    begins: bool = False
+    seconds: float = 0.0
+    number: int | None = None
+    extended: bool = False
+    session: str = ""
+
+
+def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
+    """What the server says about itself: the policy's features, so that a robot can check its preset."""
+    sizes = {key: list(one.size) for key, one in spec.processors.items()}
+    return {
+        "server": EXTENSION,
+        "version": __version__,
+        "policy": name,
+        "images": {
+            one.key: {
+                "size": sizes.get(one.key),
+                "moments": [[moment.steps, moment.seconds] for moment in one.moments],
+                "required": one.required,
+            }
+            for one in spec.images
+        },
+        "state": {
+            one.key: {
+                "parts": [str(part) for part in one.parts],
+                "size": one.size,
+                "moments": [[moment.steps, moment.seconds] for moment in one.moments],
+            }
+            for one in spec.state
+        },
+        "action": [str(part) for part in spec.action],
+        "dimension": spec.dimension,
+        "horizon": spec.horizon,
+        "rate_hz": spec.rate_hz,
+        "accepts": ["jpeg", "deadline", "number"],
+    }
+
+
+def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
+    """Read one frame.
+
+    Raises:
+        WireError: It is no request; the text says what was found and what is expected.
+    """
+    if isinstance(frame, str):
+        raise WireError("a text frame, expected a msgpack map in a binary frame")
+    message = unpack(frame, limit)
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise WireError(f"the request is {described(message)}, expected a map with text keys")
+    session = message.get("session_id", "")
+    if not isinstance(session, str) or len(session) > 200:
+        raise WireError(f"session_id is {described(session)}, expected a short text")
+    if message.get("endpoint") == "reset":
+        return Request(reset=True, session=session)
+    own = message.get(EXTENSION)
+    extension: Mapping[Any, Any] = own if isinstance(own, dict) else {}
+    flat = {key: value for key, value in message.items() if not isinstance(value, dict)}
+    for group, entries in message.items():
+        if isinstance(entries, dict) and group != EXTENSION:
+            flat |= {f"{group}.{name}": value for name, value in entries.items()}
+    number = extension.get("number")
+    images = [(feature.key, _image(flat, feature, known)) for feature in known.spec.images]
+    return Request(
+        images={key: image for key, image in images if image is not None},
+        state={feature.key: _state(flat, feature, known) for feature in known.spec.state},
+        instruction=_instruction(message, known.max_instruction_length),
+        begins=extension.get("begins") is True,
+        seconds=_seconds(extension.get("deadline_ms")),
+        number=number if type(number) is int else None,
+        extended=own is not None,
+        session=session,
+    )
+
+
+def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
+    """The policy's view of a request; images are processed when the policy asks for them.
+
+    Raises:
+        WireError: A JPEG is damaged.
+    """
+    processors = known.spec.processors
+    pixels = {key: decoded(image, key) for key, image in request.images.items()}
+    raw = {
+        key: tuple(
+            RawImage(each, "none", processors.get(key), stamp) for each in image.reshape(-1, *image.shape[-3:])
+        )
+        for key, image in pixels.items()
+    }
+    images = {key: partial(_processed, several, pixels[key].ndim == 4) for key, several in raw.items()}
+    single = {key: several[0] for key, several in raw.items() if pixels[key].ndim == 3}
+    return Observation(LazyImages(images), request.instruction, stamp, state=request.state, raw_images=single)
+
+
+def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
+    found = [process(image) for image in images]
+    return np.stack(found) if moments else found[0]
+
+
+def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
+    """An image's pixels, uint8 [H, W, 3] RGB; takes milliseconds for a JPEG.
+
+    Raises:
+        WireError: It is no JPEG of a usable size.
+    """
+    if not isinstance(image, bytes):
+        return image
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(image)
+        if max(height, width) > MAX_SIDE:
+            raise WireError(f"image '{key}': a JPEG of {width}x{height}, allowed {MAX_SIDE} a side")
+        pixels: UInt8Array = simplejpeg.decode_jpeg(image, colorspace="RGB")
+    except ValueError as error:
+        raise WireError(f"image '{key}': a damaged JPEG ({str(error)[:80]})") from None
+    return pixels
+
+
+def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) -> bytes:
+    """A chunk as openpi's clients expect it: ``actions`` [K, D] and ``server_timing``."""
+    message: dict[str, Any] = {"actions": chunk.actions, "server_timing": dict(timing)}
+    if request.extended:
+        plain = {key: value for key, value in chunk.info.items() if isinstance(value, (bool, int, float, str))}
+        listed = {key: list(value) for key, value in chunk.info.items() if isinstance(value, tuple)}
+        extension = {"number": request.number, "info": plain | listed, "stages_ms": dict(chunk.stages_ms)}
+        arrays = {"normalized": chunk.normalized, "tokens": chunk.tokens}
+        message[EXTENSION] = extension | {key: value for key, value in arrays.items() if value is not None}
+    return pack(message)
+
+
+def _find(flat: Mapping[str, Any], key: str, known: Vocabulary) -> Any:
+    names = [known.aliases[key]] if key in known.aliases else [prefix + key for prefix in _PREFIXES]
+    return next((flat[name] for name in names if name in flat), None)
+
+
+def _image(flat: Mapping[str, Any], feature: ImageFeature, known: Vocabulary) -> UInt8Array | bytes | None:
+    key, moments = feature.key, len(feature.moments)
+    value = _find(flat, key, known)
+    if value is None and not feature.required:
+        return None
+    if value is None:
+        images = {name: entry for name, entry in flat.items() if _is_image(entry)}
+        if len(images) != 1 or len(known.spec.images) != 1:
+            raise WireError(
+                f"no image '{known.aliases.get(key, key)}'; the request has {list(flat)[:20]}, and the policy "
+                f"takes the images {list(known.spec.image_keys)} (`vla-ros serve --image KEY=NAME` maps names)"
+            )
+        [value] = images.values()
+    if moments == 1 and isinstance(value, bytes) and value[:2] == b"\xff\xd8":
+        return value
+    shape = "[H, W, 3]" if moments == 1 else f"[{moments}, H, W, 3]"
+    wanted = (3,) if moments == 1 else (4, moments)
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or (value.ndim, *value.shape[:-3]) != wanted:
+        raise WireError(f"image '{key}' is {described(value)}, expected uint8 {shape} or a JPEG")
+    if value.shape[-3] == 3 and value.shape[-1] != 3:
+        value = np.moveaxis(value, -3, -1)
+    height, width, channels = value.shape[-3:]
+    if channels != 3 or not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
+        expected = f"uint8 {shape} of 1 to {MAX_SIDE} a side"
+        raise WireError(f"image '{key}' is {described(value)}, expected {expected}")
+    return np.ascontiguousarray(value)
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, bytes):
+        return value[:2] == b"\xff\xd8"
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
+
+
+def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) -> Any:
+    value = _find(flat, feature.key, known)
+    if value is None:
+        raise WireError(
+            f"no state '{known.aliases.get(feature.key, feature.key)}'; the request has {list(flat)[:20]}"
+        )
+    numbers = np.atleast_1d(finite(value, f"state '{feature.key}'"))
+    leading = () if len(feature.moments) == 1 else (len(feature.moments),)
+    if numbers.shape[:-1] != leading or (feature.size and numbers.shape[-1] != feature.size):
+        expected = [*leading, feature.size or "N"]
+        raise WireError(f"state '{feature.key}' is {described(value)}, expected {expected}")
+    return numbers
+
+
+def _instruction(message: Mapping[str, Any], longest: int) -> str:
+    value = next((message[key] for key in _PROMPTS if key in message), None)
+    if not isinstance(value, str) or not value.strip():
+        raise WireError(f"the prompt is {described(value)}, expected the instruction as text")
+    if len(value) > longest:
+        raise WireError(f"the prompt has {len(value)} characters, allowed {longest}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < 1e7:
+        return 0.0
+    return float(value) / 1e3

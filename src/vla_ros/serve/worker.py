@@ -1,0 +1,273 @@
+"""One thread that infers for all robots: everything that waits is answered as one batch, first come, first served.
+
+A robot has one request at a time, so that nobody can crowd others out. A request whose deadline has passed is told
+so and not computed, and one that would not be answered in time is refused at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from queue import SimpleQueue
+
+from vla_ros.errors import DeviceLostError, VlaRosError
+from vla_ros.policies.base import Policy, Progress, Session, no_progress
+from vla_ros.types import ActionChunk, Observation
+
+logger = logging.getLogger(__name__)
+
+_SMOOTHING = 0.2  # share of the newest batch in the expected duration of one
+
+
+class State(Enum):
+    """What the worker does with requests."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+class BusyError(VlaRosError):
+    """A request is not accepted: over capacity, draining, failed."""
+
+
+class ExpiredError(VlaRosError):
+    """A request's deadline passed before its turn came."""
+
+
+class Robot:
+    """What the worker keeps for one connection; its session belongs to the worker's thread."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.instruction = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One request that waits or is answered.
+
+    Attributes:
+        robot: Whose.
+        observation: What the policy is asked.
+        arrived: Seconds of the worker's clock.
+        deadline: The same; after it nobody wants the answer.
+        reset: True at the beginning of an episode.
+        wanted: False once nobody waits any more.
+    """
+
+    robot: Robot
+    observation: Observation
+    arrived: float
+    deadline: float
+    reset: bool = False
+    wanted: Callable[[], bool] = lambda: True
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """The end of a job.
+
+    Attributes:
+        outcome: The policy's answer, or why there is none.
+        queued_ms: How long it waited.
+        inference_ms: How long its batch took.
+        batch: How many requests were in it.
+    """
+
+    job: Job
+    outcome: ActionChunk | VlaRosError
+    queued_ms: float = 0.0
+    inference_ms: float = 0.0
+    batch: int = 0
+
+
+class InferenceWorker:
+    """Loads a policy and answers jobs on a thread of its own.
+
+    Args:
+        policy: Not loaded yet; only this thread calls it.
+        deliver: Given the ends of jobs, a batch at a time, on the worker's thread; must not wait.
+        max_batch: Most requests in one call of the policy.
+        clock: Seconds that only grow.
+
+    Attributes:
+        state: Read from any thread.
+        error: What ended the thread, or made the device fail.
+        running: Requests in the present batch.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        deliver: Callable[[Sequence[Done]], None],
+        max_batch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy, self.state, self.running = policy, State.LOADING, 0
+        self.error: BaseException | None = None
+        self._deliver, self._max_batch, self._clock = deliver, max_batch, clock
+        # A queue in C wakes the thread without the handshake of a Condition, which costs 0.1 ms a request.
+        self._inbox: SimpleQueue[Job | Robot | None] = SimpleQueue()
+        self._jobs: deque[Job] = deque()
+        self._loaded = threading.Event()
+        self._began = self._batch_seconds = 0.0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their batch."""
+        return self._inbox.qsize() + len(self._jobs)
+
+    def start(self, progress: Progress = no_progress) -> None:
+        """Load the policy, and answer from then on. Returns when it is loaded.
+
+        Raises:
+            VlaRosError: The policy does not load.
+        """
+        self._thread = threading.Thread(target=self._run, args=(progress,), name="vla_inference", daemon=True)
+        self._thread.start()
+        self._loaded.wait()
+        if self.error is not None:
+            raise self.error
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; its end comes through ``deliver``.
+
+        Raises:
+            BusyError: It is not accepted; nothing will come.
+        """
+        if self.state is not State.READY:
+            why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
+            raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")
+        expected = self._expected(self._clock())
+        if job.arrived + expected > job.deadline:
+            raise BusyError(
+                f"over capacity: {self.waiting} requests wait and an answer would take about {expected:.2f} s, "
+                f"allowed {job.deadline - job.arrived:.2f} s"
+            )
+        self._inbox.put(job)
+
+    def forget(self, robot: Robot) -> None:
+        """Close a robot's session."""
+        self._inbox.put(robot)
+
+    def drain(self) -> None:
+        """Accept no more; what waits is answered."""
+        if self.state is State.READY:
+            self.state = State.DRAINING
+
+    def stop(self, timeout: float = 10.0) -> bool:
+        """Answer what waits, free the policy and end; False where that takes longer than ``timeout`` seconds."""
+        self.drain()
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _expected(self, now: float) -> float:
+        """Seconds until a request that comes now would be answered."""
+        rest = max(0.0, self._batch_seconds - (now - self._began)) if self.running else 0.0
+        return rest + self._batch_seconds * (1 + self.waiting // self._max_batch)
+
+    def _run(self, progress: Progress) -> None:
+        try:
+            self.policy.load(progress)
+            self.state = State.READY
+            self._loaded.set()
+            while self._take():
+                jobs = [self._jobs.popleft() for _ in range(min(self._max_batch, len(self._jobs)))]
+                if jobs:
+                    self._answer(jobs)
+        except BaseException as error:
+            self.error, self.state = error, State.FAILED
+            if self._loaded.is_set():
+                logger.exception("the inference thread ended")
+        finally:
+            self._loaded.set()
+            self.state = self.state if self.state is State.FAILED else State.ENDED
+            self._deliver([Done(job, BusyError("the server has ended")) for job in self._jobs])
+            self.policy.close()
+
+    def _take(self) -> bool:
+        """Wait until there is something to do, and take all that has come; False at the end."""
+        ending = False
+        wait = not self._jobs
+        while wait or not self._inbox.empty():
+            item = self._inbox.get()
+            wait = False
+            if isinstance(item, Job):
+                self._jobs.append(item)
+            elif isinstance(item, Robot):
+                _close(item)
+            else:
+                ending = True
+        if ending and self._jobs:
+            self._inbox.put(None)
+        return not ending or bool(self._jobs)
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        began = self._began = self._clock()
+        self.running = len(jobs)
+        done: list[Done] = []
+        asked: list[Job] = []
+        for job in jobs:
+            if not job.wanted():
+                continue
+            if began > job.deadline:
+                waited = f"{began - job.arrived:.2f} s, allowed {job.deadline - job.arrived:.2f} s"
+                done.append(Done(job, ExpiredError(f"the request waited {waited}; it was not computed")))
+                continue
+            asked.append(job)
+        outcomes = self._infer(asked) if asked else []
+        took = self._clock() - began
+        if asked:
+            before = self._batch_seconds
+            self._batch_seconds = before + _SMOOTHING * (took - before) if before else took
+        for job, outcome in zip(asked, outcomes, strict=True):
+            done.append(Done(job, outcome, 1e3 * (began - job.arrived), 1e3 * took, len(asked)))
+        self.running = 0
+        self._deliver(done)
+
+    def _infer(self, jobs: Sequence[Job]) -> list[ActionChunk | VlaRosError]:
+        """The policy's answers; where a batch fails as a whole, each request is tried alone."""
+        try:
+            requests = [(self._session(job), job.observation) for job in jobs]
+            return list(self.policy.infer_batch(requests))
+        except Exception as error:
+            if isinstance(error, DeviceLostError) or "CUDA error" in str(error):
+                self.error, self.state = error, State.FAILED
+                logger.exception("the device failed; the server must be started again")
+                return [VlaRosError("the device failed") for _ in jobs]
+            if len(jobs) > 1:
+                return [answer for job in jobs for answer in self._infer([job])]
+            if isinstance(error, VlaRosError):
+                return [error]
+            logger.exception("the policy failed on a request")
+            return [VlaRosError("the policy failed on this request; the server's log says why")]
+
+    def _session(self, job: Job) -> Session:
+        """The robot's session; another instruction begins an episode, as it does on the robot."""
+        robot = job.robot
+        if robot.session is None:
+            robot.session = self.policy.start_session()
+        elif job.reset or robot.instruction != job.observation.instruction:
+            robot.session.reset()
+        robot.instruction = job.observation.instruction
+        return robot.session
+
+
+def _close(robot: Robot) -> None:
+    session, robot.session = robot.session, None
+    if session is not None:
+        try:
+            session.close()
+        except Exception:
+            logger.exception("a session did not close")

@@ -1,0 +1,111 @@
+"""A policy that answers with what it was shown, and a server on a free port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgpack", reason="the library msgpack is not installed (extra 'serve')")
+pytest.importorskip("websockets", reason="the library websockets is not installed (extra 'serve')")
+pytest.importorskip("prometheus_client", reason="the library prometheus_client is not installed (extra 'serve')")
+
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.errors import VlaRosError
+from vla_ros.policies.base import Policy, Session
+from vla_ros.serve import server
+from vla_ros.serve.service import Limits, Service
+from vla_ros.types import ActionChunk, Observation
+
+PATIENCE = 20.0
+
+
+class Counting(Session):
+    """Counts observations since the episode began."""
+
+    def __init__(self) -> None:
+        self.seen, self.closed = 0, False
+
+    def reset(self) -> None:
+        self.seen = 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Mirror(Policy):
+    """Answers [observations of the episode, mean of the image, first state number]; can be made to wait or fail."""
+
+    def __init__(self) -> None:
+        self.spec = PolicySpec((ImageFeature("image"),), (StateFeature("state", size=3),), dimension=3, horizon=2)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Semaphore(0)
+        self.batches: list[int] = []
+        self.sessions: list[Counting] = []
+        self.threads: set[int] = set()
+
+    def start_session(self) -> Counting:
+        self.sessions.append(Counting())
+        return self.sessions[-1]
+
+    def infer(self, session: Counting, observation: Observation) -> ActionChunk:
+        if observation.instruction.startswith("raise"):
+            raise {"raise": VlaRosError, "raise odd": KeyError}[observation.instruction]("a bad request")
+        session.seen += 1
+        row = [session.seen, float(observation.images["image"].mean()), float(observation.state["state"][0])]
+        return ActionChunk(np.array([row, row]), observation.stamp, info={"logit_margins": (0.5,)})
+
+    def infer_batch(self, requests: Sequence[Any]) -> list[ActionChunk | VlaRosError]:
+        self.batches.append(len(requests))
+        self.threads.add(threading.get_ident())
+        self.asked.release()
+        assert self.may_answer.wait(PATIENCE)
+        return [self.infer(*request) for request in requests]
+
+
+@pytest.fixture
+def policy() -> Iterator[Mirror]:
+    made = Mirror()
+    yield made
+    made.may_answer.set()
+
+
+@pytest.fixture
+def serving(policy: Mirror) -> Iterator[Callable[..., tuple[Service, int]]]:
+    """Starts a server for ``policy`` with some limits and a key; ended with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(key: str = "", limits: Limits | None = None, **given: Any) -> tuple[Service, int]:
+            service = Service(policy, "mirror", limits or Limits(), **given)
+            service.load()
+            loop, ready = asyncio.new_event_loop(), threading.Event()
+            ports: list[int] = []
+
+            async def listen() -> None:
+                async with server.listening(service, server.Address(port=0, api_key=key)) as listener:
+                    ports.append(next(iter(listener.sockets)).getsockname()[1])
+                    ready.set()
+                    await stop.wait()
+
+            stop = asyncio.Event()
+            thread = threading.Thread(target=lambda: loop.run_until_complete(listen()))
+            thread.start()
+
+            def end() -> None:
+                policy.may_answer.set()
+                loop.call_soon_threadsafe(stop.set)
+                thread.join(PATIENCE)
+                loop.close()
+                assert service.close(PATIENCE)
+
+            stack.callback(end)
+            assert ready.wait(PATIENCE)
+            return service, ports[0]
+
+        yield start

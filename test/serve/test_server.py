@@ -1,0 +1,257 @@
+"""The server over real sockets: whom it lets in, what it answers while it infers, and what it survives."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from vla_ros.policies.remote.messages import pack, unpack
+from vla_ros.serve.service import Limits, Service
+
+PATIENCE = 20.0
+Start = Callable[..., tuple[Service, int]]
+
+
+def request(level: int = 0, **more: Any) -> bytes:
+    image = np.full((4, 4, 3), level, np.uint8)
+    return pack({"image": image, "state": np.array([level, 0, 0], np.float32), "prompt": "go", **more})
+
+
+@contextmanager
+def robot(port: int, **given: Any) -> Iterator[ClientConnection]:
+    """A connected robot that has read the metadata."""
+    with connect(f"ws://127.0.0.1:{port}", compression=None, proxy=None, **given) as connection:
+        assert unpack(connection.recv(PATIENCE))["server"] == "vla_ros"
+        yield connection
+
+
+def ask(connection: ClientConnection, frame: bytes | str) -> Any:
+    connection.send(frame)
+    answer = connection.recv(PATIENCE)
+    return answer if isinstance(answer, str) else unpack(answer)
+
+
+def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_robot_is_answered_and_told_the_times(serving: Start) -> None:
+    _, port = serving()
+    with robot(port) as one:
+        first, second = ask(one, request(3)), ask(one, request(5))
+    np.testing.assert_array_equal(first["actions"], [[1, 3, 3]] * 2)
+    np.testing.assert_array_equal(second["actions"], [[2, 5, 5]] * 2)
+    assert "prev_total_ms" not in first["server_timing"]
+    assert {"infer_ms", "prev_total_ms", "queued_ms", "batch"} == set(second["server_timing"])
+
+
+def test_robots_that_ask_at_once_are_one_batch_and_get_their_own_answers(serving: Start, policy: Any) -> None:
+    service, port = serving(limits=Limits(max_batch=8))
+    with ExitStack() as stack, ThreadPoolExecutor(6) as pool:
+        robots = [stack.enter_context(robot(port)) for _ in range(6)]
+        policy.may_answer.clear()
+        first = pool.submit(ask, robots[0], request(0))
+        assert policy.asked.acquire(timeout=PATIENCE)
+        others = [pool.submit(ask, each, request(level)) for level, each in enumerate(robots[1:], 1)]
+        until(lambda: service.worker.waiting == 5)
+        policy.may_answer.set()
+        answers = [each.result(PATIENCE)["actions"][0, 1] for each in (first, *others)]
+    assert answers == [0, 1, 2, 3, 4, 5]
+    assert policy.batches == [1, 5]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_health_is_answered_and_robots_connect_while_the_policy_infers(serving: Start, policy: Any) -> None:
+    _, port = serving()
+    with robot(port) as one:
+        policy.may_answer.clear()
+        one.send(request())
+        assert policy.asked.acquire(timeout=PATIENCE)
+        assert get(port, "/healthz") == (200, "OK\n")
+        with robot(port):
+            status, text = get(port, "/metrics")
+        policy.may_answer.set()
+        assert "actions" in unpack(one.recv(PATIENCE))
+    assert status == 200
+    assert "vla_ros_serve_robots 2.0" in text
+
+
+def test_the_metrics_count_what_became_of_requests(serving: Start) -> None:
+    _, port = serving()
+    with robot(port) as one:
+        for frame in (request(), request(), request(prompt="raise"), b"\xc1", "hello"):
+            ask(one, frame)
+    text = get(port, "/metrics")[1]
+    for outcome, count in {"answered": 2, "failed": 1, "invalid": 2}.items():
+        assert f'vla_ros_serve_requests_total{{outcome="{outcome}"}} {count}.0' in text
+
+
+@pytest.mark.parametrize("given", [None, "Api-Key wrong", "Bearer right-key", "Api-Key right-key "[:-2]])
+def test_who_has_no_key_stays_outside(serving: Start, given: str | None) -> None:
+    _, port = serving(key="right-key")
+    headers = {"Authorization": given} if given else {}
+    with pytest.raises(InvalidStatus, match="401"), robot(port, additional_headers=headers):
+        pass
+    assert get(port, "/metrics", headers)[0] == 401
+    assert get(port, "/healthz")[0] == 200
+    with robot(port, additional_headers={"Authorization": "Api-Key right-key"}) as one:
+        assert "actions" in ask(one, request())
+
+
+def test_one_robot_too_many_is_refused_in_words(serving: Start) -> None:
+    _, port = serving(limits=Limits(max_robots=1))
+    with robot(port), pytest.raises(InvalidStatus) as refused, robot(port):
+        pass
+    assert refused.value.response.status_code == 503
+    assert b"over capacity: 1 robots are connected, allowed 1" in refused.value.response.body
+
+
+def test_a_request_with_a_deadline_is_told_that_it_passed(serving: Start, policy: Any) -> None:
+    service, port = serving()
+    with robot(port) as one, robot(port) as two:
+        policy.may_answer.clear()
+        one.send(request())
+        assert policy.asked.acquire(timeout=PATIENCE)
+        two.send(request(vla_ros={"deadline_ms": 1, "number": 1}))
+        until(lambda: service.worker.waiting == 1)
+        began = time.monotonic()
+        until(lambda: time.monotonic() > began + 0.005)
+        policy.may_answer.set()
+        answer = two.recv(PATIENCE)
+        assert isinstance(answer, str)
+        assert "it was not computed" in answer
+        assert "actions" in ask(two, request())
+        assert "actions" in unpack(one.recv(PATIENCE))
+
+
+def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start) -> None:
+    _, port = serving()
+    with robot(port) as one:
+        seen = [ask(one, request())["actions"][0, 0] for _ in range(2)]
+        assert ask(one, pack({"endpoint": "reset"})) == "reset successful"
+        seen += [ask(one, request(endpoint="infer"))["actions"][0, 0] for _ in range(2)]
+        seen += [ask(one, request(session_id="B"))["actions"][0, 0] for _ in range(2)]
+        seen += [ask(one, request(session_id="B", vla_ros={"begins": True}))["actions"][0, 0]]
+    assert seen == [1, 2, 1, 2, 1, 2, 1]
+
+
+def test_a_robot_that_leaves_is_forgotten(serving: Start, policy: Any) -> None:
+    service, port = serving()
+    with robot(port) as one:
+        ask(one, request())
+    until(lambda: service.robots == 0 and policy.sessions[0].closed)
+
+
+def test_a_message_that_is_too_long_ends_the_connection_and_nothing_else(serving: Start) -> None:
+    _, port = serving(limits=Limits(max_message=1 << 16))
+    with robot(port) as one, pytest.raises(ConnectionClosedError, match="1009"):
+        ask(one, bytes(1 << 17))
+    with robot(port) as two:
+        assert "actions" in ask(two, request())
+
+
+def test_other_metadata_can_be_given(serving: Start) -> None:
+    arena = {"image_resolution": [224, 224], "action_space": "joint_velocity"}
+    _, port = serving(own_metadata=arena)
+    with connect(f"ws://127.0.0.1:{port}", compression=None, proxy=None) as one:
+        assert unpack(one.recv(PATIENCE)) == arena
+
+
+def test_it_survives_2000_damaged_frames_and_broken_handshakes(serving: Start) -> None:
+    """A long run sends more (``python -m fuzz.serve``)."""
+    _, port = serving()
+    generator = random.Random(5)
+    good = request(7)
+    with robot(port) as one:
+        for _ in range(2000):
+            data = bytearray(good)
+            for _ in range(generator.randint(1, 4)):
+                data[generator.randrange(len(data))] = generator.randrange(256)
+            ask(one, bytes(data[: generator.randint(0, len(data))] if generator.random() < 0.3 else data))
+    for junk in (b"", b"\x00" * 50, b"GET / HTTP/1.1\r\n", b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * 9000)):
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as raw:
+            raw.sendall(junk)
+    with robot(port) as two:
+        assert "actions" in ask(two, request())
+    assert get(port, "/healthz")[0] == 200
+
+
+def serve_process(*words: str) -> tuple[subprocess.Popen[str], int]:
+    """``vla-ros serve`` in a process of its own, and its port."""
+    command = [sys.executable, "-m", "vla_ros.cli", "serve", "--port", "0", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("serving "), line + (process.stderr.read() if process.stderr else "")
+    return process, int(line.rsplit(":", 1)[1])
+
+
+def test_the_command_serves_on_loopback_alone_and_ends_in_order(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("a-secret-of-mine\n")
+    process, port = serve_process("--policy", "hold", "--api-key-file", str(key))
+    try:
+        listening = Path(f"/proc/{process.pid}/net/tcp").read_text()
+        assert f"0100007F:{port:04X} 00000000:0000 0A" in listening
+        with robot(port, additional_headers={"Authorization": "Api-Key a-secret-of-mine"}) as one:
+            assert ask(one, request())["actions"].shape == (1, 7)
+            process.send_signal(signal.SIGTERM)
+            closed = threading.Thread(target=lambda: list(one))
+            closed.start()
+            closed.join(PATIENCE)
+            assert one.protocol.close_code == 1001
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert "a-secret-of-mine" not in errors
+    assert "a-secret-of-mine" not in " ".join(process.args)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "0.0.0.0"], "give --api-key-file, or --no-api-key"),
+        (["--tls-key", "x"], "belong together"),
+        (["--tls-key", "x", "--tls-certificate", "y"], "--tls-certificate: y"),
+        (["--api-key-file", os.devnull], "holds no key"),
+        (["--image", "front"], "expected KEY=NAME"),
+        (["--image", "front=x"], "the policy has no feature ['front']"),
+        (["--metadata", os.devnull], "expected a map"),
+        (["--host", "192.0.2.1", "--no-api-key"], "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(words: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "vla_ros.cli", "serve", "--policy", "hold", "--port", "0", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert said in ended.stderr

@@ -1,0 +1,159 @@
+"""Requests as the real clients send them, and as nobody should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.policies.remote.dialect import openpi_answer
+from vla_ros.policies.remote.messages import WireError, pack, unpack
+from vla_ros.serve.wire import EXTENSION, Request, Vocabulary, answer, metadata, observation, read_request
+from vla_ros.types import ActionChunk
+from vla_ros.vision.processors import ResizeNaive
+
+LIMIT = 1 << 24
+SPEC = PolicySpec((ImageFeature("image", ResizeNaive((8, 8))),), (StateFeature("state", size=2),))
+ONE = Vocabulary(SPEC)
+IMAGE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+GOOD: dict[str, Any] = {"observation/image": IMAGE, "observation/state": np.array([1.0, 2.0]), "prompt": "go"}
+
+
+def read(message: Any, known: Vocabulary = ONE) -> Request:
+    return read_request(pack(message), known, LIMIT)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("observation/image", "observation/state"),
+        ("image", "state"),
+        ("images.image", "observation.state"),
+        ("observation.images.image", "state"),
+        ("anything", "state"),
+    ],
+)
+def test_features_are_found_under_the_names_that_clients_use(names: tuple[str, str]) -> None:
+    request = read({names[0]: IMAGE, names[1]: [1, 2], "prompt": "go"})
+    np.testing.assert_array_equal(request.images["image"], IMAGE)
+    np.testing.assert_array_equal(request.state["state"], [1.0, 2.0])
+    assert request.instruction == "go"
+
+
+def test_nested_images_with_the_channels_first_are_turned() -> None:
+    request = read({"images": {"image": np.moveaxis(IMAGE, -1, 0)}, "state": [1, 2], "prompt": "go"})
+    np.testing.assert_array_equal(request.images["image"], IMAGE)
+
+
+def test_a_name_of_the_users_own_wins() -> None:
+    known = Vocabulary(SPEC, {"image": "observation/exterior_image_0_left"})
+    message = {**GOOD, "observation/exterior_image_0_left": IMAGE + 1}
+    np.testing.assert_array_equal(read(message, known).images["image"], IMAGE + 1)
+    with pytest.raises(WireError, match="no image 'observation/exterior_image_0_left'"):
+        read({**GOOD, "wrist": IMAGE}, known)
+
+
+def test_an_observation_is_processed_as_on_the_robot() -> None:
+    found = observation(read(GOOD), ONE, 7)
+    np.testing.assert_array_equal(found.images["image"], ResizeNaive((8, 8))(IMAGE))
+    np.testing.assert_array_equal(found.raw_images["image"].pixels, IMAGE)
+    assert (found.stamp, found.instruction) == (7, "go")
+
+
+def test_jpegs_are_decoded() -> None:
+    jpeg = simplejpeg.encode_jpeg(np.zeros((16, 24, 3), np.uint8), quality=95)
+    found = observation(read({**GOOD, "observation/image": jpeg}), ONE, 0)
+    assert found.raw_images["image"].pixels.shape == (16, 24, 3)
+    with pytest.raises(WireError, match="damaged JPEG"):
+        observation(read({**GOOD, "observation/image": jpeg[:40]}), ONE, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"observation/image": None}, "no image 'image'"),
+        ({"observation/image": IMAGE.astype(np.float32)}, r"<f4 \[4, 6, 3\], expected uint8"),
+        ({"observation/image": IMAGE[..., :2]}, r"\[4, 6, 2\], expected uint8"),
+        ({"observation/image": IMAGE[:0]}, r"\[0, 6, 3\], expected uint8"),
+        ({"observation/image": np.zeros((1, 5000, 3), np.uint8)}, "1 to 4096 a side"),
+        ({"observation/image": "image"}, "the text 'image'"),
+        ({"observation/image": b"bytes"}, "bytes, expected uint8"),
+        ({"observation/state": None}, "no state 'state'"),
+        ({"observation/state": [1, float("nan")]}, "not finite"),
+        ({"observation/state": [1, 2, 3]}, r"expected \[2\]"),
+        ({"observation/state": "12"}, "expected numbers"),
+        ({"prompt": None}, "the prompt is NoneType"),
+        ({"prompt": "  "}, "the prompt is the text"),
+        ({"prompt": 5}, "the prompt is int"),
+        ({"prompt": "x" * 501}, "501 characters, allowed 500"),
+        ({"session_id": 5}, "session_id is int"),
+    ],
+)
+def test_what_is_wrong_in_a_request_is_named(changed: dict[str, Any], said: str) -> None:
+    message = {key: value for key, value in {**GOOD, **changed}.items() if value is not None}
+    message |= {"prompt": None} if changed == {"prompt": None} else {}
+    with pytest.raises(WireError, match=said):
+        read(message)
+
+
+def test_images_of_several_moments_and_optional_ones() -> None:
+    now = (Moment(15), Moment())
+    front, low = ImageFeature("front", ResizeNaive((2, 2)), moments=now), ImageFeature("low", required=False)
+    known = Vocabulary(PolicySpec((front, low), (StateFeature("state", moments=now),)))
+    message = {"front": np.stack([IMAGE, IMAGE + 1]), "state": np.ones((2, 3)), "prompt": "go"}
+    found = observation(read(message, known), known, 0)
+    assert found.images["front"].shape == (2, 2, 2, 3)
+    assert (list(found.images), dict(found.raw_images)) == (["front"], {})
+    for changed in ({"front": IMAGE}, {"front": np.stack([IMAGE] * 3)}, {"state": np.ones(3)}):
+        with pytest.raises(WireError, match=r"expected (uint8 \[2, H, W, 3\]|\[2, 'N'\])"):
+            read({**message, **changed}, known)
+
+
+def test_the_policys_features_are_named_where_one_is_missing() -> None:
+    two = Vocabulary(PolicySpec((ImageFeature("front"), ImageFeature("wrist"))))
+    with pytest.raises(WireError, match=r"no image 'front'.*takes the images \['front', 'wrist'\]"):
+        read(GOOD, two)
+
+
+@pytest.mark.parametrize("frame", ["text", b"", b"\xc1", pack([1]), pack({b"a": 1}), b"\x81\xa1a"])
+def test_frames_that_are_no_request_are_refused(frame: bytes | str) -> None:
+    with pytest.raises(WireError):
+        read_request(frame, ONE, LIMIT)
+
+
+def test_a_reset_asks_nothing() -> None:
+    request = read({"endpoint": "reset", "session_id": "A"})
+    assert (request.reset, request.session, request.images) == (True, "A", {})
+
+
+def test_an_answer_is_openpis_and_says_more_to_those_who_ask() -> None:
+    chunk = ActionChunk(
+        np.arange(6.0).reshape(2, 3),
+        7,
+        normalized=np.ones((2, 3)),
+        tokens=np.arange(3),
+        info={"margins": (0.5, 1.0)},
+    )
+    plain = unpack(answer(chunk, read(GOOD), {"infer_ms": 2.0}))
+    assert set(plain) == {"actions", "server_timing"}
+    np.testing.assert_array_equal(openpi_answer(pack(plain)).actions["actions"], chunk.actions)
+    asked = read({**GOOD, EXTENSION: {"number": 5, "deadline_ms": 250, "begins": True}})
+    assert (asked.number, asked.seconds, asked.begins) == (5, 0.25, True)
+    extended = unpack(answer(chunk, asked, {}))[EXTENSION]
+    assert (extended["number"], extended["info"]) == (5, {"margins": [0.5, 1.0]})
+    np.testing.assert_array_equal(extended["tokens"], chunk.tokens)
+
+
+@pytest.mark.parametrize("extension", [5, {"number": "x"}, {"deadline_ms": "soon"}, {"deadline_ms": -1}])
+def test_an_extension_that_is_none_is_ignored(extension: Any) -> None:
+    request = read({**GOOD, EXTENSION: extension})
+    assert (request.number, request.seconds, request.begins) == (None, 0.0, False)
+
+
+def test_the_metadata_name_the_features() -> None:
+    said = unpack(pack(metadata("openvla", SPEC)))
+    assert (said["server"], said["images"]["image"]["size"], said["dimension"]) == (EXTENSION, [8, 8], 7)
+    assert said["action"] == ["arm.tip_delta", "arm.gripper"]

@@ -1,0 +1,166 @@
+"""The inference thread: batches, order, deadlines, capacity, failures and its end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros.errors import DeviceLostError, VlaRosError
+from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
+from vla_ros.types import ActionChunk, Observation
+
+PATIENCE = 20.0
+
+
+class Bench:
+    """A worker with a clock that the test turns."""
+
+    def __init__(self, policy: Any, max_batch: int = 4) -> None:
+        self.now, self.policy = 100.0, policy
+        self.ends: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self.worker = InferenceWorker(policy, self.deliver, max_batch, lambda: self.now)
+        self.worker.start()
+
+    def deliver(self, done: Sequence[Done]) -> None:
+        for each in done:
+            self.ends.put(each)
+
+    def ask(self, robot: Robot | None = None, text: str = "go", seconds: float = 10.0, **given: Any) -> Job:
+        image = np.zeros((2, 2, 3), np.uint8)
+        observation = Observation({"image": image}, text, 7, state={"state": np.array([1.0, 2.0, 3.0])})
+        job = Job(robot or Robot(), observation, self.now, self.now + seconds, **given)
+        self.worker.submit(job)
+        return job
+
+    def busy(self) -> Job:
+        """A request that the policy has begun to answer and does not finish."""
+        self.policy.may_answer.clear()
+        job = self.ask()
+        assert self.policy.asked.acquire(timeout=PATIENCE)
+        return job
+
+    def done(self, count: int = 1) -> list[Done]:
+        self.policy.may_answer.set()
+        return [self.ends.get(timeout=PATIENCE) for _ in range(count)]
+
+
+@pytest.fixture
+def bench(policy: Any) -> Iterator[Bench]:
+    made = Bench(policy)
+    yield made
+    policy.may_answer.set()
+    assert made.worker.stop(PATIENCE)
+
+
+def test_what_waits_together_is_answered_together_in_the_order_it_came(bench: Bench) -> None:
+    first = bench.busy()
+    others = [bench.ask() for _ in range(6)]
+    done = bench.done(7)
+    assert [each.job for each in done] == [first, *others]
+    assert bench.policy.batches == [1, 4, 2]
+    assert [each.batch for each in done] == [1, 4, 4, 4, 4, 2, 2]
+    assert bench.policy.threads == {bench.worker._thread.ident}  # type: ignore[union-attr]
+    assert threading.get_ident() not in bench.policy.threads
+
+
+def test_a_request_that_waited_too_long_is_told_so_and_not_computed(bench: Bench) -> None:
+    bench.busy()
+    late, kept = bench.ask(seconds=1.0), bench.ask(seconds=5.0)
+    bench.now += 2.0
+    outcomes = {each.job: each.outcome for each in bench.done(3)}
+    assert bench.policy.batches == [1, 1]
+    assert isinstance(outcomes[kept], ActionChunk)
+    assert isinstance(outcomes[late], ExpiredError)
+    assert "waited 2.00 s, allowed 1.00 s" in str(outcomes[late])
+
+
+def test_more_than_it_can_do_is_refused_at_once(bench: Bench) -> None:
+    bench.busy()
+    bench.now += 1.0  # a batch takes a second
+    bench.done()
+    bench.busy()
+    for _ in range(4):
+        bench.ask(seconds=2.5)  # the rest of this batch, then theirs
+    with pytest.raises(BusyError, match=r"over capacity: 4 requests wait .* about 3.00 s, allowed 2.50 s"):
+        bench.ask(seconds=2.5)
+    bench.ask(seconds=3.5)
+    assert len(bench.done(6)) == 6
+
+
+@pytest.mark.parametrize(("text", "said"), [("raise", "a bad request"), ("raise odd", "the server's log says why")])
+def test_a_request_that_fails_fails_alone(bench: Bench, text: str, said: str) -> None:
+    bench.busy()
+    bench.ask()
+    bad = bench.ask(text=text)
+    bench.ask()
+    done = {each.job: each.outcome for each in bench.done(4)}
+    assert isinstance(done[bad], VlaRosError)
+    assert said in str(done[bad])
+    assert sum(isinstance(outcome, ActionChunk) for outcome in done.values()) == 3
+
+
+def test_each_robot_has_a_session_that_begins_anew_with_another_instruction(bench: Bench) -> None:
+    robot, other = Robot(), Robot()
+    seen = []
+    for who, text, reset in [
+        (robot, "go", False),
+        (robot, "go", False),
+        (other, "go", False),
+        (robot, "stop", False),
+        (robot, "stop", False),
+        (robot, "stop", True),
+    ]:
+        bench.ask(who, text, reset=reset)
+        outcome = bench.done()[0].outcome
+        assert isinstance(outcome, ActionChunk)
+        seen.append(outcome.actions[0, 0])
+    assert seen == [1, 2, 1, 1, 2, 1]
+    bench.worker.forget(robot)
+    assert bench.worker.stop(PATIENCE)
+    assert [session.closed for session in bench.policy.sessions] == [True, False]
+
+
+def test_a_request_nobody_waits_for_is_not_computed(bench: Bench) -> None:
+    bench.busy()
+    bench.ask(wanted=lambda: False)
+    bench.ask()
+    bench.done(2)
+    assert bench.policy.batches == [1, 1]
+
+
+def test_a_drain_answers_what_waits_and_accepts_no_more(bench: Bench) -> None:
+    bench.busy()
+    bench.ask()
+    bench.worker.drain()
+    with pytest.raises(BusyError, match="shutting down"):
+        bench.ask()
+    assert all(isinstance(each.outcome, ActionChunk) for each in bench.done(2))
+    assert bench.worker.stop(PATIENCE)
+    assert bench.worker.state is State.ENDED
+
+
+def test_a_device_that_is_lost_ends_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(requests: Any) -> Any:
+        raise DeviceLostError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(bench.policy, "infer_batch", lost)
+    bench.ask()
+    assert isinstance(bench.done()[0].outcome, VlaRosError)
+    assert bench.worker.state is State.FAILED
+    assert isinstance(bench.worker.error, DeviceLostError)
+    with pytest.raises(BusyError, match="the device failed"):
+        bench.ask()
+
+
+def test_a_policy_that_does_not_load_says_why(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(progress: Any) -> None:
+        raise VlaRosError("no such checkpoint")
+
+    monkeypatch.setattr(policy, "load", load)
+    with pytest.raises(VlaRosError, match="no such checkpoint"):
+        Bench(policy)
