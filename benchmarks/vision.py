@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from vla_ros.config.tree import CameraConfig
+from vla_ros.config.sections import CameraConfig
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.geometry import make_orientation

@@ -196,6 +196,79 @@ def test_a_robot_with_one_arm_has_the_options_of_the_sections_under_the_name_arm
     assert (arm.robot, arm.gripper, arm.limits) == (config.robot, config.gripper, config.limits)
 
 
+TWO = {
+    "robot.arms": ["left", "right"],
+    "robot.urdf": "demo",
+    "left.command": "/l",
+    "right.command": "/r",
+    "right.workspace_low": [0.0, 0.0, 0.0],
+    "right.workspace_high": [1.0, 1.0, 1.0],
+    "right.joint_names": ["a"],
+}
+
+
+def test_each_of_several_arms_has_a_section_whose_defaults_are_what_all_share() -> None:
+    config = build(TWO)
+    left, right = config.arms
+    assert [left.name, right.name, left.command, right.command] == ["left", "right", "/l", "/r"]
+    assert left.robot.urdf == right.robot.urdf == "demo"
+    assert left.limits is config.limits
+    assert right.limits.workspace_low == (0.0, 0.0, 0.0)
+    changed = build({"control.output": "float64_multi_array", "right.output": "joint_state"}, config)
+    assert [arm.output for arm in changed.arms] == ["float64_multi_array", "joint_state"]
+    assert build({"robot.arms": ["right", "third"], "third.command": "/t"}, config).arms[0].command == "/r"
+
+
+def test_the_sections_of_arms_are_printed_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    config = build(TWO)
+    path.write_text(to_yaml(config))
+    again = load([path])
+    assert flatten(again) == flatten(config)
+    assert again.arms == config.arms
+    assert flatten(config)["left.command"] == "/l"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
+        ({"robot.arms": ["a", "a"]}, "each once"),
+        ({"robot.arms": ["a b"]}, "a word"),
+        ({"left.urdf": "x"}, "'left' is not one of robot.arms, which are: none"),
+        ({**TWO, "left.urfd": "x"}, "did you mean 'left.urdf'"),
+        ({**TWO, "left.home": "x"}, "left.home: found 'x' (str), expected a list"),
+        ({**TWO, "right.command": "/l"}, "right.command: found /l, on which 'left' is commanded, too"),
+        (
+            {**TWO, "right.gripper": "/l", "robot.gripper_joint_names": ["f"]},
+            "right.gripper: found /l, on which",
+        ),
+        ({**TWO, "left.joint_names": ["a", "b"]}, "right.joint_names: found a, which 'left' has, too"),
+        ({**TWO, "left.workspace_low": [0.0, 0.0, 0.0]}, "left.workspace_low and limits.workspace_high"),
+        ({"robot.state_topics": ["force=/f:Wrench"]}, "JointState|Float64MultiArray|PoseStamped|WrenchStamped"),
+        ({"preset": "libro"}, "preset: found 'libro'"),
+        ({"preset": 3}, "preset: found 3 (int)"),
+    ],
+)
+def test_wrong_arms_feeds_and_presets_are_named(values: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(values)
+    assert expected in str(caught.value)
+
+
+def test_joints_of_arms_that_publish_apart_may_have_the_same_names() -> None:
+    config = build({**TWO, "left.joint_names": ["a"], "left.joint_states": "/left/joint_states"})
+    assert [arm.joint_states for arm in config.arms] == ["/left/joint_states", "/joint_states"]
+
+
+def test_feeds_have_a_type() -> None:
+    config = build({"robot.state_topics": ["objects=/o", "force=/f:WrenchStamped"]})
+    assert [(feed.key, feed.topic, feed.type) for feed in config.robot.feeds] == [
+        ("objects", "/o", "JointState"),
+        ("force", "/f", "WrenchStamped"),
+    ]
+
+
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         read_file(Path("nowhere.yaml"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.engine.resample import make_pipeline, make_turn
 from vla_ros.errors import ConfigError
 from vla_ros.vision.geometry import make_orientation

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vla_ros.config import build
-from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.control.inputs import Snapshot
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.resizer import ImageResizer

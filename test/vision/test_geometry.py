@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.errors import ConfigError
 from vla_ros.vision.geometry import center_crop_box, make_orientation
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vla_ros.config.tree import CameraConfig
+from vla_ros.config.sections import CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.vision.messages import encode_compressed, encode_image
@@ -60,9 +60,7 @@ def test_each_camera_has_its_orientation_and_the_processor_that_the_policy_names
     other = CameraConfig(**names, pipeline=("policy", "openvla", "policy"), crop_area=(0.5, 0.0, 0.0))
     chosen = [Preprocessor(other, spec).raw(sample, index).processor for index in range(3)]
     assert chosen == [ResizeNaive(crop_area=0.5), ResizeNaive((64, 48)), None]
-    with pytest.raises(
-        ConfigError, match=r"camera.crop_area: found 0.5 for 'unused', which the policy does not crop"
-    ):
+    with pytest.raises(ConfigError, match=r"camera.crop_area: found 0.5 for 'unused', which is not cropped"):
         Preprocessor(CameraConfig(**names, crop_area=(0.5,)), spec)
 
 

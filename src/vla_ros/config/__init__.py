@@ -1,5 +1,6 @@
 """One tree of typed options: ROS parameters, parameter files and command line are three views of it."""
 
+from vla_ros.config.files import read_file
 from vla_ros.config.loading import (
     Entry,
     build,
@@ -7,24 +8,22 @@ from vla_ros.config.loading import (
     flatten,
     load,
     parse_assignment,
-    read_file,
     to_yaml,
 )
 from vla_ros.config.options import Option
 from vla_ros.config.policy import PolicyConfig
-from vla_ros.config.tree import (
-    ArmConfig,
+from vla_ros.config.sections import (
     CameraConfig,
-    Config,
     ControlConfig,
+    FeaturesConfig,
     GripperConfig,
     LimitsConfig,
-    LiveConfig,
     NodeConfig,
     RobotConfig,
     TimeoutsConfig,
     TopicsConfig,
 )
+from vla_ros.config.tree import ArmConfig, Config, LiveConfig
 
 __all__ = [
     "ArmConfig",
@@ -32,6 +31,7 @@ __all__ = [
     "Config",
     "ControlConfig",
     "Entry",
+    "FeaturesConfig",
     "GripperConfig",
     "LimitsConfig",
     "LiveConfig",

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from vla_ros.config.options import option_of
-from vla_ros.config.tree import Config
+from vla_ros.config.sections import FEED_TYPES
+from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 
 def contradictions(config: Config) -> list[str]:
     """What is wrong between options that are each right, one line each."""
-    return [*_of_cameras(config), *_of_gripper(config), *_of_control(config)]
+    found = [*_of_cameras(config), *_of_control(config), *_between_arms(config)]
+    for arm in config.arms:
+        found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]
+    return list(dict.fromkeys(found))  # what arms share is wrong once
 
 
 def _of_cameras(config: Config) -> Iterator[str]:
@@ -28,27 +32,35 @@ def _of_cameras(config: Config) -> Iterator[str]:
     for name, values in (("camera.topics", camera.topics), ("camera.keys", camera.keys)):
         if len(set(values)) < len(values):
             yield f"{name}: found {list(values)}, expected each once"
-    feeds = [feed.partition("=") for feed in config.robot.state_topics]
-    for feed, (key, _, topic) in zip(config.robot.state_topics, feeds, strict=True):
-        if not key or not topic:
-            yield f"robot.state_topics: found {feed!r}, expected key=/topic"
-    if len({key for key, _, _ in feeds}) < len(feeds):
+    for text, feed in zip(config.robot.state_topics, config.robot.feeds, strict=True):
+        if not feed.key or not feed.topic or feed.type not in FEED_TYPES:
+            yield f"robot.state_topics: found {text!r}, expected key=/topic or key=/topic:{'|'.join(FEED_TYPES)}"
+    if len({feed.key for feed in config.robot.feeds}) < len(config.robot.feeds):
         yield f"robot.state_topics: found {list(config.robot.state_topics)}, expected each key once"
 
 
-def _of_gripper(config: Config) -> Iterator[str]:
-    gripper, fingers, topic = config.gripper, config.robot.gripper_joint_names, config.topics.gripper
-    if topic and topic == config.topics.command:
-        yield f"topics.gripper: found {topic}, the same as topics.command; leave it empty to send both together"
+def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
+    """The option that says this of an arm: its own, or the one that arms share."""
+    own = f"{arm.name}.{leaf}"
+    return own if own in config.own else OF_AN_ARM[leaf]
+
+
+def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
+    gripper, fingers, topic = arm.gripper, arm.robot.gripper_joint_names, arm.gripper_topic
+    named = _name(config, arm, "gripper")
+    if topic and topic == arm.command:
+        command = _name(config, arm, "command")
+        yield f"{named}: found {topic}, the same as {command}; leave it empty to send both together"
     elif topic and (gripper.mode == "none" or not fingers):
-        found = "gripper.mode none" if fingers else "no robot.gripper_joint_names"
-        yield f"topics.gripper: found {topic} with {found}: nothing would ever be sent there"
+        found = "gripper.mode none" if fingers else f"no {_name(config, arm, 'gripper_joint_names')}"
+        yield f"{named}: found {topic} with {found}: nothing would ever be sent there"
     if gripper.mode == "none":
         return
     if gripper.open_value == gripper.closed_value:
         yield f"gripper.open_value: found {gripper.open_value:g}, the same as gripper.closed_value"
     if fingers and gripper.open_position == gripper.closed_position:
-        yield f"gripper.open_position: found {gripper.open_position:g}, the same as gripper.closed_position"
+        opened, closed = (_name(config, arm, leaf) for leaf in ("open_position", "closed_position"))
+        yield f"{opened}: found {gripper.open_position:g}, the same as {closed}"
     if gripper.mode != "binary":
         return
     band = f"gripper.threshold: found {gripper.threshold:g} with gripper.hysteresis {gripper.hysteresis:g}"
@@ -58,23 +70,43 @@ def _of_gripper(config: Config) -> Iterator[str]:
         yield f"{band}: the gripper would never open; expected a band within 0 to 1"
 
 
-def _of_control(config: Config) -> Iterator[str]:
-    control, limits, policy = config.control, config.limits, config.policy
-    if len(limits.workspace_low) != len(limits.workspace_high):
-        yield "limits.workspace_low and limits.workspace_high: expected both corners of the box or neither"
-    elif any(low >= high for low, high in zip(limits.workspace_low, limits.workspace_high, strict=True)):
+def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
+    low, high = arm.limits.workspace_low, arm.limits.workspace_high
+    names = [_name(config, arm, leaf) for leaf in ("workspace_low", "workspace_high")]
+    if len(low) != len(high):
+        yield f"{names[0]} and {names[1]}: expected both corners of the box or neither"
+    elif any(a >= b for a, b in zip(low, high, strict=True)):
+        yield f"{names[0]}: found {list(low)}, expected each below {names[1]} {list(high)}"
+    fingers = arm.robot.gripper_joint_names
+    if arm.output == "twist_stamped" and fingers and not arm.gripper_topic:
         yield (
-            f"limits.workspace_low: found {list(limits.workspace_low)}, expected each below limits.workspace_high "
-            f"{list(limits.workspace_high)}"
+            f"{_name(config, arm, 'gripper_joint_names')}: found {list(fingers)} with twist_stamped, which has no "
+            f"room for fingers; give them a topic of their own ({_name(config, arm, 'gripper')}), or set it to []"
         )
-    if control.output == "twist_stamped":
-        if control.rate_hz == 0:
-            yield "control.rate_hz: found 0 with twist_stamped; a velocity needs to know how long a step lasts"
-        if config.robot.gripper_joint_names and not config.topics.gripper:
-            yield (
-                f"robot.gripper_joint_names: found {list(config.robot.gripper_joint_names)} with twist_stamped, "
-                "which has no room for fingers; give them a topic of their own (topics.gripper), or set it to []"
-            )
+
+
+def _between_arms(config: Config) -> Iterator[str]:
+    for index, arm in enumerate(config.arms):
+        for other in config.arms[:index]:
+            for leaf, topic in (("command", arm.command), ("gripper", arm.gripper_topic)):
+                if topic and topic in (other.command, other.gripper_topic):
+                    yield (
+                        f"{arm.name}.{leaf}: found {topic}, on which '{other.name}' is commanded, too; "
+                        "give each arm a topic of its own"
+                    )
+            mine = {*arm.robot.joint_names, *arm.robot.gripper_joint_names}
+            both = mine & {*other.robot.joint_names, *other.robot.gripper_joint_names}
+            if both and arm.joint_states == other.joint_states:
+                yield (
+                    f"{arm.name}.joint_names: found {', '.join(sorted(both))}, which '{other.name}' has, too; "
+                    f"a joint on {arm.joint_states} belongs to one arm"
+                )
+
+
+def _of_control(config: Config) -> Iterator[str]:
+    policy = config.policy
+    if config.control.rate_hz == 0 and any(arm.output == "twist_stamped" for arm in config.arms):
+        yield "control.rate_hz: found 0 with twist_stamped; a velocity needs to know how long a step lasts"
     if len(policy.instruction) > policy.max_instruction_length:
         yield (
             f"policy.instruction: found {len(policy.instruction)} characters, policy.max_instruction_length is "

@@ -1,12 +1,17 @@
-"""Where parameter files lie: by path, or by the name of one that comes with the package."""
+"""Parameter files: where they lie, and what they say as flat values."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from vla_ros.errors import ConfigError
+import yaml
+
+from vla_ros.errors import ConfigError, did_you_mean
 
 
 def config_file(name: str) -> Path:
@@ -27,3 +32,108 @@ def config_file(name: str) -> Path:
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     own = f"with vla_ros come {', '.join(known)}" if known else "none came with vla_ros: install the package again"
     raise ConfigError(f"config '{name}': no such file; {own}")
+
+
+@cache
+def preset_values(name: str) -> Mapping[str, Any]:
+    """Flat values of a preset.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    known = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
+    if name not in known:
+        expected = ", ".join(sorted(known))
+        raise ConfigError(f"preset: found '{name}', expected one of {expected}{did_you_mean(name, known)}")
+    return read_file(known[name])
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key stands once: of two sections ``limits:`` the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str):
+                if key in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"'{key}' stands here for the second time; put both into one",
+                        problem_mark=key_node.start_mark,
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
+    """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
+
+    ``node_name`` has the node's namespace (``/robot_1/vla_policy``) where it has one.
+
+    Raises:
+        ConfigError: The file is missing, is no YAML, says something twice, has no ``ros__parameters`` for this
+            node, or has some for several nodes of its name.
+    """
+    try:
+        document = _parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not a YAML file ({_where(error)})") from None
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"{path}: found {type(document).__name__}, expected '/**:' with 'ros__parameters:' below it"
+        )
+    flat: dict[str, Any] = {}
+    wanted = _sections([str(key) for key in document], node_name, path)
+    for key, section in document.items():
+        if str(key) in wanted:
+            if not isinstance(section, dict) or not isinstance(section.get("ros__parameters"), dict):
+                raise ConfigError(f"{path}: '{key}' lacks 'ros__parameters:'")
+            flat.update(_flat(section["ros__parameters"], ""))
+    if not flat:
+        raise ConfigError(
+            f"{path}: found no parameters for '/**' or '{node_name}', only {list(document)}; a parameter file "
+            "begins with '/**:' and 'ros__parameters:' below it, as `vla-ros config` prints"
+        )
+    return flat
+
+
+def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
+    """Which sections of a file are for this node; another robot's limits must not be taken for this one's."""
+    full = node_name.strip("/")
+    own = full.split("/")[-1]
+    namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
+    if full != own:
+        namesakes = [key for key in namesakes if key.strip("/") == full]
+    if len(namesakes) > 1:
+        raise ConfigError(
+            f"{path}: has parameters for {', '.join(namesakes)}, and which of them this node is, it was not told; "
+            "give it its namespace (--ros-args -r __ns:=/...) or a file of its own"
+        )
+    return {"/**", "/*", own, f"/{own}", *namesakes}
+
+
+def _where(error: Exception) -> str:
+    """What a parser found, in one line instead of the library's five."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return str(error)
+    hint = "; indent with spaces, YAML knows no tabs" if "\\t" in problem else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

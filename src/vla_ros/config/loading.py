@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,14 +18,17 @@ from typing import Any, get_type_hints
 import yaml
 
 from vla_ros.config.contradictions import contradictions
+from vla_ros.config.files import preset_values, read_file
 from vla_ros.config.options import Option, option_of
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.registry import options_class, owner
-from vla_ros.config.tree import Config
+from vla_ros.config.tree import OF_AN_ARM, Config
 from vla_ros.errors import ConfigError, did_you_mean
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
 """Parameters (or prefixes) of every ROS node, and of the lifecycle node, that are no options of the tree."""
+PRESET = "preset"
+SECTIONS = tuple(leaf.name for leaf in dataclasses.fields(Config) if leaf.name not in (PRESET, "own"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,41 +74,56 @@ def _number(value: float | None) -> str:
     return "any" if value is None else f"{value:g}"
 
 
-def entries(policy: PolicyConfig | None = None) -> Mapping[str, Entry]:
+def entries(config: Config | None = None) -> Mapping[str, Entry]:
     """Every leaf of the tree by flat name, in the order of declaration.
 
     Args:
-        policy: Some section ``policy``, whose class says which options it has; None takes the default policy's.
+        config: Says which policy's options there are, and of which arms; None takes the default tree.
     """
-    declared: Any = type(policy or Config().policy)  # mypy takes no class of dataclasses for hashable
-    return _entries(declared)
+    config = config or Config()
+    declared: Any = type(config.policy)  # mypy takes no class of dataclasses for hashable
+    return _entries(declared, config.robot.arms)
 
 
 @cache
-def _entries(policy: Any) -> Mapping[str, Entry]:
-    return MappingProxyType({entry.name: entry for entry in _walk(policy)})
+def _entries(policy: Any, arms: tuple[str, ...]) -> Mapping[str, Entry]:
+    shared = {entry.name: entry for entry in _walk(policy)}
+    of_arms = {
+        f"{arm}.{leaf}": dataclasses.replace(shared[name], name=f"{arm}.{leaf}")
+        for arm in arms
+        for leaf, name in OF_AN_ARM.items()
+    }
+    return MappingProxyType({**shared, **of_arms})
 
 
 def _walk(policy: type[PolicyConfig]) -> Iterator[Entry]:
-    for section in dataclasses.fields(Config):
-        cls: Any = policy if section.name == "policy" else get_type_hints(Config)[section.name]
+    types = get_type_hints(Config)
+    preset = next(leaf for leaf in dataclasses.fields(Config) if leaf.name == PRESET)
+    yield Entry(PRESET, str, preset.default, option_of(preset.metadata))
+    for section in SECTIONS:
+        cls: Any = policy if section == "policy" else types[section]
         hints = get_type_hints(cls)
         for leaf in dataclasses.fields(cls):
-            yield Entry(f"{section.name}.{leaf.name}", hints[leaf.name], leaf.default, option_of(leaf.metadata))
+            yield Entry(f"{section}.{leaf.name}", hints[leaf.name], leaf.default, option_of(leaf.metadata))
 
 
 def flatten(config: Config) -> dict[str, Any]:
     """Flat name to value; lists as Python lists."""
-    flat = {}
-    for name in entries(config.policy):
-        section, leaf = name.split(".")
-        value = getattr(getattr(config, section), leaf)
-        flat[name] = list(value) if isinstance(value, tuple) else value
-    return flat
+    flat = {name: _value(config, name) for name in entries(config)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+
+
+def _value(config: Config, name: str) -> Any:
+    if name == PRESET:
+        return config.preset
+    section, leaf = name.split(".")
+    return config.of_arm(section, leaf) if section in config.robot.arms else getattr(getattr(config, section), leaf)
 
 
 def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
     """A checked tree with ``values`` (flat names) put over ``base`` (the defaults where None).
+
+    A preset that ``values`` name is put between the two.
 
     Raises:
         ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All that is
@@ -113,6 +132,9 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
     """
     base = base or Config()
     problems: list[str] = []
+    preset = values.get(PRESET, base.preset)
+    if preset != base.preset and isinstance(preset, str) and preset:
+        values = {**preset_values(preset), **values}
     named = values.get("policy.name", base.policy.name)
     try:
         base = _with_policy(base, named)
@@ -120,20 +142,28 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
         # Whose options the others are is not known then.
         problems.append(str(error))
         values = {name: value for name, value in values.items() if not name.startswith("policy.")}
-    known = entries(base.policy)
+    base, arms_problems = _with_arms(base, values)
+    problems += arms_problems
+    known = entries(base)
     changes: dict[str, dict[str, Any]] = {}
+    own, top = dict(base.own), {}
     for name, value in values.items():
         entry = known.get(name)
         if entry is None:
-            problems.append(unknown(name, base.policy))
+            problems.append(unknown(name, base))
             continue
         try:
-            section, leaf = name.split(".")
-            changes.setdefault(section, {})[leaf] = convert(entry, value)
+            section, _, leaf = name.partition(".")
+            if section in base.robot.arms:
+                own[name] = convert(entry, value)
+            elif leaf:
+                changes.setdefault(section, {})[leaf] = convert(entry, value)
+            else:
+                top[name] = convert(entry, value)
         except ConfigError as error:
             problems.append(str(error))
     sections = {name: dataclasses.replace(getattr(base, name), **change) for name, change in changes.items()}
-    config = dataclasses.replace(base, **sections)
+    config = dataclasses.replace(base, **sections, **top, own=MappingProxyType(own))
     problems.extend(contradictions(config))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -148,12 +178,26 @@ def _with_policy(base: Config, name: Any) -> Config:
     return dataclasses.replace(base, policy=options_class(name)(**{**common, "name": name}))
 
 
+def _with_arms(base: Config, values: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """``base`` with the arms that ``values`` name, and what is wrong with their names."""
+    found = values.get("robot.arms", base.robot.arms)
+    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
+        return base, []  # a wrong type is found with the others
+    arms, taken = tuple(found), {*SECTIONS, "feed", "unused"}
+    wrong = [name for name in arms if not re.fullmatch(r"[A-Za-z]\w*", name) or name in taken]
+    if wrong or len(set(arms)) < len(arms):
+        names = f"each once, a word, and none of {', '.join(sorted(taken))}"
+        return base, [f"robot.arms: found {list(arms)}, expected names such as left and right; {names}"]
+    own = {name: value for name, value in base.own.items() if name.split(".")[0] in arms}
+    return dataclasses.replace(base, robot=dataclasses.replace(base.robot, arms=arms), own=own), []
+
+
 def is_ros_own(name: str) -> bool:
     """Whether a parameter is one of every ROS node (:data:`ROS_OWN`), and so no option of the tree."""
     return name.startswith(ROS_OWN)
 
 
-def unknown(name: str, policy: PolicyConfig) -> str:
+def unknown(name: str, config: Config) -> str:
     """Why a name is refused, and what was probably meant."""
     if is_ros_own(name):
         return (
@@ -163,9 +207,12 @@ def unknown(name: str, policy: PolicyConfig) -> str:
     section, _, leaf = name.rpartition(".")
     of = owner(leaf) if section == "policy" else None
     if of is not None:
-        return f"{name}: an option of the policy '{of}', and policy.name is '{policy.name}'; leave it out"
-    known = entries(policy)
-    elsewhere = [other for other in known if other.split(".")[1] == leaf]  # a right leaf in a wrong section
+        return f"{name}: an option of the policy '{of}', and policy.name is '{config.policy.name}'; leave it out"
+    known = entries(config)
+    if leaf in OF_AN_ARM and section not in SECTIONS:
+        found = ", ".join(config.robot.arms) or "none"
+        return f"{name}: no such parameter; '{section}' is not one of robot.arms, which are: {found}"
+    elsewhere = [other for other in known if other.rpartition(".")[2] == leaf]  # a right leaf in a wrong section
     hint = did_you_mean(name, known, 0.4) or did_you_mean(name, elsewhere, 0.0)
     return f"{name}: no such parameter{hint or '; `vla-ros config` lists all names'}"
 
@@ -230,97 +277,6 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"-p {text}: the value is not YAML ({error})") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key stands once: of two sections ``limits:`` the first would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str):
-                if key in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"'{key}' stands here for the second time; put both into one",
-                        problem_mark=key_node.start_mark,
-                    )
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _parse(text: str) -> Any:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
-
-
-def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
-    """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
-
-    ``node_name`` has the node's namespace (``/robot_1/vla_policy``) where it has one.
-
-    Raises:
-        ConfigError: The file is missing, is no YAML, says something twice, has no ``ros__parameters`` for this
-            node, or has some for several nodes of its name.
-    """
-    try:
-        document = _parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not a YAML file ({_where(error)})") from None
-    if not isinstance(document, dict):
-        raise ConfigError(
-            f"{path}: found {type(document).__name__}, expected '/**:' with 'ros__parameters:' below it"
-        )
-    flat: dict[str, Any] = {}
-    wanted = _sections([str(key) for key in document], node_name, path)
-    for key, section in document.items():
-        if str(key) in wanted:
-            if not isinstance(section, dict) or not isinstance(section.get("ros__parameters"), dict):
-                raise ConfigError(f"{path}: '{key}' lacks 'ros__parameters:'")
-            flat.update(_flat(section["ros__parameters"], ""))
-    if not flat:
-        raise ConfigError(
-            f"{path}: found no parameters for '/**' or '{node_name}', only {list(document)}; a parameter file "
-            "begins with '/**:' and 'ros__parameters:' below it, as `vla-ros config` prints"
-        )
-    return flat
-
-
-def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
-    """Which sections of a file are for this node; another robot's limits must not be taken for this one's."""
-    full = node_name.strip("/")
-    own = full.split("/")[-1]
-    namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
-    if full != own:
-        namesakes = [key for key in namesakes if key.strip("/") == full]
-    if len(namesakes) > 1:
-        raise ConfigError(
-            f"{path}: has parameters for {', '.join(namesakes)}, and which of them this node is, it was not told; "
-            "give it its namespace (--ros-args -r __ns:=/...) or a file of its own"
-        )
-    return {"/**", "/*", own, f"/{own}", *namesakes}
-
-
-def _where(error: Exception) -> str:
-    """What a parser found, in one line instead of the library's five."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None or problem is None:
-        return str(error)
-    hint = "; indent with spaces, YAML knows no tabs" if "\\t" in problem else ""
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
-
-
-def _flat(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def load(
     files: Sequence[Path] = (),
     assignments: Sequence[str] = (),
@@ -355,18 +311,19 @@ def _is_own(name: str, policy: str) -> bool:
 def to_yaml(config: Config, *, comments: bool = True) -> str:
     """The tree as a ROS parameter file, each line preceded by its description, unit and range."""
     lines = ["/**:", "  ros__parameters:"]
-    section, known = "", entries(config.policy)
+    section, known = "", entries(config)
     for name, value in flatten(config).items():
-        head, leaf = name.split(".")
+        head, _, leaf = name.rpartition(".")
         if head != section:
             section = head
             lines.append(f"    {head}:")
-        entry = known[name]
+        entry, margin = known[name], "      " if head else "    "
         if comments:
             live = "; may change while running" if entry.option.live else ""
             lines.append(
-                f"      # {entry.option.description}. {entry.expectation[0].upper()}{entry.expectation[1:]}{live}."
+                f"{margin}# {entry.option.description}. "
+                f"{entry.expectation[0].upper()}{entry.expectation[1:]}{live}."
             )
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
-        lines.append(f"      {leaf}: {text}")
+        lines.append(f"{margin}{leaf}: {text}")
     return "\n".join(lines) + "\n"

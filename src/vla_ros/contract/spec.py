@@ -32,16 +32,20 @@ class ImageFeature:
     """An image that the policy takes.
 
     Attributes:
-        key: The policy's name for it, one of ``camera.keys``.
-        processor: What it goes through; None leaves the camera's size.
+        key: The policy's name for it.
+        processor: What it goes through; None leaves the camera's size, or pads to ``size``.
         moments: Oldest first. With one the image is [H, W, 3], with T of them [T, H, W, 3].
         required: False where the policy answers without it, too (a camera that it masks).
+        camera: The one of ``camera.keys`` that takes it; "" the one of the same name.
+        size: (height, width) that the policy takes, where it names no processor.
     """
 
     key: str
     processor: ImageProcessor | None = None
     moments: tuple[Moment, ...] = NOW
     required: bool = True
+    camera: str = ""
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,12 @@ class PolicySpec:
     """What a policy needs and answers.
 
     Attributes:
-        images: In the policy's order; one at least.
+        images: In the policy's order; empty where it takes those of ``features.images`` (else ``camera.keys``).
         state: State vectors, in the policy's order.
+        open: True where it takes all state vectors that ``features.state`` names, besides its own.
         action: What the D numbers of one action are; empty where the checkpoint does not say and
             ``features.action`` must.
-        dimension: D.
+        dimension: D; 0 where it follows from the action's parts.
         horizon: K, actions in one chunk.
         rate_hz: Control rate of its training data in hertz; None where unknown.
     """
@@ -81,6 +86,7 @@ class PolicySpec:
     dimension: int = 7
     horizon: int = 1
     rate_hz: float | None = None
+    open: bool = False
 
     @property
     def image_keys(self) -> tuple[str, ...]:

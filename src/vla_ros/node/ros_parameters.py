@@ -14,7 +14,7 @@ from rclpy.exceptions import ParameterUninitializedException
 from rclpy.parameter import Parameter
 
 from vla_ros.config import Config
-from vla_ros.config.loading import Entry, build, entries, is_ros_own, unknown
+from vla_ros.config.loading import Entry, build, entries, flatten, is_ros_own, unknown
 from vla_ros.config.registry import owner
 from vla_ros.errors import ConfigError
 
@@ -64,19 +64,19 @@ def declare(node: Any) -> Config:
             listed.
     """
     given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
-    base = build({"policy.name": given["policy.name"].value} if "policy.name" in given else {})
-    known = entries(base.policy)
+    deciding = ("policy.name", "preset", "robot.arms")  # which parameters there are, and their defaults
+    base = build({name: _plain(given[name].value) for name in deciding if name in given})
+    known, defaults = entries(base), flatten(base)
     problems = _unknown(given, base, node.get_logger().warning)
-    problems += filter(None, [_declare_one(node, entry) for entry in known.values()])
+    problems += filter(None, [_declare_one(node, entry, defaults[name]) for name, entry in known.items()])
     if problems:
         raise ConfigError("\n".join(problems))
     return build({name: _value(node, name) for name in known}, base)
 
 
-def _declare_one(node: Any, entry: Entry) -> str:
+def _declare_one(node: Any, entry: Entry, default: Any) -> str:
     """Declare one option; returns what is wrong with its value, or ""."""
     kind = _TYPES[entry.item_type, entry.is_list]
-    default = list(entry.default) if entry.is_list else entry.default
     described = descriptor(entry)
     try:
         node.declare_parameter(entry.name, default if described.dynamic_typing else kind, described)
@@ -96,9 +96,9 @@ def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any])
     """
     problems = []
     for name in given:
-        if name in entries(base.policy) or is_ros_own(name):
+        if name in entries(base) or is_ros_own(name):
             continue
-        text = unknown(name, base.policy)
+        text = unknown(name, base)
         if name.startswith("policy.") and owner(name.removeprefix("policy.")):
             warn(f"ignored {text}")
         else:
@@ -122,12 +122,14 @@ def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) 
     Raises:
         ConfigError: The reason to refuse: a type, a range, a contradiction, or an option that is fixed now.
     """
-    known = entries(base.policy)
+    known = entries(base)
     wanted: Mapping[str, Any] = {
         parameter.name: _plain(parameter.value) for parameter in parameters if parameter.name in known
     }
-    if wanted.get("policy.name", base.policy.name) != base.policy.name:
-        raise ConfigError("policy.name decides which parameters there are: start the node with another one")
+    current = {"policy.name": base.policy.name, "preset": base.preset, "robot.arms": list(base.robot.arms)}
+    for name, value in current.items():
+        if wanted.get(name, value) != value:
+            raise ConfigError(f"{name} decides which parameters there are: start the node with another one")
     fixed = [name for name in wanted if not everything and not known[name].option.live]
     if fixed:
         raise ConfigError(

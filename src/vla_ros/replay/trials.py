@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config, load
-from vla_ros.config.files import config_file
-from vla_ros.config.loading import parse_assignment, read_file
+from vla_ros.config.files import config_file, read_file
+from vla_ros.config.loading import parse_assignment
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, MissingDependencyError

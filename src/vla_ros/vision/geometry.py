@@ -8,7 +8,7 @@ from functools import partial
 import cv2
 import numpy as np
 
-from vla_ros.config.tree import ORIENTATIONS
+from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.errors import ConfigError
 from vla_ros.types import UInt8Array
 

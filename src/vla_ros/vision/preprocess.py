@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vla_ros.config.tree import Camera, CameraConfig
-from vla_ros.contract.spec import PolicySpec
+from vla_ros.config.sections import Camera, CameraConfig
+from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.types import ImageProcessor, RawImage, UInt8Array
 from vla_ros.vision.decode import DecodedImage, decode_compressed, decode_image
 from vla_ros.vision.geometry import make_orientation
 from vla_ros.vision.messages import CdrBytes
-from vla_ros.vision.processors import PROCESSORS
+from vla_ros.vision.processors import PROCESSORS, ResizeWithPad
 
 
 class Preprocessor:
@@ -30,7 +30,8 @@ class Preprocessor:
         self._decode = decoders[camera.transport]
         for one in camera.each:
             make_orientation(one.orientation)
-        self._cameras = [(one.orientation, _chosen(one, spec.processors.get(one.key))) for one in camera.each]
+        processors = {image.camera or image.key: _named(image) for image in spec.images}
+        self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
         """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says.
@@ -59,19 +60,28 @@ def process(raw: RawImage) -> UInt8Array:
     return upright if raw.processor is None else raw.processor(upright)
 
 
+def _named(image: ImageFeature) -> ImageProcessor | None:
+    return ResizeWithPad(image.size) if image.processor is None and image.size else image.processor
+
+
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
     """The policy's processor, unless the user says otherwise for this camera."""
     if camera.pipeline != "policy":
         if camera.pipeline not in PROCESSORS:
             known = ", ".join(("policy", *PROCESSORS))
             raise ConfigError(f"camera.pipeline: found {camera.pipeline!r}, expected one of {known}")
-        size = {} if named is None else {"size": named.size}
-        return PROCESSORS[camera.pipeline](**size, crop_area=camera.crop_area or 1.0)
+        kind = PROCESSORS[camera.pipeline]
+        chosen = kind() if named is None else kind(size=named.size)
+        return _cropped(camera, chosen)
+    return _cropped(camera, named)
+
+
+def _cropped(camera: Camera, processor: ImageProcessor | None) -> ImageProcessor | None:
     if not camera.crop_area:
-        return named
-    if not hasattr(named, "crop_area"):
+        return processor
+    if not hasattr(processor, "crop_area"):
         raise ConfigError(
-            f"camera.crop_area: found {camera.crop_area:g} for '{camera.key}', which the policy does not crop "
-            f"({named or 'it takes the image as it is'}); set camera.pipeline, or leave the area at 0"
+            f"camera.crop_area: found {camera.crop_area:g} for '{camera.key}', which is not cropped "
+            f"({processor or 'the policy takes the image as it is'}); set camera.pipeline, or leave the area at 0"
         )
-    return replace(named, crop_area=camera.crop_area)  # type: ignore[type-var]
+    return replace(processor, crop_area=camera.crop_area)  # type: ignore[type-var]

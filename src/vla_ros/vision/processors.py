@@ -18,6 +18,7 @@ from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import ImageProcessor, Resampling, UInt8Array
 from vla_ros.vision import resample
 from vla_ros.vision.geometry import center_crop_box
+from vla_ros.vision.resize_with_pad import resize_with_pad
 
 Levels = NDArray[np.float32]
 
@@ -151,7 +152,23 @@ class LiberoResize(_Resize):
         return resized if self.crop_area == 1.0 else crop_center(resized, self.crop_area, self.size)
 
 
-PROCESSORS: Mapping[str, type[_Resize]] = {"openvla": ResizeNaive, "libero": LiberoResize}
+@dataclass(frozen=True)
+class ResizeWithPad(ImageProcessor):
+    """openpi's ``resize_with_pad``: bilinear with antialias, the aspect ratio kept, centred on black."""
+
+    size: tuple[int, int] = (224, 224)
+
+    def __call__(self, image: UInt8Array) -> UInt8Array:
+        """Resize; as the base class."""
+        require_image(image)
+        return resize_with_pad(image, self.size)
+
+
+PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {
+    "openvla": ResizeNaive,
+    "libero": LiberoResize,
+    "resize_with_pad": ResizeWithPad,
+}
 """By the name that ``camera.pipeline`` gives them."""
 
 

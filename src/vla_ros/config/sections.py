@@ -1,0 +1,322 @@
+"""The sections of the tree of options, each a frozen dataclass.
+
+Lists are tuples here and ROS arrays outside. Units are SI; angles are radians; frames are named where a field has
+one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vla_ros.config.options import option
+
+ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
+OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped")
+GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
+
+
+def _pixels(default: int, what: str) -> Any:
+    text = f"Expected {what}, for buffer sizes and middleware profiles"
+    return option((default,), text, unit="px", low=1, high=16384, per_camera=True)
+
+
+def _corner(which: str) -> Any:
+    text = f"{which} corner x, y, z of the allowed box of the tip; empty: no box"
+    return option((), text, unit="m", low=-100.0, high=100.0, length=(0, 3), live=True)
+
+
+def _seconds(default: float, description: str, *, low: float = 0.01, live: bool = True) -> Any:
+    return option(default, description, unit="s", low=low, high=3600.0, live=live)
+
+
+@dataclass(frozen=True)
+class Camera:
+    """One camera of :class:`CameraConfig`; the fields are its options."""
+
+    topic: str
+    key: str
+    orientation: str
+    pipeline: str
+    crop_area: float
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """What the cameras publish, and what differs from the image processors that the policy names."""
+
+    topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
+    keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the same order")
+    transport: str = option(
+        "raw", "sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
+    )
+    orientation: tuple[str, ...] = option(
+        ("none",), "Turn that makes the image upright (clockwise)", choices=ORIENTATIONS, per_camera=True
+    )
+    pipeline: tuple[str, ...] = option(
+        ("policy",),
+        "Resize as in training: as the policy says, or openvla (PIL bicubic), libero (TF JPEG, Lanczos-3), or "
+        "resize_with_pad (openpi: PIL bilinear, black bars)",
+        choices=("policy", "openvla", "libero", "resize_with_pad"),
+        per_camera=True,
+    )
+    crop_area: tuple[float, ...] = option(
+        (0.0,),
+        "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9; 0: as the policy says",
+        low=0.0,
+        high=1.0,
+        per_camera=True,
+    )
+    width: tuple[int, ...] = _pixels(640, "width")
+    height: tuple[int, ...] = _pixels(480, "height")
+
+    @property
+    def each(self) -> tuple[Camera, ...]:
+        """The cameras one by one; checked before that every list is long enough."""
+        count = len(self.topics)
+        lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
+        whole = (values * count if len(values) == 1 else values for values in lists)
+        return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
+
+
+FEED_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs"} | dict.fromkeys(
+    ("PoseStamped", "WrenchStamped"), "geometry_msgs"
+)
+"""Messages of further feeds, and the packages that they are from."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One of ``robot.state_topics``; ``type`` is a name of :data:`FEED_TYPES`."""
+
+    key: str
+    topic: str
+    type: str
+
+
+@dataclass(frozen=True)
+class RobotConfig:
+    """The arm: its description and the names of its joints and frames. Of several arms: what they share."""
+
+    arms: tuple[str, ...] = option(
+        (), "Names of several arms; each has a section of its own, such as left.urdf. Empty: one arm, called arm"
+    )
+    urdf: str = option("", "URDF file; 'demo' is the arm of the simulation. Needed for end-effector deltas")
+    joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty takes the URDF's chain")
+    base_frame: str = option(
+        "", "Link in whose frame end-effector deltas and the workspace box are; empty: URDF root"
+    )
+    tip_frame: str = option("", "Link that the policy moves; empty takes the end of the chain")
+    gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded; may be empty")
+    home: tuple[float, ...] = option(
+        (),
+        "Posture towards which spare degrees of freedom drift, one per joint; empty: none",
+        unit="rad or m",
+        low=-100.0,
+        high=100.0,
+    )
+    state_topics: tuple[str, ...] = option(
+        (), "Further feeds for state vectors, as key=/topic or key=/topic:TYPE, JointState where no type is given"
+    )
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """The further feeds one by one."""
+        parts = (text.partition("=") for text in self.state_topics)
+        named = ((key.strip(), *rest.partition(":")) for key, _, rest in parts)
+        return tuple(Feed(key, topic.strip(), kind.strip() or "JointState") for key, topic, _, kind in named)
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """When and how actions become commands."""
+
+    armed: bool = option(False, "true: the arm moves as soon as frames come. false: it waits for ~/enable")
+    rate_hz: float = option(
+        5.0, "Highest rate of commands; 0 answers every new frame", unit="Hz", low=0.0, high=1000.0, live=True
+    )
+    output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
+    execute_steps: int = option(
+        0, "Steps of a chunk to execute before asking again; 0 executes all", low=0, high=1000, live=True
+    )
+    delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
+    rotation: str = option(
+        "euler_xyz",
+        "Rotation part of a delta: fixed-axis roll, pitch, yaw or a rotation vector",
+        choices=("euler_xyz", "rotation_vector"),
+    )
+    translation_scale: float = option(
+        1.0, "Metres per unit of the action's translation (LIBERO: 0.05)", unit="m", low=1e-6, high=10.0
+    )
+    rotation_scale: float = option(
+        1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", unit="rad", low=1e-6, high=10.0
+    )
+    lockstep: bool = option(False, "Simulation only: wait for joint and extra state with the frame's stamp")
+    delta_from: str = option(
+        "measured",
+        "What a delta counts from: the measured position, or the last commanded one",
+        choices=("measured", "commanded"),
+    )
+    chunk_blending: str = option(
+        "none",
+        "Where one chunk follows another: none, linear over blend_steps, or ACT's temporal ensembling",
+        choices=("none", "linear", "ensemble"),
+    )
+    blend_steps: int = option(4, "Steps over which linear blending goes over to the new chunk", low=1, high=1000)
+    ensemble_decay: float = option(
+        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0.0, high=100.0
+    )
+
+
+@dataclass(frozen=True)
+class GripperConfig:
+    """What the gripper number means and what the fingers are told."""
+
+    mode: str = option(
+        "binary",
+        "binary opens or closes fully, continuous scales, none sends no gripper",
+        choices=("binary", "continuous", "none"),
+    )
+    output: str = option(
+        "float64_multi_array", "Message type on topics.gripper, where that is not empty", choices=GRIPPER_OUTPUTS
+    )
+    open_value: float = option(
+        1.0,
+        "Action value that means open, as the checkpoint gives it (OpenVLA: 1, on Bridge as on LIBERO)",
+        low=-1e3,
+        high=1e3,
+    )
+    closed_value: float = option(0.0, "Action value that means closed", low=-1e3, high=1e3)
+    threshold: float = option(0.5, "Opening above which binary mode opens", low=0.0, high=1.0, live=True)
+    hysteresis: float = option(
+        0.0,
+        "Half width of the band around the threshold in which nothing changes",
+        low=0.0,
+        high=0.5,
+        live=True,
+    )
+    open_position: float = option(0.04, "Finger joint position when open", unit="m or rad", low=-10.0, high=10.0)
+    closed_position: float = option(0.0, "Finger joint position when closed", unit="m or rad", low=-10.0, high=10.0)
+    max_speed: float = option(
+        0.0, "Fastest finger joint; 0 none", unit="m/s or rad/s", low=0.0, high=100.0, live=True
+    )
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """What a command may be at most; checked before anything is sent."""
+
+    on_violation: str = option(
+        "clamp", "clamp scales the step down, stop stops the arm", choices=("clamp", "stop"), live=True
+    )
+    max_translation_step: float = option(
+        0.05, "Largest end-effector translation per step", unit="m", low=0.0, high=1.0, live=True
+    )
+    max_rotation_step: float = option(
+        0.3, "Largest end-effector rotation per step", unit="rad", low=0.0, high=3.2, live=True
+    )
+    max_joint_step: float = option(
+        0.2,
+        "Largest distance of a commanded from the measured joint position",
+        unit="rad or m",
+        low=0.0,
+        high=3.2,
+        live=True,
+    )
+    velocity_scale: float = option(
+        1.0, "Share of the URDF's joint velocity limits that may be used", low=0.0, high=1.0, live=True
+    )
+    joint_margin: float = option(
+        0.0, "Distance kept from the URDF's joint limits", unit="rad or m", low=0.0, high=1.0
+    )
+    max_joint_acceleration: float = option(
+        0.0,
+        "Largest change of a commanded joint velocity per second; 0 none",
+        unit="rad/s^2 or m/s^2",
+        low=0.0,
+        high=1000.0,
+        live=True,
+    )
+    workspace_low: tuple[float, ...] = _corner("Lower")
+    workspace_high: tuple[float, ...] = _corner("Upper")
+
+
+@dataclass(frozen=True)
+class TimeoutsConfig:
+    """After how long without news an input is stale and the arm holds."""
+
+    camera: float = _seconds(0.5, "No new frame for this long: hold")
+    joint_state: float = _seconds(0.5, "No joint state for this long: hold")
+    inference: float = _seconds(2.0, "An answer that took longer is dropped")
+    frame_age: float = _seconds(
+        1.0, "Frames older than this by the ROS clock are dropped; 0 accepts any age", low=0.0
+    )
+    twist: float = _seconds(
+        0.0,
+        "A twist that no other has followed for this long is ended by a zero twist; 0: two control periods",
+        low=0.0,
+    )
+    publisher: float = _seconds(5.0, "Warn when a topic has had no publisher for this long", low=0.1, live=False)
+    frozen_frames: int = option(
+        0, "Hold when this many frames in a row have the same pixels; 0 never", low=0, high=10000, live=True
+    )
+    joint_state_age: float = _seconds(
+        1.0, "Joint states older than this by the ROS clock are not used; 0 accepts any age", low=0.0
+    )
+    driver: float = _seconds(1.0, "Nobody subscribes to topics.command (or topics.gripper) for this long: stop")
+    heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0 needs none", low=0.0)
+    clock_jump: float = _seconds(0.5, "ROS clock ahead of or behind a steady clock by this much: hold", live=False)
+
+
+@dataclass(frozen=True)
+class TopicsConfig:
+    """Names on the ROS 2 graph; ~ is the node's own name. Remaps apply as usual."""
+
+    joint_states: str = option("/joint_states", "In: sensor_msgs/JointState of the robot")
+    instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
+    command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
+    gripper: str = option("", "Out: the fingers, where their driver is another one; empty: in topics.command")
+    command_shared_with: tuple[str, ...] = option(
+        (),
+        "Nodes (full names; * for any) that may publish on topics.command and topics.gripper beside this one, "
+        "where a multiplexer decides who drives: two that command at once are then not noticed",
+    )
+    action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
+    stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
+    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")
+    diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
+    status: str = option(
+        "~/status", "Out: std_msgs/String, JSON; state and reasons at each change, TRANSIENT_LOCAL"
+    )
+    debug_image: str = option(
+        "~/debug_image", "Out: sensor_msgs/Image; what the policy saw and where it wants to go, if subscribed to"
+    )
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """What the robot gives a policy and takes from it, where the checkpoint does not say; docs/features.md."""
+
+    images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? may be missing")
+    state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")
+    action: tuple[str, ...] = option((), "What the numbers of an action are, such as arm.joint_velocity[1]")
+    moments: tuple[str, ...] = option(
+        (), "When a feature is measured, as KEY = -15, 0: steps back, or seconds (-0.5s), oldest first"
+    )
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """How the node joins the ROS 2 graph."""
+
+    backend: str = option(
+        "auto",
+        "auto takes rclpy where it imports, else the embedded DDS participant",
+        choices=("auto", "rclpy", "dds"),
+    )
+    log_level: str = option("info", "Least severe messages shown", choices=("debug", "info", "warn", "error"))
+    trace: str = option("", "JSON-lines file with one line per frame, from camera to command; empty: none")
+    metrics_port: int = option(0, "TCP port of the Prometheus endpoint /metrics; 0: none", low=0, high=65535)
+    metrics_address: str = option("127.0.0.1", "Address it listens on; 0.0.0.0 lets other hosts read it")
