@@ -25,6 +25,9 @@ CHECKS = {
     "float32": ["interpret_kernels.py", "float32"],
     "float16": ["interpret_kernels.py", "float16"],
     "compiled": ["compile_kernels.py"],
+    "gemma_float32": ["interpret_gemma.py", "float32"],
+    "gemma_float16": ["interpret_gemma.py", "float16"],
+    "gemma_compiled": ["compile_gemma.py"],
 }
 
 
@@ -33,7 +36,7 @@ def checks(tmp_path_factory):
     """All checks, started at once: a function that waits for one and gives its output."""
     folder, running = tmp_path_factory.mktemp("kernels"), {}
     for name, (script, *words) in CHECKS.items():
-        interpret = {} if name == "compiled" else {"TRITON_INTERPRET": "1"}
+        interpret = {} if name.endswith("compiled") else {"TRITON_INTERPRET": "1"}
         with (folder / name).open("w") as output:
             running[name] = subprocess.Popen(
                 [sys.executable, str(HERE / script), *words],
@@ -70,3 +73,18 @@ def test_kernels_compile_for_hopper_without_spills(checks):
     assert all(line.endswith(" moves 0") for line in packed), output
     products = [line for line in packed if line.startswith("kernel gemm")]
     assert all(" wgmma 0 " not in line and " serialized 0 hazards 0 " in line for line in products), output
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gemmas_kernels_equal_torch_in_the_interpreter(checks, dtype):
+    assert re.findall(r"equal (\w+)", checks(f"gemma_{dtype}")) == ["pi0", "pi05"]
+
+
+def test_gemmas_kernels_compile_for_hopper_without_spills(checks):
+    lines = [line for line in checks("gemma_compiled").splitlines() if line.startswith("kernel ")]
+    assert len(lines) >= 10
+    assert all(" spills 0 " in f"{line} " for line in lines), lines
+    products = [
+        line for line in lines if re.match(r"kernel gemma_(qkv|gate_up|o_proj|down_proj|attend_many)", line)
+    ]
+    assert all(" wgmma 0 " not in line and " cp.async 0 " not in line for line in products), lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vla_ros.engine.gemma import GemmaOps
 from vla_ros.engine.ops import Ops
 from vla_ros.engine.towers import TowerOps
 
@@ -17,6 +18,17 @@ def make_ops(device: torch.device) -> Ops:
             return Ops()
         return TritonOps()
     return Ops()
+
+
+def make_gemma_ops(device: torch.device) -> GemmaOps:
+    """Operations of Gemma's passes."""
+    if device.type == "cuda":
+        try:
+            from vla_ros.engine.triton_gemma import TritonGemmaOps
+        except ImportError:
+            return GemmaOps()
+        return TritonGemmaOps()
+    return GemmaOps()
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:

@@ -1,4 +1,4 @@
-"""Sizes of a Llama decoder. No torch here: a policy reads them from a checkpoint's ``config.json``."""
+"""Sizes of decoders. No torch here: a policy reads them from a checkpoint's ``config.json``."""
 
 from __future__ import annotations
 
@@ -35,3 +35,24 @@ class LlmShape:
     rope_theta: float
     max_positions: int
     bos_token: int
+
+
+@dataclass(frozen=True)
+class GemmaShape:
+    """One Gemma: the prefix (images and prompt) or the action expert.
+
+    Attributes:
+        width: Features per token.
+        depth: Layers.
+        mlp_width: Hidden features of the gated MLP.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Features per head; not ``width / heads`` in the expert.
+    """
+
+    width: int
+    depth: int
+    mlp_width: int
+    heads: int = 8
+    kv_heads: int = 1
+    head_dim: int = 256

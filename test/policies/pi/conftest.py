@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_ros.policies.pi.architecture import EMBEDDINGS
 from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model
+from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.robots import find_robot
 from vla_ros.policies.pi.rtc import RealTimeChunk
 
@@ -123,6 +123,20 @@ def loaded(folders):
             chosen = find_robot(robot) if layout == "openpi" else None
             kept[key] = load_model(read_checkpoint(folders[kind, layout], chosen), dtype=dtype)
         return kept[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def networks(folders):
+    """Loads the parameters of (model, layout, data type), each once."""
+    kept = {}
+
+    def load(kind, layout, dtype="float32"):
+        if (kind, layout, dtype) not in kept:
+            robot = find_robot("libero") if layout == "openpi" else None
+            kept[kind, layout, dtype] = load_network(read_checkpoint(folders[kind, layout], robot), dtype=dtype)
+        return kept[kind, layout, dtype]
 
     return load
 

@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from vla_ros.engine.device_errors import NotFiniteError
+from vla_ros.engine.flow import prefill, sample
+from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
+from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache, guidance_scale
+from vla_ros.engine.shapes import GemmaShape
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.architecture import PI05, PUBLISHED, GemmaShape, TowerShape
-from vla_ros.policies.pi.flow import Guidance, Inpainting, euler_times, make_flow, sample_actions
+from vla_ros.policies.openvla.architecture import TowerShape
+from vla_ros.policies.pi.architecture import PI05, PUBLISHED
 from vla_ros.policies.pi.loading import build_empty
-from vla_ros.policies.pi.network import PiNetwork, PrefixInput
-from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, guidance_scale, prefix_weights
+from vla_ros.policies.pi.network import PiNetwork, euler_times, make_flow
+from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, prefix_weights
 
 from .conftest import CASES, MODELS
 
@@ -25,74 +30,85 @@ TINY = {
 }
 
 
-def random_network(kind):
+def random_engine(kind, steps=10, **options):
     torch.manual_seed(3)
     network = PiNetwork(replace(PUBLISHED[kind], **TINY)).eval().requires_grad_(False)
     for parameter in network.parameters():
         parameter.normal_(std=0.3)
-    return network
+    return FlowEngine(make_flow(network, steps), (28, 28), 200, GemmaOps(), torch.float32, **options)
 
 
-def random_inputs(batch=1, tokens=5, cameras=2):
-    generator = torch.Generator().manual_seed(5)
-    return PrefixInput(
-        torch.rand(batch, cameras, 3, 28, 28, generator=generator) * 2 - 1,
-        torch.randint(3, 50, (batch, tokens), generator=generator),
-        None,
-        torch.randn(batch, 32, generator=generator),
-    ), torch.randn(batch, 6, 32, generator=generator)
+def random_request(tokens=5, cameras=2, seed=5, **changes):
+    draw = np.random.default_rng(seed)
+    return FlowRequest(
+        images=list(draw.random((cameras, 28, 28, 3), np.float32)),
+        tokens=draw.integers(3, 50, tokens),
+        state=draw.normal(size=32),
+        noise=draw.normal(size=(6, 32)),
+        **changes,
+    )
+
+
+def answer(engine, *requests):
+    return [one.actions for one in engine.answer(requests)]
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_padding_changes_nothing(kind):
-    network = random_network(kind)
-    flow = make_flow(network)
-    inputs, noise = random_inputs()
-    plain = sample_actions(network, flow, inputs, noise)
-    padded = inputs._replace(
-        tokens=torch.nn.functional.pad(inputs.tokens, (0, 7), value=9), lengths=torch.tensor([5])
-    )
-    torch.testing.assert_close(sample_actions(network, flow, padded, noise), plain, rtol=0, atol=2e-6)
+def test_a_longer_padding_changes_nothing(kind):
+    engine, request = random_engine(kind), random_request()
+    engine.warm_up([5, 60], cameras=2)
+    short = answer(engine, request)[0]
+    longer = random_engine(kind)
+    longer.warm_up([60], cameras=2)
+    longer._buckets = replace(longer._buckets, lengths=longer._buckets.lengths[1:])
+    np.testing.assert_allclose(answer(longer, request)[0], short, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_an_earlier_request_left_is_not_seen(kind):
+    engine, request = random_engine(kind), random_request(tokens=3)
+    fresh = answer(engine, request)[0]
+    answer(engine, random_request(tokens=30, seed=9, continuation=Continuation(np.full((6, 32), 5.0), np.ones(6))))
+    np.testing.assert_array_equal(answer(engine, request)[0], fresh)
+    [failed] = engine.answer([replace(random_request(tokens=30), noise=np.full((6, 32), np.nan))])
+    assert isinstance(failed, NotFiniteError)
+    np.testing.assert_array_equal(answer(engine, request)[0], fresh)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_batch_is_its_robots_one_by_one(kind):
-    network = random_network(kind)
-    flow = make_flow(network)
-    inputs, noise = random_inputs(batch=3, tokens=8)
-    lengths = torch.tensor([8, 3, 6])
-    together = sample_actions(network, flow, inputs._replace(lengths=lengths), noise)
-    for robot, length in enumerate(lengths):
-        one = PrefixInput(
-            inputs.pixels[robot : robot + 1],
-            inputs.tokens[robot : robot + 1, :length],
-            None,
-            inputs.state[robot : robot + 1],
-        )
-        alone = sample_actions(network, flow, one, noise[robot : robot + 1])
-        torch.testing.assert_close(together[robot : robot + 1], alone, rtol=0, atol=1e-5)
+    engine = random_engine(kind)
+    requests = [random_request(tokens=tokens, seed=tokens) for tokens in (8, 3, 6)]
+    requests[1] = replace(requests[1], continuation=Continuation(np.ones((6, 32)), np.linspace(1, 0, 6)))
+    for together, request in zip(answer(engine, *requests), requests, strict=True):
+        np.testing.assert_allclose(together, answer(engine, request)[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"),
-    [("pi0", "plain"), ("pi0", "guided"), ("pi05", "plain"), ("pi05", "guided"), ("pi05", "trained")],
-)
-def test_no_value_is_read_while_sampling(kind, form):
+def test_the_same_seed_gives_the_same_chunk():
+    engine = random_engine(PI05)
+    chunks = [answer(engine, replace(random_request(), noise=seed))[0] for seed in (7, 8, 7)]
+    np.testing.assert_array_equal(chunks[0], chunks[2])
+    assert np.abs(chunks[0] - chunks[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_value_is_read_while_sampling(kind):
     """Shapes alone decide what is computed, as in a captured graph: it runs with tensors that have no values."""
-    network = random_network(kind)
-    flow = make_flow(network, steps=2)
-    inputs, noise = random_inputs()
-    rtc = {
-        "plain": None,
-        "guided": Guidance(noise, torch.rand(1, 6, 1)),
-        "trained": Inpainting(noise, torch.arange(6)[None, :, None] < 2),
-    }[form]
+    model, ops = random_engine(kind, steps=2).model, GemmaOps()
+    given = torch.arange(6)[None].int()
+    values = {
+        "patches": torch.rand(1, 8, 16), "tokens": torch.randint(3, 50, (1, 9)), "noise": torch.randn(1, 6, 32),
+        "state": torch.randn(1, 32), "lengths": torch.tensor([4], dtype=torch.int32),
+    }  # fmt: skip
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = PrefixInput(*(mode.from_tensor(value) for value in inputs._replace(lengths=torch.tensor([4]))))
-        chunk = sample_actions(network, flow, fake, mode.from_tensor(noise), rtc)
+        fake = {name: mode.from_tensor(value) for name, value in values.items()}
+        cache = allocate_cache(model.prefix, 1, 24)
+        prefill(model, ops, cache, fake["patches"], fake["tokens"], fake["lengths"])
+        guide = Guide(fake["noise"], torch.rand(1, 6), torch.ones(1), mode.from_tensor(given))
+        chunk = sample(model, ops, cache, fake["lengths"] + 8, fake["noise"], fake["state"], guide)
     assert chunk.shape == (1, 6, 32)
     with FakeTensorMode() as mode, pytest.raises(DataDependentOutputException):
-        bool(mode.from_tensor(noise).sum() > 0)  # what the mode is for
+        bool(mode.from_tensor(values["noise"]).sum() > 0)  # what the mode is for
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 7, 10, 16, 50])
@@ -106,37 +122,28 @@ def test_any_number_of_steps_ends_at_the_actions(steps):
 
 
 def test_more_steps_come_closer_to_the_flows_end():
-    network = random_network(PI05)
-    inputs, noise = random_inputs()
-    ends = {steps: sample_actions(network, make_flow(network, steps), inputs, noise) for steps in (4, 16, 256)}
-    assert (ends[16] - ends[256]).abs().max() < (ends[4] - ends[256]).abs().max()
+    ends = {steps: answer(random_engine(PI05, steps), random_request())[0] for steps in (4, 16, 256)}
+    assert np.abs(ends[16] - ends[256]).max() < np.abs(ends[4] - ends[256]).max()
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_guidance_without_weight_is_plain_sampling(kind):
-    network = random_network(kind)
-    flow = make_flow(network)
-    inputs, noise = random_inputs()
-    plain = sample_actions(network, flow, inputs, noise)
-    unguided = Guidance(torch.randn(1, 6, 32), torch.zeros(1, 6, 1))
-    torch.testing.assert_close(sample_actions(network, flow, inputs, noise, unguided), plain, rtol=0, atol=0)
-    guided = Guidance(torch.zeros(1, 6, 32), torch.ones(1, 6, 1))
-    pulled = sample_actions(network, flow, inputs, noise, guided)
-    assert pulled.abs().mean() < 0.2 * plain.abs().mean(), "weight 1 pulls towards the previous chunk"
+    engine, request = random_engine(kind), random_request()
+    plain = answer(engine, request)[0]
+    unguided = Continuation(np.ones((6, 32)), np.zeros(6))
+    np.testing.assert_array_equal(answer(engine, replace(request, continuation=unguided))[0], plain)
+    guided = Continuation(np.zeros((6, 32)), np.ones(6))
+    pulled = answer(engine, replace(request, continuation=guided))[0]
+    assert np.abs(pulled).mean() < 0.2 * np.abs(plain).mean(), "weight 1 pulls towards the previous chunk"
 
 
-def test_no_given_action_is_plain_sampling_and_all_but_one_are_kept():
-    network = random_network(PI05)
-    flow = make_flow(network)
-    inputs, noise = random_inputs()
-    previous = torch.randn(1, 6, 32)
-    nothing = Inpainting(previous, torch.zeros(1, 6, 1, dtype=torch.bool))
-    plain = sample_actions(network, flow, inputs, noise)
-    torch.testing.assert_close(sample_actions(network, flow, inputs, noise, nothing), plain, rtol=0, atol=1e-6)
-    most = Inpainting(previous, torch.arange(6)[None, :, None] < 5)
-    chunk = sample_actions(network, flow, inputs, noise, most)
-    assert torch.equal(chunk[:, :5], previous[:, :5])
-    assert not torch.equal(chunk[:, 5], plain[:, 5])
+def test_all_but_one_given_action_are_kept():
+    engine, request = random_engine(PI05), random_request()
+    previous = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
+    most = replace(request, continuation=Continuation(previous, np.zeros(6), given=5))
+    chunk, plain = answer(engine, most)[0], answer(engine, request)[0]
+    np.testing.assert_array_equal(chunk[:5], previous[:5])
+    assert not np.array_equal(chunk[5], plain[5])
 
 
 @pytest.mark.parametrize("number", range(1, 6))
@@ -146,7 +153,7 @@ def test_weights_are_lerobots(number):
 
 
 def test_the_guidance_of_ten_steps():
-    scales = [guidance_scale(1 - step / 10, 10.0) for step in range(10)]
+    scales = [min(10.0, guidance_scale(1 - step / 10)) for step in range(10)]
     np.testing.assert_allclose(scales, [10, 9.1, 4.25, 2.8, 2.2, 2, 2.2, 2.8, 4.25, 9.1], atol=0.05)
 
 
@@ -182,17 +189,17 @@ def test_what_can_be_continued():
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_published_shape_runs_through(kind):
-    network = build_empty(PUBLISHED[kind])
-    inputs = PrefixInput(
-        torch.empty(1, 3, 3, 224, 224, device="meta"),
-        torch.empty(1, 60, dtype=torch.long, device="meta"),
-        None,
-        torch.empty(1, 32, device="meta"),
-    )
-    prefix = network.prefill(inputs)
-    places = 3 * 256 + 60 + (kind == "pi0")
-    assert prefix.start == places
-    assert prefix.cache.keys.shape == (18, 1, 1, places + 50, 256)
-    flow = make_flow(network, steps=1)
-    chunk = sample_actions(network, flow, inputs, torch.empty(1, 50, 32, device="meta"))
+    model = make_flow(build_empty(PUBLISHED[kind]), steps=1)
+
+    def empty(*shape, dtype=torch.float32):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    patches = model.encode(empty(3, 224, 224, 3, dtype=torch.uint8)).flatten(0, 1)[None]
+    assert patches.shape == (1, 768, 2048)
+    cache = allocate_cache(model.prefix, 1, 768 + 64 + model.suffix)
+    assert [len(cache.keys), *cache.keys[0].shape] == [18, 1, 1, 896, 256]
+    lengths = empty(1, dtype=torch.int32)
+    prefill(model, GemmaOps(), cache, patches, empty(1, 64, dtype=torch.int64), lengths)
+    guide = Guide(empty(1, 50, 32), empty(1, 50), empty(1), empty(1, 50, dtype=torch.int32))
+    chunk = sample(model, GemmaOps(), cache, lengths + 768, empty(1, 50, 32), empty(1, 32), guide)
     assert chunk.shape == (1, 50, 32)

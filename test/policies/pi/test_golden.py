@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from vla_ros.engine.flow import prefill, run_step, suffix_rows
+from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.policies.pi import prompt
-from vla_ros.policies.pi.flow import euler_times, make_flow, sample_actions
-from vla_ros.policies.pi.gemma import rotary_at
-from vla_ros.policies.pi.network import PrefixInput
-from vla_ros.policies.pi.processing import pad_state
-from vla_ros.policies.pi.vision_tower import as_pixels
+from vla_ros.policies.pi.inference import make_engine
+from vla_ros.policies.pi.network import euler_times
 
 from .conftest import CASES, MODELS
 
@@ -21,36 +20,35 @@ LEROBOT = [("pi0", number) for number in range(3)] + [("pi05", number) for numbe
 
 
 def prepare(model, case):
-    """The model's inputs for a case, and its noise."""
-    processing, size = model.processing, model.network.architecture.action_dim
-    state = processing.normalized_state(case["state"])
-    tokens = processing.tokens(model.tokenizer.encode, case.text("prompt"), state)
-    pixels = as_pixels(torch.from_numpy(processing.resized_images(case.images, 224)))
-    inputs = PrefixInput(
-        pixels[None], torch.from_numpy(tokens)[None], None, torch.from_numpy(pad_state(state, size))[None]
-    )
-    return inputs, torch.from_numpy(case["noise"])[None]
+    """The engine's request for a case."""
+    return model.request(case.images, case["state"], case.text("prompt"), case["noise"], case.rtc)
 
 
-def distance(model, case, inputs):
+def distance(model, case, request):
     """How far the chunk is from the case's answer."""
-    noise = torch.from_numpy(case["noise"])[None]
-    chunk = sample_actions(model.network, model.flow, inputs, noise)[0].numpy()
-    return np.abs(chunk - case["actions_normalized"]).max()
+    return np.abs(model.engine.answer([request])[0].actions - case["actions_normalized"]).max()
+
+
+def run_prefix(flow, request):
+    """A filled cache, the prefix's length and the image tokens."""
+    patches = flow.encode(torch.from_numpy(np.stack(request.images))).flatten(0, 1)[None]
+    cache = allocate_cache(flow.prefix, 1, 1024)
+    length = torch.tensor([len(request.tokens)], dtype=torch.int32)
+    prefill(flow, GemmaOps(), cache, patches, torch.from_numpy(request.tokens)[None], length)
+    return cache, patches.shape[1] + length, patches
 
 
 @pytest.mark.parametrize("layout", ["openpi", "lerobot"])
 @pytest.mark.parametrize(("kind", "number"), OPENPI)
-def test_openpis_answers(loaded, kind, number, layout):
+def test_openpis_answers(loaded, networks, kind, number, layout):
     case = CASES[kind][number]
     model = loaded(kind, "openpi", case.text("robot"))
     if layout == "lerobot":  # the weights of the other file behind openpi's processing
-        network = loaded(kind, "lerobot").network
-        model = replace(model, network=network, flow=make_flow(network))
+        model = replace(model, engine=make_engine(networks(kind, "lerobot"), model.processing, 10))
     chunk = model.infer(case.images, case["state"], case.text("prompt"), case["noise"])
     np.testing.assert_array_equal(chunk.tokens, case.tokens)
     size = model.processing.state_size
-    np.testing.assert_allclose(chunk.state, case["state_normalized"][:size], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(chunk.state, case["state_normalized"][:size], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(chunk.normalized, case["actions_normalized"], rtol=0, atol=ACTIONS)
     np.testing.assert_allclose(chunk.actions, case["actions"], rtol=0, atol=ACTIONS)
     assert chunk.actions.shape == case["actions"].shape
@@ -76,40 +74,43 @@ def test_lerobots_answers(loaded, kind, number):
 def test_images_and_velocities_on_the_way(loaded, kind, number):
     case = CASES[kind][number]
     model = loaded(kind, "openpi", case.text("robot"))
-    inputs, actions = prepare(model, case)
-    images = model.network.embed_images(inputs.pixels)[0].reshape(-1, 256, 64)
+    flow, request = model.engine.model, prepare(model, case)
+    cache, start, patches = run_prefix(flow, request)
     present = case["image_mask"]
-    np.testing.assert_allclose(images[:, ::31, ::17], case["image_probe"][present], rtol=0, atol=KEYS)
+    tokens = patches[0].unflatten(0, (-1, 256))
+    np.testing.assert_allclose(tokens[:, ::31, ::17], case["image_probe"][present], rtol=0, atol=KEYS)
 
-    prefix = model.network.prefill(inputs)
-    for index, step in enumerate(model.flow.steps):
-        velocity = model.network.velocity(actions, step, prefix)
-        if index in (0, 5):
-            np.testing.assert_allclose(velocity[0], case[f"velocity_{index}"], rtol=0, atol=VELOCITY)
-        actions = actions - velocity / 10
+    actions, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
+    free = Guide(actions, torch.zeros(1, 10), torch.ones(1), torch.zeros(1, 10, dtype=torch.int32))
+    for step, rows in enumerate(suffix_rows(flow, start, free.given)):
+        moved = actions.clone()
+        run_step(flow, GemmaOps(), cache, moved, state, free, rows, step, delta=1.0)
+        if step in (0, 5):
+            np.testing.assert_allclose((moved - actions)[0], case[f"velocity_{step}"], rtol=0, atol=VELOCITY)
+        actions = actions - (moved - actions) / 10
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_prefix_and_suffix_of_the_first_case(loaded, kind):
+def test_prefix_and_suffix_of_the_first_case(loaded, kind, monkeypatch):
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
-    network = model.network
-    inputs, noise = prepare(model, case)
-    prompt = network.embed_prompt(inputs.tokens)[0]
-    np.testing.assert_allclose(prompt[::7], case["prefix_embeddings_tail"][: len(prompt[::7])], rtol=0, atol=1e-6)
-
+    flow, request = model.engine.model, prepare(model, case)
+    cache, start, _ = run_prefix(flow, request)
     valid = np.concatenate([np.repeat(case["image_mask"], 256), case["token_mask"]])
     kept = np.flatnonzero(valid[::7])  # of the stored rows, every seventh of all
     ours = (np.cumsum(valid) - 1)[::7][kept]
-    cache = network.prefill(inputs).cache
-    np.testing.assert_allclose(cache.keys[1, 0, 0][ours], case["prefix_key_1"][kept], rtol=0, atol=KEYS)
-    np.testing.assert_allclose(cache.values[1, 0, 0][ours], case["prefix_value_1"][kept], rtol=0, atol=KEYS)
+    np.testing.assert_allclose(cache.keys[1][0, 0][ours], case["prefix_key_1"][kept], rtol=0, atol=KEYS)
+    np.testing.assert_allclose(cache.values[1][0, 0][ours], case["prefix_value_1"][kept], rtol=0, atol=KEYS)
 
-    suffix = network.embed_actions(noise, model.flow.steps[0])[0]
-    if network.architecture.has_state_token:
-        suffix = torch.cat([network.state_proj(inputs.state), suffix])
-    np.testing.assert_allclose(suffix, case["suffix_0"], rtol=0, atol=1e-5)
+    begun = []
+    monkeypatch.setattr(GemmaOps, "start", lambda *given: begun.append(given[-1]))
+    monkeypatch.setattr("vla_ros.engine.flow.run_layers", lambda *given: None)
+    monkeypatch.setattr(GemmaOps, "advance", lambda *given: None)
+    noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
+    [rows, *_] = suffix_rows(flow, start, torch.zeros(1, 10, dtype=torch.int32))
+    run_step(flow, GemmaOps(), cache, noise, state, None, rows, 0, 0.0)
+    np.testing.assert_allclose(begun[0][0], case["suffix_0"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -128,36 +129,28 @@ def test_bfloat16_is_closer_than_openpis_own(loaded, kind, number):
 def test_wrong_masks_are_seen(loaded, kind):
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
-    inputs, _ = prepare(model, case)
-    assert distance(model, case, inputs) < ACTIONS
-    black = inputs.pixels.new_full((1, 1, 3, 224, 224), -1.0)
-    camera = inputs._replace(pixels=torch.cat([inputs.pixels, black], dim=1))
-    assert distance(model, case, camera) > 0.1, "a masked camera that is attended"
-    padding = inputs._replace(tokens=torch.nn.functional.pad(inputs.tokens, (0, 20)))
-    assert distance(model, case, padding) > 0.1, "padding that is attended"
-    shorter = inputs._replace(lengths=torch.tensor([inputs.tokens.shape[1] - 1]))
-    assert distance(model, case, shorter) > 0.1, "a token that is not"
-    swapped = inputs._replace(pixels=inputs.pixels.flip(1))
-    assert distance(model, case, swapped) > 0.1, "cameras in another order"
+    request = prepare(model, case)
+    assert distance(model, case, request) < ACTIONS
+    images, tokens = list(request.images), request.tokens
+    controls = {
+        "a masked camera that is attended": {"images": [*images, np.zeros_like(images[0])]},
+        "padding that is attended": {"tokens": np.pad(tokens, (0, 20))},
+        "a token that is not": {"tokens": tokens[:-1]},
+        "cameras in another order": {"images": images[::-1]},
+    }
+    for what, changes in controls.items():
+        assert distance(model, case, replace(request, **changes)) > 0.1, what
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_wrong_positions_are_seen(loaded, kind, monkeypatch):
+def test_wrong_positions_are_seen(loaded, networks, kind):
+    """The suffix behind all 256 places of the masked camera."""
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
-    inputs, _ = prepare(model, case)
-    network = model.network
-    real = network.prefill
-
-    def padded_positions(given):
-        """The suffix behind all 256 places of the masked camera."""
-        prefix = real(given)
-        cosine, start = prefix.rotary[0], prefix.start + 256
-        positions = torch.arange(start, start + cosine.shape[2])[None]
-        return prefix._replace(rotary=rotary_at(positions, 16, cosine.dtype))
-
-    monkeypatch.setattr(network, "prefill", padded_positions)
-    assert distance(model, case, inputs) > 0.1
+    engine = make_engine(networks(kind, "openpi"), model.processing, 10)
+    expert = engine.model.expert
+    engine.model = replace(engine.model, expert=replace(expert, cosine=expert.cosine[256:], sine=expert.sine[256:]))
+    assert distance(replace(model, engine=engine), case, prepare(model, case)) > 0.1
 
 
 def test_state_bins_moved_by_one_are_seen(loaded, monkeypatch):
@@ -171,12 +164,13 @@ def test_state_bins_moved_by_one_are_seen(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_references_times_differ_where_they_say(loaded, kind):
+def test_the_references_times_differ_where_they_say(loaded, networks, kind):
     """Summed in float32 or multiplied: the fast sines make a visible difference of it, so each has its own."""
     assert euler_times(10, summed=True)[-1] == pytest.approx(0.09999993, abs=5e-9)
     assert euler_times(10, summed=False)[-1] == pytest.approx(0.1, abs=1e-8)
     case = CASES[kind][0]
     model = loaded(kind, "openpi")
-    other = replace(model, flow=make_flow(model.network, summed=False))
+    processing = replace(model.processing, summed_times=False)
+    other = replace(model, engine=make_engine(networks(kind, "openpi"), processing, 10))
     chunk = other.infer(case.images, case["state"], case.text("prompt"), case["noise"])
     assert ACTIONS < np.abs(chunk.normalized - case["actions_normalized"]).max() < 2e-4

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from vla_ros.errors import CheckpointError, ConfigError, OutOfMemoryError, VlaRosError
 from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
 from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model
+from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.loading import build_empty
 from vla_ros.policies.pi.memory import check_memory, plan_memory
 from vla_ros.policies.pi.names import parameter_parts
@@ -45,8 +45,8 @@ def read(folder):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_both_layouts_hold_the_same_weights(loaded, kind):
-    one, other = (loaded(kind, layout).network.state_dict() for layout in ("openpi", "lerobot"))
+def test_both_layouts_hold_the_same_weights(networks, kind):
+    one, other = (networks(kind, layout).state_dict() for layout in ("openpi", "lerobot"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -89,8 +89,8 @@ def test_the_memory_of_the_published_sizes(kind):
     assert "not known" in check_memory(plan, "bfloat16", "cuda", lambda _: None)
 
 
-def test_the_plan_of_a_loaded_model(loaded, folders):
-    network = loaded("pi05", "openpi").network
+def test_the_plan_of_a_loaded_model(networks, folders):
+    network = networks("pi05", "openpi")
     checkpoint = read(folders["pi05", "openpi"])
     parts = parameter_parts(checkpoint.architecture, checkpoint.stored)
     plan = plan_memory(parts, checkpoint.architecture, "float32", "cpu", flow_steps=0)
@@ -98,8 +98,8 @@ def test_the_plan_of_a_loaded_model(loaded, folders):
     assert held <= plan.weights <= 1.1 * held
 
 
-def test_the_data_types_of_bfloat16(loaded):
-    network = loaded("pi05", "openpi", dtype="bfloat16").network
+def test_the_data_types_of_bfloat16(networks):
+    network = networks("pi05", "openpi", dtype="bfloat16")
     wide = {name for name, value in network.named_parameters() if value.dtype == torch.float32}
     assert wide >= {"vision.pos_embed", "vision.patch_embed.proj.weight", "expert.norm.dense.weight"}
     assert wide >= {"prefix.layers.0.input_norm.weight", "action_in_proj.weight", "time_mlp_out.bias"}
@@ -108,7 +108,7 @@ def test_the_data_types_of_bfloat16(loaded):
 
 @pytest.mark.parametrize("layout", ["openpi", "lerobot"])
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
-def test_the_embedding_under_either_name(checkpoint, loaded, layout, embedding):
+def test_the_embedding_under_either_name(checkpoint, networks, layout, embedding):
     folder = checkpoint("pi0", layout)
     prefix = "model." if layout == "lerobot" else ""
 
@@ -119,8 +119,8 @@ def test_the_embedding_under_either_name(checkpoint, loaded, layout, embedding):
         weights[prefix + embedding] = value
 
     edit_weights(folder, keep_one)
-    expected = loaded("pi0", layout).network.embed_tokens.weight
-    assert torch.equal(load_model(read(folder)).network.embed_tokens.weight, expected)
+    expected = networks("pi0", layout).embed_tokens.weight
+    assert torch.equal(load_network(read(folder)).embed_tokens.weight, expected)
 
 
 @pytest.mark.parametrize("layout", ["openpi", "lerobot"])
@@ -149,7 +149,7 @@ def test_every_wrong_tensor_is_named(checkpoint, layout, name, change, message):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_no_answer_depends_on_may_be_missing(checkpoint, loaded, kind):
+def test_what_no_answer_depends_on_may_be_missing(checkpoint, networks, kind):
     folder = checkpoint(kind)
 
     def edit(weights):
@@ -159,10 +159,8 @@ def test_what_no_answer_depends_on_may_be_missing(checkpoint, loaded, kind):
                 del weights[name]
 
     edit_weights(folder, edit)
-    state = load_model(read(folder)).network.state_dict()
-    assert all(
-        torch.equal(value, state[name]) for name, value in loaded(kind, "openpi").network.state_dict().items()
-    )
+    state = load_network(read(folder)).state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in networks(kind, "openpi").state_dict().items())
 
 
 def test_a_folder_of_neither_layout(tmp_path):

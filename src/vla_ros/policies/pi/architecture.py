@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vla_ros.engine.shapes import GemmaShape
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.openvla.architecture import TIMM_TOWERS, TowerShape, read_json
 
@@ -32,25 +33,8 @@ EMBEDDINGS = (f"{PREFIX}embed_tokens.weight", "paligemma_with_expert.paligemma.l
 """Two names of one tied tensor. Files written with safetensors' ``save_model`` have the second one only."""
 
 
-@dataclass(frozen=True)
-class GemmaShape:
-    """One Gemma: the prefix (images and prompt) or the action expert.
-
-    Attributes:
-        width: Features per token.
-        depth: Layers.
-        mlp_width: Hidden features of the gated MLP.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        head_dim: Features per head; not ``width / heads`` in the expert.
-    """
-
-    width: int
-    depth: int
-    mlp_width: int
-    heads: int = 8
-    kv_heads: int = 1
-    head_dim: int = 256
+GEMMA_2B = GemmaShape(width=2048, depth=18, mlp_width=16384)
+GEMMA_300M = GemmaShape(width=1024, depth=18, mlp_width=4096)
 
 
 @dataclass(frozen=True)
@@ -69,8 +53,8 @@ class PiArchitecture:
 
     model: str
     vision: TowerShape = SO400M
-    prefix: GemmaShape = GemmaShape(width=2048, depth=18, mlp_width=16384)
-    expert: GemmaShape = GemmaShape(width=1024, depth=18, mlp_width=4096)
+    prefix: GemmaShape = GEMMA_2B
+    expert: GemmaShape = GEMMA_300M
     vocabulary: int = 257152
     action_dim: int = 32
     horizon: int = 50

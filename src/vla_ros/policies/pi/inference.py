@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.engine.device_errors import NotFiniteError
+from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
+from vla_ros.engine.flow_engine import Continuation, FlowAnswer, FlowEngine, FlowRequest
+from vla_ros.engine.runner import Runner
+from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.checkpoint import PiCheckpoint
-from vla_ros.policies.pi.flow import Flow, Guidance, Inpainting, make_flow, sample_actions
 from vla_ros.policies.pi.loading import build_empty, check_weights, fill
 from vla_ros.policies.pi.memory import check_memory, plan_memory
-from vla_ros.policies.pi.network import PiNetwork, PrefixInput
+from vla_ros.policies.pi.network import PiNetwork, make_flow
 from vla_ros.policies.pi.normalization import Array
 from vla_ros.policies.pi.processing import Processing, pad_state
 from vla_ros.policies.pi.rtc import RealTimeChunk, check_chunk, padded, prefix_weights
 from vla_ros.policies.pi.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
-from vla_ros.policies.pi.vision_tower import as_pixels
-from vla_ros.types import IntArray, UInt8Array
+from vla_ros.types import IntArray, RawImage, UInt8Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +39,14 @@ class Chunk:
         actions: Float [H, action_size] in the robot's units.
         tokens: Int64 [L] of the prompt, without padding.
         state: Float [state_size], normalised.
+        stages_ms: Milliseconds of the engine's stages.
     """
 
     normalized: Array
     actions: Array
     tokens: IntArray
     state: Array
+    stages_ms: Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,70 +54,127 @@ class PiModel:
     """A loaded model. Stateless between calls.
 
     Attributes:
-        network: With weights, on its device.
-        flow: Constants of the flow steps.
+        architecture: Sizes.
+        engine: Runs the network.
         processing: Of inputs and actions.
         tokenizer: Text to ids.
         trained_delay: Longest delay of trained real-time chunking.
     """
 
-    network: PiNetwork
-    flow: Flow
+    architecture: PiArchitecture
+    engine: FlowEngine
     processing: Processing
     tokenizer: Tokenizer
     trained_delay: int = 0
 
-    def infer(
+    def request(
         self,
-        images: Mapping[str, UInt8Array],
+        images: Mapping[str, UInt8Array | RawImage],
         state: Array,
         instruction: str,
-        noise: Array,
+        noise: Array | int,
         rtc: RealTimeChunk | None = None,
-    ) -> Chunk:
-        """Compute one chunk.
+    ) -> FlowRequest:
+        """Prepare one observation for the engine.
 
         Args:
-            images: Key to uint8 [H, W, 3] RGB, upright; optional ones may be missing.
+            images: Key to uint8 [H, W, 3] RGB, upright, or to the camera's own; optional ones may be missing.
             state: Float [state_size] in the robot's units.
             instruction: The command in natural language.
-            noise: Float [H, action_dim], standard normal; the same noise gives the same chunk.
+            noise: Float [H, action_dim], standard normal, or a seed; the same noise gives the same chunk.
             rtc: What is left of the previous chunk, or None.
 
         Raises:
             ConfigError: State, instruction, noise or ``rtc`` do not fit the model.
             ImageError: An image is missing or unknown, or an array is not an image.
-            VlaRosError: The chunk holds NaN or Inf.
         """
-        architecture, device = self.network.architecture, self.network.device
-        size = (architecture.horizon, architecture.action_dim)
-        if noise.shape != size:
-            raise ConfigError(f"the noise has shape {list(noise.shape)}, expected {list(size)}")
-        resized = self.processing.resized_images(images, architecture.vision.image_size)
+        sizes = self.architecture
+        if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
+            raise ConfigError(
+                f"the noise has shape {list(noise.shape)}, expected {[sizes.horizon, sizes.action_dim]}"
+            )
+        prepared: Sequence[NDArray[Any] | RawImage]
+        raw = {key: image for key, image in images.items() if isinstance(image, RawImage)}
+        if raw:
+            prepared = [raw[key] for key in self.processing.present(raw)]
+        else:
+            prepared = list(self.processing.resized_images(images, sizes.vision.image_size))  # type: ignore[arg-type]
         normalized = self.processing.normalized_state(state)
         tokens = self.processing.tokens(self.tokenizer.encode, instruction, normalized)
-        inputs = PrefixInput(
-            pixels=as_pixels(torch.from_numpy(resized).to(device))[None],
-            tokens=torch.from_numpy(tokens).to(device)[None],
-            state=_batch(pad_state(normalized, architecture.action_dim), device),
+        return FlowRequest(
+            prepared, tokens, pad_state(normalized, sizes.action_dim), noise, self._continuation(rtc)
         )
-        sampled = sample_actions(self.network, self.flow, inputs, _batch(noise, device), self._continuation(rtc))
-        chunk = sampled[0].cpu().numpy()
-        if not np.isfinite(chunk).all():
-            raise VlaRosError(f"{architecture.model}: the chunk holds NaN or Inf; the frame is dropped")
-        return Chunk(chunk, self.processing.robot_actions(chunk, state), tokens, normalized)
 
-    def _continuation(self, rtc: RealTimeChunk | None) -> Guidance | Inpainting | None:
+    def infer(
+        self,
+        images: Mapping[str, UInt8Array | RawImage],
+        state: Array,
+        instruction: str,
+        noise: Array | int,
+        rtc: RealTimeChunk | None = None,
+    ) -> Chunk:
+        """Compute one chunk; arguments and errors as for :meth:`request`.
+
+        Raises:
+            NotFiniteError: The chunk holds NaN or Inf.
+        """
+        request = self.request(images, state, instruction, noise, rtc)
+        [answer] = self.engine.answer([request])
+        if isinstance(answer, NotFiniteError):
+            raise answer
+        return self.chunk(request, state, answer)
+
+    def chunk(self, request: FlowRequest, state: Array, answer: FlowAnswer) -> Chunk:
+        """Convert the engine's answer; ``state`` in the robot's units."""
+        actions = self.processing.robot_actions(answer.actions, state)
+        normalized = request.state[: self.processing.state_size]
+        return Chunk(answer.actions, actions, request.tokens, normalized, answer.stages_ms)
+
+    def _continuation(self, rtc: RealTimeChunk | None) -> Continuation | None:
         if rtc is None:
             return None
-        architecture, device = self.network.architecture, self.network.device
-        check_chunk(rtc, architecture.horizon, architecture.action_dim, self.trained_delay)
-        previous = _batch(padded(rtc.previous, architecture.horizon, architecture.action_dim), device)
+        horizon, numbers = self.architecture.horizon, self.architecture.action_dim
+        check_chunk(rtc, horizon, numbers, self.trained_delay)
+        previous = padded(rtc.previous, horizon, numbers)
         if rtc.mode == "trained":
-            given = torch.arange(architecture.horizon, device=device) < rtc.delay
-            return Inpainting(previous, given[None, :, None])
-        weights = _batch(prefix_weights(rtc, architecture.horizon)[:, None], device)
-        return Guidance(previous, weights, rtc.max_guidance_weight)
+            return Continuation(previous, np.zeros(horizon), given=rtc.delay)
+        return Continuation(previous, prefix_weights(rtc, horizon), rtc.max_guidance_weight)
+
+
+def make_engine(
+    network: PiNetwork,
+    processing: Processing,
+    steps: int,
+    runner: Runner | None = None,
+) -> FlowEngine:
+    """An engine over the weights of ``network``, which is loaded and on its device."""
+    device, size = network.device, network.architecture.vision.image_size
+    return FlowEngine(
+        make_flow(network, steps, processing.summed_times, make_tower_ops(device)),
+        (size, size),
+        processing.prompt.length,
+        make_gemma_ops(device),
+        torch.uint8 if processing.antialias else torch.float32,
+        runner,
+    )
+
+
+def load_network(
+    checkpoint: PiCheckpoint,
+    device: str = "cpu",
+    dtype: str = "float32",
+    flow_steps: int = 10,
+    progress: Progress = no_progress,
+) -> PiNetwork:
+    """Load a checkpoint's parameters; arguments and errors as for :func:`load_model`."""
+    architecture = checkpoint.architecture
+    parts = check_weights(architecture, checkpoint.stored, checkpoint.folder)
+    cameras = len(checkpoint.processing.images)
+    plan = partial(plan_memory, parts, architecture, device=device, cameras=cameras, flow_steps=flow_steps)
+    progress(0.0, check_memory(plan, dtype, device))
+    network = build_empty(architecture)
+    fill(network, parts, checkpoint.stored, torch.device(device), getattr(torch, dtype), progress)
+    return network
 
 
 def load_model(
@@ -137,21 +200,12 @@ def load_model(
         ConfigError: ``flow_steps`` is out of range.
         OutOfMemoryError: The model does not fit; raised before anything is loaded.
     """
-    architecture = checkpoint.architecture
+    architecture, processing = checkpoint.architecture, checkpoint.processing
     steps = checkpoint.flow_steps if flow_steps is None else flow_steps
     if steps < 1:
         raise ConfigError(f"flow steps: found {steps}, expected at least 1")
-    parts = check_weights(architecture, checkpoint.stored, checkpoint.folder)
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)
-    cameras = len(checkpoint.processing.images)
-    plan = partial(plan_memory, parts, architecture, device=device, cameras=cameras, flow_steps=steps)
-    progress(0.0, check_memory(plan, dtype, device))
-    network = build_empty(architecture)
-    fill(network, parts, checkpoint.stored, torch.device(device), getattr(torch, dtype), progress)
-    flow = make_flow(network, steps, checkpoint.processing.summed_times)
-    return PiModel(network, flow, checkpoint.processing, words, checkpoint.trained_delay)
-
-
-def _batch(values: Array, device: torch.device) -> Tensor:
-    """Float32 with a leading 1."""
-    return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(device)[None]
+    network = load_network(checkpoint, device, dtype, steps, progress)
+    return PiModel(
+        architecture, make_engine(network, processing, steps), processing, words, checkpoint.trained_delay
+    )

@@ -1,71 +1,129 @@
-"""The network of pi0 and pi0.5: the prefix once, then a velocity for each flow step."""
+"""The parameters of pi0 and pi0.5, and the model that :mod:`vla_ros.engine.flow` runs with them.
+
+Query, key and value are one matrix, gate and up another; the loader stacks them.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_ros.policies.pi.architecture import PiArchitecture
-from vla_ros.policies.pi.gemma import GemmaStack, KeyValueCache, Modulation, Rotary, rotary_at
+from vla_ros.engine.flow import FlowModel
+from vla_ros.engine.gemma import Gemma, GemmaLayer, rotary_tables
+from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.towers import TowerOps
+from vla_ros.engine.weights import Matrix
+from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.vision_tower import SiglipTower
 
 MIN_PERIOD, MAX_PERIOD = 0.004, 4.0
+CAMERAS = 8
+"""Most cameras that the rotary tables have positions for."""
 
 
-class PrefixInput(NamedTuple):
-    """Inputs of one chunk; a batch shares its cameras and its padded prompt length.
+class RmsNorm(nn.Module):
+    """The weight of an RMS norm, which multiplies by ``1 + weight``."""
 
-    Attributes:
-        pixels: Float32 [B, cameras, 3, S, S] in [-1, 1]: the present cameras, in the model's order.
-        tokens: Int64 [B, L].
-        lengths: Int64 [B], valid tokens of each prompt, the rest is padding; None where all are valid.
-        state: Float32 [B, action_dim], normalised and padded; pi0 only.
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def parts(self, condition: Tensor) -> Tensor:
+        """[times, 1, width]; the same at every time."""
+        return (1.0 + self.weight.float()).expand(len(condition), 1, -1)
+
+
+class AdaptiveNorm(nn.Module):
+    """An RMS norm whose scale, shift and gate are a linear function of the time condition."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, 3 * width)
+
+    def parts(self, condition: Tensor) -> Tensor:
+        """Scale (plus 1), shift and gate [times, 3, width] for conditions [times, width]."""
+        parts: Tensor = self.dense(condition).unflatten(-1, (3, -1))
+        parts[:, 0] += 1.0
+        return parts
+
+
+class GemmaParameters(nn.Module):
+    """The parameters of one Gemma; only the expert has a final norm.
+
+    Args:
+        shape: Sizes.
+        adaptive: True for pi0.5's expert.
+        keys_only: True where the last layer has only keys and values: nothing else of the prefix is ever used.
     """
 
-    pixels: Tensor
-    tokens: Tensor
-    lengths: Tensor | None = None
-    state: Tensor | None = None
+    def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
+        super().__init__()
+        self.shape = shape
+        norm = AdaptiveNorm if adaptive else RmsNorm
+        self.layers = nn.ModuleList(
+            _layer(shape, norm, keys_only and index == shape.depth - 1) for index in range(shape.depth)
+        )
+        if not keys_only:
+            self.norm = norm(shape.width)
+
+    def gemma(self, condition: Tensor, rotary: tuple[Tensor, Tensor]) -> Gemma:
+        """The weights as :mod:`vla_ros.engine.gemma` runs them, without a copy; norms for each condition."""
+        layers: list[Any] = list(self.layers)
+        names = ("input_norm", "post_norm")
+        norms = [getattr(layer, name) for layer in layers for name in names if hasattr(layer, name)]
+        norms += [self.norm] if hasattr(self, "norm") else []
+        parts = torch.stack([norm.parts(condition) for norm in norms], dim=1).contiguous()
+
+        def engine_layer(index: int, layer: Any) -> GemmaLayer:
+            names = ("qkv", "o", "gate_up", "down")
+            qkv, o, gate_up, down = (_matrix(layer, name) if hasattr(layer, name) else None for name in names)
+            assert qkv is not None
+            found = GemmaLayer(qkv, o, gate_up, down)
+            if parts.shape[2] == 1 or gate_up is None:
+                return found
+            first, second = parts[:, 2 * index, 1], parts[:, 2 * index + 1, 1]
+            return replace(
+                found,
+                qkv_shift=functional.linear(first, qkv.data.float()),
+                gate_up_shift=functional.linear(second, gate_up.data.float()),
+            )
+
+        return Gemma(
+            shape=self.shape,
+            layers=tuple(engine_layer(index, layer) for index, layer in enumerate(layers)),
+            norms=parts,
+            cosine=rotary[0],
+            sine=rotary[1],
+        )
 
 
-class Prefix(NamedTuple):
-    """The prefix as the flow steps read it.
-
-    Attributes:
-        cache: Keys and values of images, prompt and, in pi0, the state token, with capacity for the actions.
-        start: Cached positions; those of the actions follow.
-        rotary: Of the actions' positions.
-        mask: Bool [B, 1, 1, capacity], False at the prompt's padding; None without padding.
-    """
-
-    cache: KeyValueCache
-    start: int
-    rotary: Rotary
-    mask: Tensor | None
+def _layer(shape: GemmaShape, norm: type[nn.Module], keys_only: bool) -> nn.Module:
+    linear, layer = partial(nn.Linear, bias=False), nn.Module()
+    keys, queries = 2 * shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
+    layer.input_norm = norm(shape.width)
+    layer.qkv = linear(shape.width, keys + (0 if keys_only else queries))
+    if not keys_only:
+        layer.o = linear(queries, shape.width)
+        layer.post_norm = norm(shape.width)
+        layer.gate_up = linear(shape.width, 2 * shape.mlp_width)
+        layer.down = linear(shape.mlp_width, shape.width)
+    return layer
 
 
-class StepConstants(NamedTuple):
-    """Everything in one flow step that depends on the time; computed once per model.
-
-    Attributes:
-        time: t, 1 for noise and 0 for actions.
-        time_bias: pi0: [E], the time's share of ``action_time_mlp_in`` with its bias.
-        layers: Modulations of every expert layer.
-        final: Of the final norm; its gate is not used.
-    """
-
-    time: float
-    time_bias: Tensor | None
-    layers: tuple[tuple[Modulation, Modulation], ...]
-    final: Modulation
+def _matrix(layer: Any, name: str) -> Matrix:
+    weight = getattr(layer, name).weight
+    return Matrix(weight.data, "dense", int(weight.shape[1]), {"o": "o_proj", "down": "down_proj"}.get(name, name))
 
 
 class PiNetwork(nn.Module):
-    """Vision tower, projector, Gemma prefix and action expert.
+    """The parameters of vision tower, projector, Gemma prefix and action expert.
 
     Args:
         architecture: Sizes.
@@ -79,8 +137,8 @@ class PiNetwork(nn.Module):
         self.vision = SiglipTower(architecture.vision)
         self.projector = nn.Linear(architecture.vision.width, prefix.width)
         self.embed_tokens = nn.Embedding(architecture.vocabulary, prefix.width)
-        self.prefix = GemmaStack(prefix, keys_only=True)
-        self.expert = GemmaStack(expert, adaptive=not architecture.has_state_token)
+        self.prefix = GemmaParameters(prefix, keys_only=True)
+        self.expert = GemmaParameters(expert, adaptive=not architecture.has_state_token)
         self.action_in_proj = nn.Linear(architecture.action_dim, width)
         self.action_out_proj = nn.Linear(width, architecture.action_dim)
         if architecture.has_state_token:
@@ -101,78 +159,69 @@ class PiNetwork(nn.Module):
         """Data type of the matrices; norms and the projections of state and actions are float32."""
         return self.projector.weight.dtype
 
-    def embed_images(self, pixels: Tensor) -> Tensor:
-        """Embed [B, cameras, 3, S, S], all images as one batch, as tokens [B, cameras * patches, width]."""
-        features = self.projector(self.vision(pixels.flatten(0, 1)))
-        tokens: Tensor = features.unflatten(0, pixels.shape[:2]).flatten(1, 2)
+    def encode(self, images: Tensor, ops: TowerOps | None = None) -> Tensor:
+        """Embed images [N, S, S, 3], uint8 or float32 in [0, 1], as tokens [N, patches, width]."""
+        tokens: Tensor = self.projector(self.vision(images, TowerOps() if ops is None else ops))
         return tokens
 
-    def embed_prompt(self, tokens: Tensor) -> Tensor:
-        """Embed int64 [B, L] as [B, L, width], scaled by the root of the width (image tokens are not)."""
-        embedded: Tensor = self.embed_tokens(tokens) * math.sqrt(self.architecture.prefix.width)
-        return embedded
 
-    def prefill(self, inputs: PrefixInput) -> Prefix:
-        """Compute keys and values of images, prompt and state token.
+@torch.no_grad()
+def make_flow(network: PiNetwork, steps: int = 10, summed: bool = True, ops: TowerOps | None = None) -> FlowModel:
+    """Precompute what depends on the time: embeddings, time MLPs and all modulations.
 
-        Valid tokens have the positions 0, 1, ...: a missing camera is not in the input, and padding comes last and
-        takes no position. The state token attends to the prefix and itself, never to the actions, so its keys and
-        values are the same in every flow step and are computed here.
-        """
-        hidden = torch.cat([self.embed_images(inputs.pixels), self.embed_prompt(inputs.tokens)], dim=1)
-        batch, count, _ = hidden.shape
-        shape, device = self.architecture.prefix, hidden.device
-        start = count + int(self.architecture.has_state_token)
-        capacity = start + self.architecture.horizon
-        sizes = (shape.depth, batch, shape.kv_heads, capacity, shape.head_dim)
-        cache = KeyValueCache(*(torch.zeros(sizes, device=device, dtype=hidden.dtype) for _ in range(2)))
+    Args:
+        network: Loaded.
+        steps: Euler steps.
+        summed: As for :func:`euler_times`.
+        ops: How the vision tower computes between its products; None takes torch's.
+    """
+    architecture, times = network.architecture, euler_times(steps, summed)
+    width = architecture.expert.width
+    positions = (
+        CAMERAS * architecture.vision.patches + PROMPT_TOKENS[architecture.model] + architecture.horizon + 64
+    )
+    rotary = rotary_tables(positions, architecture.prefix.head_dim, network.projector.weight)
+    embedded = torch.stack([time_embedding(time, width) for time in (*times, 0.0)]).to(network.device)
+    action_in, action_bias = network.action_in_proj.weight, network.action_in_proj.bias[None]
+    mlp = state = None
+    if architecture.has_state_token:
+        # Two linear layers without anything between are one; the time is the second one's bias.
+        condition, first = embedded[:1], network.action_time_mlp_in
+        weight, time_weight = torch.split(first.weight.double(), width, dim=1)
+        action_bias = embedded[:-1].double() @ time_weight.T + weight @ action_bias[0].double() + first.bias
+        action_in, action_bias = (weight @ action_in.double()).float(), action_bias.float()
+        mlp, state = _linear(network.action_time_mlp_out), _linear(network.state_proj)
+    else:
+        condition = functional.silu(network.time_mlp_out(functional.silu(network.time_mlp_in(embedded))))
+    return FlowModel(
+        encode=partial(network.encode, ops=ops),
+        embedding=network.embed_tokens.weight,
+        prefix=network.prefix.gemma(embedded[:1], rotary),
+        expert=network.expert.gemma(condition, rotary),
+        action_in=action_in,
+        action_bias=action_bias,
+        action_mlp=mlp,
+        action_out=_linear(network.action_out_proj),
+        state=state,
+        times=tuple(times),
+        patches=architecture.vision.patches,
+        horizon=architecture.horizon,
+    )
 
-        positions = torch.arange(capacity, device=device)[None]
-        mask = None
-        if inputs.lengths is not None:
-            padding = (inputs.tokens.shape[1] - inputs.lengths)[:, None]  # [B, 1]
-            mask = ((positions < count - padding) | (positions >= count))[:, None, None]
-            positions = torch.where(positions < count, positions, positions - padding)
-        cosine, sine = rotary_at(positions, shape.head_dim, hidden.dtype)
 
-        def rotary(first: int, end: int) -> Rotary:
-            return cosine[:, :, first:end], sine[:, :, first:end]
+def euler_times(steps: int, summed: bool) -> list[float]:
+    """Compute the times of the steps as float32 values: 1.0, 0.9, ... for ten.
 
-        self.prefix.fill_cache(hidden, rotary(0, count), cache, 0, mask)
-        if self.architecture.has_state_token:
-            assert inputs.state is not None, "pi0 needs the state"
-            token = self.state_proj(inputs.state)[:, None].to(hidden.dtype)
-            self.expert.fill_cache(token, rotary(count, start), cache, count, mask)
-        return Prefix(cache, start, rotary(start, capacity), mask)
-
-    def constants(self, time: float) -> StepConstants:
-        """Compute what one flow step derives from its time."""
-        width = self.architecture.expert.width
-        embedded = time_embedding(time, width).to(self.action_in_proj.weight.device)
-        condition, bias = None, None
-        if self.architecture.has_state_token:
-            weight, offset = self.action_time_mlp_in.weight, self.action_time_mlp_in.bias
-            bias = functional.linear(embedded, weight[:, width:], offset)
-        else:
-            condition = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(embedded))))
-        layers = tuple(layer.modulations(condition) for layer in self.expert.each())
-        return StepConstants(time, bias, layers, self.expert.norm.modulation(condition))
-
-    def embed_actions(self, actions: Tensor, constants: StepConstants) -> Tensor:
-        """Embed noisy actions, float32 [B, H, action_dim], as the expert's tokens, float32 [B, H, E]."""
-        tokens: Tensor = self.action_in_proj(actions)
-        if constants.time_bias is not None:
-            weight = self.action_time_mlp_in.weight[:, : tokens.shape[-1]]
-            hidden = functional.silu(functional.linear(tokens, weight) + constants.time_bias)
-            tokens = self.action_time_mlp_out(hidden)
-        return tokens
-
-    def velocity(self, actions: Tensor, constants: StepConstants, prefix: Prefix) -> Tensor:
-        """Predict the velocity of noisy actions at one time; both float32 [B, H, action_dim]."""
-        hidden = self.embed_actions(actions, constants).to(self.dtype)
-        hidden = self.expert(hidden, constants.layers, prefix.rotary, prefix.cache, prefix.start, prefix.mask)
-        output: Tensor = self.action_out_proj(constants.final.norm(hidden).float())
-        return output
+    Args:
+        steps: How many.
+        summed: True accumulates the step in float32, as openpi does; False multiplies, as LeRobot does. The
+            difference moves the actions by up to 1e-4, as the time embedding has fast sines.
+    """
+    delta = np.float32(-1.0 / steps)
+    times = [np.float32(1.0)]
+    while len(times) < steps:
+        times.append(times[-1] + delta if summed else np.float32(1.0 - len(times) / steps))
+    return [float(time) for time in times]
 
 
 def time_embedding(time: float, width: int) -> Tensor:
@@ -184,3 +233,7 @@ def time_embedding(time: float, width: int) -> Tensor:
     periods = MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** exponent
     angles = 2.0 * math.pi * time / periods
     return torch.cat([angles.sin(), angles.cos()]).float()
+
+
+def _linear(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias

@@ -6,7 +6,7 @@ padding. On the way back: un-normalisation of state and actions, absolute action
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,21 @@ class Processing:
     adapt: bool = False
     summed_times: bool = True
 
+    def present(self, images: Collection[str]) -> list[str]:
+        """The keys of the present images, in the model's order.
+
+        Raises:
+            ImageError: A key is unknown or a required one is missing.
+        """
+        unknown = sorted(set(images) - set(self.images))
+        missing = sorted(set(self.images) - set(images) - set(self.optional_images))
+        if unknown or missing or not images:
+            raise ImageError(
+                f"images {sorted(images)} found, expected {list(self.images)}"
+                + (f", of which {list(self.optional_images)} may be missing" if self.optional_images else "")
+            )
+        return [key for key in self.images if key in images]
+
     def resized_images(self, images: Mapping[str, UInt8Array], size: int) -> NDArray[Any]:
         """Resize the present images, in the model's order.
 
@@ -64,14 +79,7 @@ class Processing:
         Raises:
             ImageError: A key is unknown, a required one is missing, or an array is not an image.
         """
-        unknown = sorted(images.keys() - set(self.images))
-        missing = sorted(set(self.images) - images.keys() - set(self.optional_images))
-        if unknown or missing or not images:
-            raise ImageError(
-                f"images {sorted(images)} found, expected {list(self.images)}"
-                + (f", of which {list(self.optional_images)} may be missing" if self.optional_images else "")
-            )
-        present = [key for key in self.images if key in images]
+        present = self.present(images)
         for key in present:
             image = images[key]
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

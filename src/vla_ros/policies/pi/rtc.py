@@ -83,14 +83,6 @@ def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
     return weights
 
 
-def guidance_scale(time: float, limit: float) -> float:
-    """Factor of the correction at ``time`` (1 is noise, 0 actions), at most ``limit``."""
-    done = 1.0 - time
-    if done <= 0.0 or time <= 0.0:
-        return limit
-    return min(limit, time / done * (time**2 + done**2) / time**2)
-
-
 def padded(previous: FloatArray, horizon: int, action_dim: int) -> FloatArray:
     """Pad the previous actions with zeros, the dataset's mean, to float64 [H, action_dim]."""
     result = np.zeros((horizon, action_dim))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.openvla.architecture import TowerShape
 from vla_ros.policies.openvla.vision_tower import LAYER_NORM_EPS, Block, Mlp, VisionTower
 
@@ -31,19 +32,18 @@ class SiglipTower(VisionTower):
             block.mlp = TanhMlp(shape.width, shape.mlp_width)
         self.norm = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Float32 [B, 3, image_size, image_size] in [-1, 1] to features [B, patches, width]."""
-        embedded = self.patch_embed(pixels.to(self.pos_embed.dtype)) + self.pos_embed
-        tokens: Tensor = embedded.to(self.norm.weight.dtype)
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            tokens = tokens + block.attn(block.norm1(tokens))
-            tokens = tokens + block.mlp(block.norm2(tokens))
-        output: Tensor = self.norm(tokens)
-        return output
-
-
-def as_pixels(images: Tensor) -> Tensor:
-    """Images [..., S, S, 3], uint8 or float32 in [0, 1], as float32 [..., 3, S, S] in [-1, 1]."""
-    levels = images.float() / 255.0 if images.dtype == torch.uint8 else images
-    return (levels * 2.0 - 1.0).movedim(-1, -3).contiguous()
+    def forward(self, images: Tensor, ops: TowerOps) -> Tensor:
+        """Images [N, S, S, 3], uint8 or float32 in [0, 1], to features [N, patches, width]."""
+        size = self.shape.patch_size
+        pixels = (images.float() / 255.0 if images.dtype == torch.uint8 else images) * 2.0 - 1.0
+        side = self.shape.image_size // size
+        grid = pixels.view(-1, side, size, side, size, 3).permute(0, 1, 3, 5, 2, 4)
+        patches = grid.reshape(len(images), side * side, -1)
+        embedded = self.patch_embed.embed(patches.to(self.pos_embed.dtype)) + self.pos_embed
+        tokens = embedded.to(self.norm.weight.dtype)
+        blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
+        normed: Tensor = blocks[0].norm1(tokens)
+        for block, following in zip(blocks, [*(each.norm1 for each in blocks[1:]), self.norm], strict=True):
+            tokens, normed = ops.add_norm(tokens, block.attn(normed), None, block.norm2)
+            tokens, normed = ops.add_norm(tokens, block.mlp(normed), None, following)
+        return normed

@@ -1,0 +1,159 @@
+"""Flow matching: a prefix pass, then Euler steps of an action expert from noise to a chunk of actions.
+
+Nothing synchronises with the host or branches on a value, so both functions can be captured as CUDA graphs.
+A sequence is image tokens, prompt, padding. The suffix (pi0's state token, then the actions) overwrites the padding
+in the cache, so that no mask is needed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vla_ros.engine.gemma import Gemma, GemmaOps, Guide, Rows, run_layers
+from vla_ros.engine.ops import KVCache
+
+Encode = Callable[[Tensor], Tensor]
+"""Images [N, S, S, 3] (uint8, or float32 in [0, 1]) to tokens [N, patches, width]; capturable."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlowModel:
+    """Weights and constants of pi0 or pi0.5; what depends on the time alone is computed beforehand.
+
+    Attributes:
+        encode: Vision tower and projector.
+        embedding: [vocabulary, width] of the prompt, not scaled.
+        prefix: Gemma over images and prompt.
+        expert: Gemma over the suffix. ``norms`` has one entry per step and, last, one for t = 0; pi0's has one.
+        action_in: Float32 weight [E, A] of the actions; pi0's is folded into its time MLP's first layer.
+        action_bias: Float32 [steps, E] or [1, E].
+        action_mlp: Pi0: float32 weight [E, E] and bias [E] behind SiLU.
+        action_out: Float32 weight [A, E] and bias [A].
+        state: Pi0: float32 weight [E, A] and bias [E] of the state token.
+        times: Of the steps, from 1 down.
+        patches: Tokens of an image.
+        horizon: H, actions in a chunk.
+    """
+
+    encode: Encode
+    embedding: Tensor
+    prefix: Gemma
+    expert: Gemma
+    action_in: Tensor
+    action_bias: Tensor
+    action_mlp: tuple[Tensor, Tensor] | None
+    action_out: tuple[Tensor, Tensor]
+    state: tuple[Tensor, Tensor] | None
+    times: tuple[float, ...]
+    patches: int
+    horizon: int
+
+    @property
+    def action_dim(self) -> int:
+        """A, numbers in an action."""
+        return int(self.action_out[0].shape[0])
+
+    @property
+    def suffix(self) -> int:
+        """Rows of a flow step: the actions and, in pi0, the state token."""
+        return self.horizon + int(self.state is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.embedding.device
+
+
+def prefill(
+    model: FlowModel, ops: GemmaOps, cache: KVCache, patches: Tensor, tokens: Tensor, lengths: Tensor
+) -> None:
+    """Fill the cache with images and prompt, which all see each other.
+
+    Args:
+        model: The model.
+        ops: How it computes.
+        cache: Filled from position 0.
+        patches: [B, P, width], the image tokens.
+        tokens: Int64 [B, L], the prompt and padding.
+        lengths: Int32 [B], tokens of each prompt without padding.
+    """
+    words = functional.embedding(tokens, model.embedding) * model.prefix.shape.width**0.5
+    hidden = torch.cat([patches, words], dim=1)
+    batch, count, _ = hidden.shape
+    at = torch.arange(count, dtype=torch.int32, device=hidden.device).expand(batch, count).contiguous()
+    end = (patches.shape[1] + lengths)[:, None].expand(batch, count).contiguous()
+    rows = Rows(at, end, torch.zeros_like(at))
+    run_layers(ops, model.prefix, rows, ops.start(model.prefix, rows, hidden), cache)
+
+
+def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
+    """The rows of each flow step.
+
+    The state token sees the prefix and itself, an action the prefix, the state and all actions.
+
+    Args:
+        model: The model.
+        start: Int32 [B], tokens of the prefix without padding.
+        given: Int32 [B, H], not 0 for actions whose time is 0.
+    """
+    at = start[:, None] + torch.arange(model.suffix, dtype=torch.int32, device=start.device)
+    end = (start + model.suffix)[:, None].expand_as(at).contiguous()
+    steps = len(model.times)
+    if model.state is not None:
+        end[:, 0] = start + 1
+        return [Rows(at, end, torch.zeros_like(at))] * steps
+    each = torch.arange(steps, dtype=torch.int32, device=start.device)[:, None, None]
+    return [Rows(at, end, time) for time in torch.where(given != 0, steps, each).unbind()]
+
+
+def run_step(
+    model: FlowModel,
+    ops: GemmaOps,
+    cache: KVCache,
+    actions: Tensor,
+    state: Tensor,
+    guide: Guide,
+    rows: Rows,
+    step: int,
+    delta: float,
+) -> None:
+    """Advance noisy actions, float32 [B, H, A], in place by ``delta``; other arguments as for :func:`sample`."""
+    expert, dtype = model.expert, model.embedding.dtype
+    bias = model.action_bias[step if len(model.action_bias) > 1 else 0]
+    if model.action_mlp is None or model.state is None:
+        stream = ops.start_actions(expert, rows, actions, model.action_in, bias, dtype)
+    else:
+        tokens = functional.silu(functional.linear(actions, model.action_in, bias))
+        tokens = functional.linear(tokens, *model.action_mlp)
+        tokens = torch.cat([functional.linear(state, *model.state)[:, None], tokens], dim=1)
+        stream = ops.start(expert, rows, tokens.to(dtype))
+    stream = run_layers(ops, expert, rows, stream, cache)
+    ops.advance(expert, rows, stream, model.action_out, actions, guide, model.times[step], delta)
+
+
+def sample(
+    model: FlowModel, ops: GemmaOps, cache: KVCache, start: Tensor, noise: Tensor, state: Tensor, guide: Guide
+) -> Tensor:
+    """Sample chunks behind a prefix.
+
+    Args:
+        model: The model.
+        ops: How it computes.
+        cache: From :func:`prefill`; the suffix is overwritten in every step.
+        start: Int32 [B], tokens of the prefix without padding.
+        noise: Float32 [B, H, A].
+        state: Float32 [B, A], normalised and padded; only pi0 reads it.
+        guide: Real-time chunking.
+
+    Returns:
+        Float32 [B, H, A], normalised.
+    """
+    actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
+    for step, rows in enumerate(suffix_rows(model, start, guide.given)):
+        run_step(model, ops, cache, actions, state, guide, rows, step, -1.0 / len(model.times))
+    return actions

@@ -1,0 +1,296 @@
+"""The engine of flow-matching policies: images, prompts and noise in, chunks of actions out, using CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vla_ros.engine.buckets import Buckets
+from vla_ros.engine.device_errors import NotFiniteError, explain_device_errors
+from vla_ros.engine.flow import FlowModel, prefill, sample
+from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
+from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.resizer import ImageResizer
+from vla_ros.engine.runner import Runner, Stage, make_runner
+from vla_ros.engine.transfer_buffer import TransferBuffer
+from vla_ros.errors import DeviceLostError
+from vla_ros.types import IntArray, RawImage
+
+STAGES = ("vision", "prefill", "flow")
+PROMPT_STEP = 32
+"""Tokens between padded prompt lengths."""
+
+NOT_FINITE = (
+    "the chunk holds NaN or Inf; the frame is dropped. If it stays so, the weights are damaged: download the "
+    "checkpoint again and load the policy again"
+)
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Continuation:
+    """Real-time chunking: how a chunk continues the previous one.
+
+    Attributes:
+        previous: [H, A], normalised, zeros where nothing is left.
+        weights: [H], how strongly each action is pulled towards the previous one.
+        limit: Largest factor of that correction.
+        given: How many first actions are the previous ones.
+    """
+
+    previous: NDArray[Any]
+    weights: NDArray[Any]
+    limit: float = 10.0
+    given: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class FlowRequest:
+    """One observation.
+
+    Attributes:
+        images: The present cameras in the model's order: all as [S, S, 3] of the engine's type, or all the cameras'
+            own, of any size, which are turned and resized on the device.
+        tokens: Int64 [L], the prompt.
+        state: [A], normalised and padded; only pi0 reads it.
+        noise: [H, A], or the seed of a generator on the device: the same seed gives the same chunk.
+        continuation: Real-time chunking; None leaves the chunk free.
+    """
+
+    images: Sequence[NDArray[Any] | RawImage]
+    tokens: IntArray
+    state: NDArray[Any]
+    noise: NDArray[Any] | int
+    continuation: Continuation | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FlowAnswer:
+    """The engine's result for one observation.
+
+    Attributes:
+        actions: Float32 [H, A], normalised.
+        stages_ms: ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins
+            with the upload of everything else), ``flow``, ``download``. The same for all observations of a batch.
+    """
+
+    actions: Array
+    stages_ms: dict[str, float] = field(default_factory=dict)
+
+
+class FlowGraphs:
+    """Static buffers, a KV cache, and the stages over them: as functions, or captured as graphs.
+
+    Attributes:
+        images: Uint8 or float32 [B * cameras, S, S, 3].
+        inputs: Everything else, as it is uploaded: tokens int64 [B, L], lengths int32 [B], state [B, A], previous
+            [B, H, A], weights [B, H], limit [B], given int32 [B, H].
+        noise: Float32 [B, H, A].
+        actions: Float32 [B, H, A], the answer.
+    """
+
+    def __init__(
+        self,
+        model: FlowModel,
+        ops: GemmaOps,
+        size: tuple[int, int],
+        dtype: torch.dtype,
+        sizes: tuple[int, int],
+        length: int,
+    ) -> None:
+        batch, cameras = sizes
+        device, horizon, numbers = model.device, model.horizon, model.action_dim
+        self._model, self._ops = model, ops
+        self.images = torch.zeros(batch * cameras, *size, 3, dtype=dtype, device=device)
+        self.inputs = TransferBuffer(
+            device,
+            ((batch, length), torch.int64),
+            ((batch,), torch.int32),
+            ((batch, numbers), torch.float32),
+            ((batch, horizon, numbers), torch.float32),
+            ((batch, horizon), torch.float32),
+            ((batch,), torch.float32),
+            ((batch, horizon), torch.int32),
+        )
+        self.noise = torch.zeros(batch, horizon, numbers, device=device)
+        self.actions = torch.zeros_like(self.noise)
+        patches = cameras * model.patches
+        self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.width)
+        self._cache = allocate_cache(model.prefix, batch, patches + length + model.suffix)
+        self.stages: dict[str, Stage] = {
+            "vision": self._vision,
+            "prefill": self._prefill,
+            "flow": self._flow,
+        }
+
+    def capture(self, runner: Runner) -> None:
+        """Replace every stage by its graph."""
+        with torch.inference_mode():
+            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
+
+    def clear(self) -> None:
+        """Overwrite the cache with zeros."""
+        for part in (*self._cache.keys, *self._cache.values):
+            part.zero_()
+
+    def _vision(self) -> None:
+        self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
+
+    def _prefill(self) -> None:
+        tokens, lengths = self.inputs.tensors[:2]
+        prefill(self._model, self._ops, self._cache, self._patches, tokens, lengths)
+
+    def _flow(self) -> None:
+        _, lengths, state, previous, weights, limit, given = self.inputs.tensors
+        guide = Guide(previous, weights, limit, given)
+        start = lengths + self._patches.shape[1]
+        self.actions.copy_(sample(self._model, self._ops, self._cache, start, self.noise, state, guide))
+
+
+class FlowEngine:
+    """Runs B observations at a time. Not thread-safe.
+
+    Args:
+        model: Weights and constants.
+        size: (height, width) of its images.
+        prompt: Longest prompt in tokens.
+        ops: How it computes.
+        dtype: Of images that come resized: uint8, or float32 in [0, 1].
+        runner: Runs the stages; None selects the runner for the model's device.
+        background: True captures graphs for further prompt lengths in a second thread.
+    """
+
+    def __init__(
+        self,
+        model: FlowModel,
+        size: tuple[int, int],
+        prompt: int,
+        ops: GemmaOps,
+        dtype: torch.dtype = torch.uint8,
+        runner: Runner | None = None,
+        background: bool = True,
+    ) -> None:
+        lengths = tuple(range(PROMPT_STEP, prompt + PROMPT_STEP, PROMPT_STEP))
+        self.model = model
+        self.runner = make_runner(model.device) if runner is None else runner
+        self._ops, self._size, self._dtype = ops, size, dtype
+        self._buckets = Buckets(0, 1, lengths)
+        self._background = background and self.runner.graphs
+        self._resizer = ImageResizer(size, model.device, self.runner, background)
+        self._graphs: dict[tuple[int, int], GraphCache[FlowGraphs]] = {}
+        self._generator = torch.Generator(model.device)
+        self._lost: DeviceLostError | None = None
+
+    def warm_up(self, prompts: Sequence[int], cameras: int, batch: int = 1) -> None:
+        """Capture graphs for prompts of these lengths in tokens, before the first answer.
+
+        Raises:
+            ConfigError: One is too long.
+            OutOfMemoryError: The device has too little memory.
+        """
+        with explain_device_errors(self.model.device), self.runner.stream(), torch.inference_mode():
+            for length in sorted({self._buckets.require(prompt) for prompt in prompts}, reverse=True):
+                self._of(batch, cameras).ensure(length)
+
+    @torch.inference_mode()
+    def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
+        """Answer B observations with the same number of cameras.
+
+        Returns:
+            An answer for each; an error where the chunk holds NaN or Inf.
+
+        Raises:
+            ConfigError: A prompt is too long.
+            ImageError: A camera image has no pixels.
+            OutOfMemoryError: The device ran out of memory; retrying is allowed.
+            DeviceLostError: The device failed, now or earlier.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            with explain_device_errors(self.model.device), self.runner.stream():
+                return self._answer(requests)
+        except DeviceLostError as error:
+            self._lost = error
+            raise
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for background captures; return False after ``timeout`` seconds."""
+        ready = [graphs.wait(timeout) for graphs in self._graphs.values()]
+        return self._resizer.wait(timeout) and all(ready)
+
+    def close(self) -> None:
+        """Free buffers, caches and graphs, but not the weights, which belong to the caller."""
+        for graphs in self._graphs.values():
+            graphs.close()
+        self._graphs.clear()
+        self._resizer.clear()
+        self.runner.close()
+
+    def _answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
+        runner, cameras = self.runner, len(requests[0].images)
+        graphs = self._of(len(requests), cameras).take(max(len(request.tokens) for request in requests))
+        images = [image for request in requests for image in request.images]
+        frames = [image for image in images if isinstance(image, RawImage)]
+        marks, names = [runner.mark()], ["upload"]
+        if frames:
+            slots = self._resizer.upload(frames)
+            marks.append(runner.mark())
+            self._resizer.resize(slots, graphs.images)
+            names.append("preprocess")
+        else:
+            runner.upload(graphs.images, np.stack([image for image in images if isinstance(image, np.ndarray)]))
+        marks.append(runner.mark())
+        graphs.stages["vision"]()
+        marks.append(runner.mark())
+        self._upload(graphs, requests)  # while the device encodes the images
+        for stage in STAGES[1:]:
+            graphs.stages[stage]()
+            marks.append(runner.mark())
+        actions = runner.download(graphs.actions)
+        marks.append(runner.mark())
+        names += [*STAGES, "download"]
+        stages = {name: runner.milliseconds(*span) for name, span in zip(names, pairwise(marks), strict=True)}
+        answers = [
+            FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError(NOT_FINITE) for one in actions
+        ]
+        if any(isinstance(one, NotFiniteError) for one in answers):
+            graphs.clear()  # later requests mask what this one left, but NaN times zero is NaN
+        return answers
+
+    def _upload(self, graphs: FlowGraphs, requests: Sequence[FlowRequest]) -> None:
+        raw, (tokens, lengths, state, previous, weights, limit, given) = graphs.inputs.on_host()
+        for row, request in enumerate(requests):
+            lengths[row] = len(request.tokens)
+            tokens[row, : lengths[row]] = request.tokens
+            state[row] = request.state
+            if isinstance(request.noise, np.ndarray):
+                self.runner.upload(graphs.noise[row], np.ascontiguousarray(request.noise, np.float32))
+            else:
+                self._generator.manual_seed(request.noise)
+                graphs.noise[row].normal_(generator=self._generator)
+            follow = request.continuation
+            if follow is not None:
+                previous[row], weights[row], limit[row] = follow.previous, follow.weights, follow.limit
+                given[row, : follow.given] = 1
+        self.runner.upload(graphs.inputs.buffer, raw)
+
+    def _of(self, batch: int, cameras: int) -> GraphCache[FlowGraphs]:
+        key = (batch, cameras)
+        if key not in self._graphs:
+
+            def build(length: int) -> FlowGraphs:
+                with torch.inference_mode():
+                    return FlowGraphs(self.model, self._ops, self._size, self._dtype, key, length)
+
+            self._graphs[key] = GraphCache(
+                self._buckets, build, lambda graphs: graphs.capture(self.runner), self._background
+            )
+        return self._graphs[key]

@@ -1,0 +1,247 @@
+"""Gemma as pi0 and pi0.5 run it, written once over :class:`GemmaOps`.
+
+Unlike the Llama, nothing is causal: every row says how many positions it sees. The norm multiplies by
+``1 + weight``, the MLP's gate is tanh GELU, the head size is independent of the width, and the norms of pi0.5's
+action expert get scale, shift and gate from the flow time. Positions are tensors and shapes are fixed, so every
+pass can be captured as a CUDA graph. B observations, N rows each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vla_ros.engine.ops import KVCache, rotate
+from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.weights import Matrix
+
+RMS_EPS = 1e-6
+ROPE_THETA = 10000.0
+CACHE_BLOCK = 64
+"""A cache has a multiple of this many positions, so that kernels read whole blocks."""
+
+
+@dataclass(frozen=True, eq=False)
+class GemmaLayer:
+    """One layer; a last layer of which only keys and values are needed has no more than ``qkv``.
+
+    Attributes:
+        qkv: Queries (if the layer has them), keys and values, [.., width].
+        o: [width, heads * head_dim].
+        gate_up: Gate, then up [2 * mlp_width, width].
+        down: [width, mlp_width].
+        qkv_shift: The product of ``qkv`` with the norm's shift at each time, float32 [times, outputs], for kernels
+            that finish the norm behind the product; None where norms have no shift.
+        gate_up_shift: The same of ``gate_up``.
+    """
+
+    qkv: Matrix
+    o: Matrix | None = None
+    gate_up: Matrix | None = None
+    down: Matrix | None = None
+    qkv_shift: Tensor | None = None
+    gate_up_shift: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Gemma:
+    """The weights of one Gemma.
+
+    Attributes:
+        shape: Sizes.
+        layers: One per layer.
+        norms: Float32 [times, norms, parts, width]: ``1 + weight``, or scale (plus 1), shift and gate for each
+            time. Norm 2 i precedes the attention of layer i, norm 2 i + 1 its MLP, the last one the output.
+        cosine: Rotary table [positions, head_dim / 2] in the model's type.
+        sine: The same.
+    """
+
+    shape: GemmaShape
+    layers: tuple[GemmaLayer, ...]
+    norms: Tensor
+    cosine: Tensor
+    sine: Tensor
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether norms have shift and gate."""
+        return self.norms.shape[2] == 3
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a pass.
+
+    Attributes:
+        at: Int32 [B, N], positions, which are their places in the cache, too.
+        end: Int32 [B, N], how many positions each row sees.
+        time: Int32 [B, N], index of each row's time in ``Gemma.norms``.
+    """
+
+    at: Tensor
+    end: Tensor
+    time: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The residual stream in front of a norm.
+
+    Attributes:
+        hidden: [B, N, width].
+        normed: The same behind that norm; empty where a kernel finishes the norm.
+        norm: Which norm.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    norm: int
+
+
+class GemmaOps:
+    """The operations in torch alone; :class:`~vla_ros.engine.triton_gemma.TritonGemmaOps` overrides them."""
+
+    def start(self, gemma: Gemma, rows: Rows, hidden: Tensor) -> Stream:
+        """Begin a stream with ``hidden`` [B, N, width] in front of the first norm."""
+        return self._normed(gemma, rows, hidden, 0)
+
+    def qkv(self, gemma: Gemma, index: int, rows: Rows, stream: Stream, cache: KVCache) -> Tensor:
+        """Project and rotate; write keys and values at ``rows.at``.
+
+        Returns:
+            Queries [B, N, heads, head_dim]; zero heads in a layer of keys and values.
+        """
+        product = functional.linear(stream.normed, gemma.layers[index].qkv.data)
+        heads = product.view(*rows.at.shape, -1, gemma.shape.head_dim)  # [B, N, heads + 2 kv_heads, head_dim]
+        size = gemma.shape.kv_heads
+        query, key, value = torch.split(heads, [heads.shape[2] - 2 * size, size, size], dim=2)
+        at = rows.at.long()
+        cosine, sine = gemma.cosine[at][:, :, None], gemma.sine[at][:, :, None]
+        slots = at[:, None, :, None].expand(-1, size, -1, gemma.shape.head_dim)
+        cache.keys[index].scatter_(2, slots, rotate(key, cosine, sine).transpose(1, 2))
+        cache.values[index].scatter_(2, slots, value.transpose(1, 2))
+        return rotate(query, cosine, sine)
+
+    def attend(self, rows: Rows, query: Tensor, cache: KVCache, index: int) -> Tensor:
+        """Attention to the positions before ``rows.end``, [B, N, heads * head_dim]."""
+        keys, values = cache.keys[index], cache.values[index]
+        seen = torch.arange(keys.shape[2], device=query.device) < rows.end[:, None, :, None]
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor:
+        """Both projections and the gated activation, [B, N, mlp_width]."""
+        matrix = gemma.layers[index].gate_up
+        assert matrix is not None
+        gate, up = functional.linear(stream.normed, matrix.data).chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * up
+
+    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor, matrix: Matrix) -> Stream:
+        """Add ``inputs @ matrix.T``, times the gate of the stream's norm; ``stream`` may be used up."""
+        branch = functional.linear(inputs, matrix.data)
+        if gemma.adaptive:
+            branch = branch * gemma.norms[:, stream.norm, 2][rows.time].to(branch.dtype)
+        return self._normed(gemma, rows, stream.hidden + branch, stream.norm + 1)
+
+    def start_actions(
+        self, gemma: Gemma, rows: Rows, actions: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> Stream:
+        """Begin a stream with ``actions @ weight.T + bias``, float32 [B, H, A], [E, A] and [E]."""
+        return self.start(gemma, rows, functional.linear(actions, weight, bias).to(dtype))
+
+    def advance(
+        self,
+        gemma: Gemma,
+        rows: Rows,
+        stream: Stream,
+        out: tuple[Tensor, Tensor],
+        actions: Tensor,
+        guide: Guide,
+        time: float,
+        delta: float,
+    ) -> None:
+        """Advance ``actions``, float32 [B, H, A], in place by ``delta`` along their guided velocity.
+
+        Args:
+            gemma: The expert.
+            rows: Of this step; the last H are the actions.
+            stream: Behind the last layer, in front of the last norm.
+            out: Float32 weight [A, E] and bias [A] from there to the velocity.
+            actions: At ``time``.
+            guide: Real-time chunking.
+            time: Of this step.
+            delta: To the next.
+        """
+        velocity = functional.linear(stream.normed[:, -actions.shape[1] :].float(), *out)
+        error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
+        scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
+        actions += delta * (velocity - scale * error)
+        actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, actions))
+
+    def _normed(self, gemma: Gemma, rows: Rows, hidden: Tensor, norm: int) -> Stream:
+        """Normalise in float32 and round once, at the end."""
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_EPS)
+        parts = gemma.norms[:, norm][rows.time]  # [B, N, parts, width]
+        wide = wide * parts[..., 0, :]
+        return Stream(hidden, (wide + parts[..., 1, :] if gemma.adaptive else wide).to(hidden.dtype), norm)
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """Real-time chunking: how a chunk continues the previous one. All zeros leave it free.
+
+    Attributes:
+        previous: Float32 [B, H, A], normalised.
+        weights: Float32 [B, H], how strongly each action is pulled towards the previous one.
+        limit: Float32 [B], largest factor of that correction.
+        given: Int32 [B, H], not 0 where the action is the previous one and its time 0.
+    """
+
+    previous: Tensor
+    weights: Tensor
+    limit: Tensor
+    given: Tensor
+
+
+def guidance_scale(time: float) -> float:
+    """Factor of the correction at ``time`` (1 is noise, 0 actions); infinite at both ends, so it needs a limit."""
+    done = 1.0 - time
+    if done <= 0.0 or time <= 0.0:
+        return float("inf")
+    return time / done * (time**2 + done**2) / time**2
+
+
+def run_layers(ops: GemmaOps, gemma: Gemma, rows: Rows, stream: Stream, cache: KVCache) -> Stream:
+    """Run a stream through all layers, up to the last norm.
+
+    A last layer without output projection only writes its keys and values.
+    """
+    for index, layer in enumerate(gemma.layers):
+        query = ops.qkv(gemma, index, rows, stream, cache)
+        if layer.o is None or layer.down is None:
+            break
+        stream = ops.add(gemma, rows, stream, ops.attend(rows, query, cache, index), layer.o)
+        stream = ops.add(gemma, rows, stream, ops.gate_up(gemma, index, rows, stream), layer.down)
+    return stream
+
+
+def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:
+    """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory."""
+    shape = gemma.shape
+    sizes = (batch, shape.kv_heads, -(-positions // CACHE_BLOCK) * CACHE_BLOCK, shape.head_dim)
+    tensors = [gemma.cosine.new_zeros(sizes) for _ in range(2 * shape.depth)]
+    counters = torch.zeros(batch * 1024, dtype=torch.int32, device=gemma.cosine.device)
+    return KVCache(tuple(tensors[: shape.depth]), tuple(tensors[shape.depth :]), counters)
+
+
+def rotary_tables(positions: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, [positions, head_dim / 2], computed in float32 and rounded as ``like``."""
+    steps = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32)
+    angles = torch.arange(positions, device=like.device).float()[:, None] * ROPE_THETA ** (-steps / head_dim)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

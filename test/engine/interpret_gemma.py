@@ -1,0 +1,93 @@
+"""Compare Gemma's kernels in Triton's interpreter with torch: prefix and flow steps; run by test_kernels.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+from interpret_kernels import allow_loop_bounds, close
+
+from vla_ros.engine.flow import FlowModel, prefill, sample
+from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
+from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.triton_gemma import Attention, FewRows, TritonGemmaOps
+from vla_ros.policies.openvla.architecture import TowerShape
+from vla_ros.policies.pi.architecture import PUBLISHED
+from vla_ros.policies.pi.network import PiNetwork, make_flow
+
+HORIZON, CAMERAS, PATCHES = 5, 2, 4
+SIZES = {
+    "vision": TowerShape(width=16, blocks=1, heads=2, mlp_width=24, used_blocks=1, image_size=28),
+    "prefix": GemmaShape(width=48, depth=2, mlp_width=96, heads=4, head_dim=16),
+    "expert": GemmaShape(width=64, depth=2, mlp_width=128, heads=4, head_dim=16),
+    "vocabulary": 50,
+    "horizon": HORIZON,
+}
+OPS = {
+    "few rows": TritonGemmaOps(pdl=False),
+    "split": TritonGemmaOps(
+        {"o_proj": FewRows(16, 16, splits=2), "down_proj": FewRows(16, 32, splits=4), "qkv": FewRows(8, 32)},
+        few_attention=Attention(16, 16, 4, 1, splits=3),
+        pdl=False,
+    ),
+    "many rows": TritonGemmaOps(skinny=0, many_attention=Attention(32, 32, 4, 1), pdl=False),
+}
+
+
+def make_model(kind: str, dtype: torch.dtype) -> FlowModel:
+    """Random weights, every norm other than its neutral value."""
+    torch.manual_seed(3)
+    network = PiNetwork(replace(PUBLISHED[kind], **SIZES)).eval().requires_grad_(False)
+    for name, value in network.named_parameters():
+        value.normal_(std=0.3 if value.ndim == 1 or "norm" in name else value.shape[-1] ** -0.5)
+    for stack in (network.prefix, network.expert, network.embed_tokens, network.projector):
+        for name, value in stack.named_parameters():
+            value.data = value.data if "norm" in name else value.data.to(dtype)
+    return make_flow(network, steps=2)
+
+
+@torch.inference_mode()
+def run(model: FlowModel, ops: GemmaOps, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Two robots with prompts of different lengths: keys and values of the last prefix layer, and the chunks."""
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    patches, lengths = noise(2, CAMERAS * PATCHES, 48).to(dtype), torch.tensor([7, 3], dtype=torch.int32)
+    tokens = torch.randint(3, 50, (2, 8), generator=generator)
+    cache = allocate_cache(model.prefix, 2, CAMERAS * PATCHES + 8 + HORIZON + 1)
+    for part in (*cache.keys, *cache.values):
+        part.fill_(100.0)  # unwritten places show
+    prefill(model, ops, cache, patches, tokens, lengths)
+    seen = CAMERAS * PATCHES + 3
+    filled = [part[-1][:, :, :seen].clone() for part in (cache.keys, cache.values)]
+    given = torch.zeros(2, HORIZON, dtype=torch.int32)
+    given[1, : 2 if model.expert.adaptive else 0] = 1
+    guide = Guide(
+        noise(2, HORIZON, 32), torch.rand(2, HORIZON, generator=generator), torch.tensor([10.0, 3.0]), given
+    )
+    start = lengths + CAMERAS * PATCHES
+    chunk = sample(model, ops, cache, start, noise(2, HORIZON, 32), noise(2, 32), guide)
+    again = sample(model, ops, cache, start, guide.previous, noise(2, 32), guide)  # nothing is left of the first
+    return *filled, chunk, again
+
+
+def main(name: str) -> None:
+    allow_loop_bounds()
+    dtype = getattr(torch, name)
+    bound = 2e-5 if dtype == torch.float32 else 2e-2
+    for kind in PUBLISHED:
+        model = make_model(kind, dtype)
+        expected = run(model, GemmaOps(), dtype)
+        for what, ops in OPS.items():
+            for part, ours, theirs in zip(
+                ("keys", "values", "chunk", "again"), run(model, ops, dtype), expected, strict=True
+            ):
+                close(f"{kind}, {what}, {part}", ours, theirs, bound)
+        print("equal", kind)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
