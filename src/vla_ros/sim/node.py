@@ -23,7 +23,6 @@ SECOND = 1_000_000_000
 NODE_NAME = "table_top"
 
 IMAGE_TOPIC = "/camera/image_raw"
-JOINT_TOPIC = "/joint_states"
 OBJECT_TOPIC = "/sim/objects"
 INSTRUCTION_TOPIC = "/vla_policy/instruction"
 ACTION_TOPIC = "/vla_policy/action"
@@ -31,7 +30,6 @@ STATUS_TOPIC = "/vla_policy/status"
 
 _PUBLISHED = {
     IMAGE_TOPIC: ("sensor_msgs/msg/Image", "camera"),
-    JOINT_TOPIC: ("sensor_msgs/msg/JointState", "state_publisher"),
     OBJECT_TOPIC: ("sensor_msgs/msg/JointState", "state_publisher"),
     INSTRUCTION_TOPIC: ("std_msgs/msg/String", "instruction"),
 }
@@ -95,7 +93,7 @@ class SimNode:
 
     Args:
         graph: The joined graph.
-        arms: Their options, which say where commands come.
+        arms: Their options, which say where joint states go and where commands come.
         wrist: Names of the wrist cameras to publish.
         tap: Called with every message, to record it.
 
@@ -111,6 +109,8 @@ class SimNode:
         self._tap = tap
         self._node = graph.create_node(NODE_NAME)
         published = {**_PUBLISHED, **{wrist_topic(camera): _PUBLISHED[IMAGE_TOPIC] for camera in wrist}}
+        self._joint_topics = [arm.joint_states for arm in arms]
+        published |= dict.fromkeys(self._joint_topics, ("sensor_msgs/msg/JointState", "state_publisher"))
         self._publishers = {
             topic: self._node.create_publisher(graph.message(kind), topic, graph.qos(qos))
             for topic, (kind, qos) in published.items()
@@ -157,9 +157,9 @@ class SimNode:
     def publish_joints(self, world: TableTop, stamp: int) -> None:
         """Publish positions and velocities of all joints, in one message per arm as their drivers would."""
         names, positions, velocities = world.joint_names, world.joint_positions(), world.joint_velocities()
-        for rows in np.split(np.arange(len(names)), len(world.mounts)):
+        for topic, rows in zip(self._joint_topics, np.split(np.arange(len(names)), len(world.mounts)), strict=True):
             state = JointState(tuple(names[row] for row in rows), positions[rows], stamp)
-            self._send(JOINT_TOPIC, self._joint_state(state, velocities[rows]))
+            self._send(topic, self._joint_state(state, velocities[rows]))
 
     def publish_state(self, world: TableTop, stamp: int) -> None:
         """Publish joint states and object poses for the frame with the same stamp."""
@@ -236,7 +236,7 @@ class SimNode:
         Raises:
             VlaRosError: It ended, or was not ready in time; the message names the missing topics.
         """
-        needed = [IMAGE_TOPIC, JOINT_TOPIC, INSTRUCTION_TOPIC]
+        needed = [IMAGE_TOPIC, *self._joint_topics, INSTRUCTION_TOPIC]
 
         def missing() -> list[str]:
             topics = [topic for topic in needed if self._publishers[topic].get_subscription_count() == 0]
