@@ -1,8 +1,8 @@
 """Measures inference time against plain PyTorch and against the machine's own limits.
 
-It is compared, over the same weights and images and in the same run, with transformers' eager generate and with a
-static KV cache under torch.compile with CUDA graphs. --model tiny needs no checkpoint and runs on a CPU in under a
-minute; it only shows that everything works.
+The baselines, over the same weights and images in the same run, are transformers' eager generate and a static KV
+cache under torch.compile with CUDA graphs. --model tiny needs no checkpoint and runs on a CPU in under a minute; it
+only shows that everything works.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _METADATA = "metadata.yaml"
 
 
 def find_bags(paths: Sequence[Path]) -> list[Path]:
-    """Finds the bags in ``paths``: storage files, bag folders, and folders of these, sorted by name.
+    """Finds all bags in ``paths``: storage files, bag folders, and folders of these, sorted by name.
 
     Raises:
         BagError: A path is missing or holds no bag.
@@ -56,13 +56,10 @@ def _natural(path: Path) -> list[Any]:
 
 
 class Bag:
-    """One open bag. A context manager.
-
-    Attributes:
-        path: The folder or file.
+    """One open bag, a folder or a file. A context manager.
 
     Raises:
-        BagError: Nothing of it can be read.
+        BagError: Nothing in it can be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,17 +100,14 @@ class Bag:
 
     @property
     def empty(self) -> frozenset[str]:
-        """Topics without a message by metadata.yaml; a recorder lists everything it subscribed to."""
+        """Topics without messages according to metadata.yaml; recorders list everything they subscribed to."""
         counts = self._information.get("topics_with_message_count") or ()
         return frozenset(str(item["topic_metadata"]["name"]) for item in counts if not int(item["message_count"]))
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
-        """Messages of ``topics`` received at or after ``start``, in order of time; split files follow each other.
+        """Messages of ``topics`` received at or after ``start`` (nanoseconds), in order of time.
 
-        Args:
-            topics: Names of the topics.
-            start: Nanoseconds.
-            verify: Check checksums if the format has them.
+        Split files follow each other. ``verify`` checks the checksums if the format has any.
         """
         for storage in self._storages:
             for record in storage.records(topics, start, verify=verify):
@@ -123,7 +117,7 @@ class Bag:
                     yield whole
 
     def _decompressed(self, record: Record) -> Record | None:
-        """A message that was compressed by itself; None if it is damaged."""
+        """Decompresses a message that was compressed individually; None if it is damaged."""
         try:
             return record._replace(data=decompress(record.data, "zstd"))
         except BagError as error:
@@ -136,7 +130,7 @@ class Bag:
             self._losses.append(loss)
 
     def _read_metadata(self) -> dict[str, Any]:
-        """Content of metadata.yaml; the storage files are read without it if it is missing or damaged."""
+        """Reads metadata.yaml; if it is missing or damaged, the storage files are read without it."""
         try:
             text = (self.path / _METADATA).read_text(encoding="utf-8")
             found: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]

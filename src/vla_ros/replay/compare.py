@@ -38,7 +38,7 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
 
 
 class Row(NamedTuple):
-    """One figure of both results; None where a file has none.
+    """One figure of both results; None if a file lacks it.
 
     ``better`` is ``A``, ``B`` or "" without preference; ``clear`` is True if the intervals do not overlap.
     """
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the comparison.
 
     Raises:
-        VlaRosError: A file is missing or is no replay result.
+        VlaRosError: A file is missing or not a replay result.
     """
     first, second = read(arguments.first), read(arguments.second)
     rows, options = list(compare(first, second)), differing_options(first, second)
@@ -91,7 +91,7 @@ def read(path: Path) -> dict[str, Any]:
     """Reads a replay result.
 
     Raises:
-        VlaRosError: The file is missing, is no JSON, or is of another kind.
+        VlaRosError: The file is missing, not JSON, or not a replay result.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

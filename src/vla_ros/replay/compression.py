@@ -1,4 +1,4 @@
-"""Decompression that never returns more than was announced, so that no bag can exhaust the memory."""
+"""Decompression bounded by the announced size, so that no bag can exhaust the memory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,13 @@ def _zstd() -> Any:
 
 
 def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, partial: bool = False) -> bytes:
-    """Decompresses one zstd or lz4 frame.
+    """Decompresses one frame of ``kind`` ``zstd`` or ``lz4``.
 
-    Args:
-        data: One frame.
-        kind: ``zstd`` or ``lz4``.
-        size: Exact size of the result; None if the format does not store it.
-        partial: Accept a frame that is cut off and return what is there.
+    ``size`` is the exact size of the result if the format stores it. ``partial`` accepts a truncated frame and
+    returns its beginning.
 
     Raises:
-        BagError: Another compression, damaged data, another size than announced, or more than :data:`MAX_CHUNK`.
+        BagError: Unknown compression, damaged data, a size other than announced, or more than :data:`MAX_CHUNK`.
     """
     limit = MAX_CHUNK if size is None else size
     if limit > MAX_CHUNK:
@@ -72,7 +69,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
 
 
 def expand_file(source: Path, target: Path) -> str:
-    """Decompresses a ``.zstd`` file block by block, as far as it is sound; returns the problem or ""."""
+    """Decompresses a ``.zstd`` file block by block up to the first damage; returns the problem or ""."""
     zstd = _zstd()
     written, limit = 0, max(MAX_CHUNK, MAX_RATIO * source.stat().st_size)
     with target.open("wb") as out, source.open("rb") as raw, zstd.open(raw, "rb") as stream:

@@ -1,4 +1,4 @@
-"""The live node's control loop, fed with a recording on a simulated clock: as it would have run on this machine."""
+"""Runs the live node's control loop over a recording on a simulated clock, as it would run on this machine."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class LiveRun:
 
 
 def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:
-    """Events for each table of a feed: ``receive`` is called with each message."""
+    """Events that pass each message of a feed to ``receive``, one iterator per table."""
 
     def events(table: Table) -> Iterator[Event]:
         for row in range(max(table.newest(begin - _BEFORE), 0), len(table.times)):

@@ -1,4 +1,4 @@
-"""Reads MCAP files, unfinished and damaged ones too: every whole record is found, whatever the index says.
+"""Reads MCAP files, including unfinished and damaged ones: finds every whole record without the index.
 
 The layout is that of the MCAP specification, version 0. The file is walked record by record from its start, so a
 recorder that lost power costs only its last records. Uncompressed messages are views of the mapped file: an image
@@ -54,7 +54,7 @@ class McapFile:
         losses: What could not be read so far; grows while reading.
 
     Raises:
-        BagError: It is no MCAP file.
+        BagError: It is not an MCAP file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class McapFile:
         return dict(self._channels.values())
 
     def close(self) -> None:
-        """Forget the file; it is unmapped together with the last view of it."""
+        """Release the file; it is unmapped when the last view of it is gone."""
         self._chunks = []
 
     def records(self, topics: Collection[str], start: int = 0, *, verify: bool = True) -> Iterator[Record]:
@@ -147,14 +147,14 @@ class McapFile:
         )
 
     def _after_damage(self, at: int, kind: int) -> int:
-        """Report the damage at ``at``; returns where the walk goes on, or the end of the file."""
+        """Report the damage at ``at``; returns where to continue, or the end of the file."""
         onward = min((offset for offset in self._indexed() if offset > at), default=len(self._bytes))
         what = f"record of unknown kind {kind}" if kind not in _KNOWN else f"record (kind {kind}) that is cut off"
         self._lose(f"byte {at}", f"a {what}; {onward - at} bytes are lost")
         return onward
 
     def _indexed(self) -> Iterator[int]:
-        """Offsets of the chunks in the summary at the end; none without a sound summary."""
+        """Offsets of the chunks from the summary at the end, if it is intact."""
         foot = len(self._bytes) - len(MAGIC) - 20 - _HEAD.size
         if foot < len(MAGIC) or bytes(self._bytes[-8:]) != MAGIC:
             return
@@ -180,7 +180,7 @@ class McapFile:
         return run
 
     def _add_chunk(self, body: int, end: int, whole: bool) -> bool:
-        """Remember a chunk; False if its head makes no sense."""
+        """Remember a chunk; False if its header is invalid."""
         try:
             start, last, size, crc = _CHUNK_HEAD.unpack_from(self._bytes, body)
             compression, at = _text(self._bytes, body + _CHUNK_HEAD.size)
@@ -198,7 +198,7 @@ class McapFile:
         return True
 
     def _define(self, kind: int, body: memoryview) -> None:
-        """Take in a schema or a channel; a damaged one is left out together with its messages."""
+        """Register a schema or a channel; a damaged one is skipped together with its messages."""
         try:
             if kind == _SCHEMA:
                 self._schemas[struct.unpack_from("<H", body)[0]] = _text(body, 2)[0]
@@ -238,14 +238,14 @@ class McapFile:
             at = end
 
     def _release(self, passed: int = _RESIDENT_BYTES) -> None:
-        """Give mapped pages back once enough bytes have been passed; a view still in use reads them again."""
+        """Release mapped pages after every 64 MiB; a view still in use reads them again."""
         self._passed += passed
         if self._passed >= _RESIDENT_BYTES:
             self._passed = 0
             self._advise("MADV_DONTNEED")
 
     def _advise(self, name: str) -> None:
-        """Tell the kernel how the file will be read, on systems that take such advice."""
+        """Tell the kernel how the file will be read, if the system supports it."""
         if hasattr(mmap, name):
             self._map.madvise(getattr(mmap, name))
 
@@ -255,5 +255,5 @@ def _text(data: memoryview, at: int) -> tuple[str, int]:
     length = struct.unpack_from("<I", data, at)[0]
     end = at + 4 + length
     if end > len(data):
-        raise BagError("a text that is longer than its record")
+        raise BagError("a string is longer than its record")
     return bytes(data[at + 4 : end]).decode("utf-8", errors="replace"), end

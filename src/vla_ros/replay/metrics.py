@@ -2,7 +2,7 @@
 
 ``predicted`` and ``recorded`` are float64 [M, D], one row per compared frame, in the action's own units. A recorded
 number that is unknown is NaN and is left out of its dimension's figures; a figure without data is NaN. ``episodes``
-is int64 [M], ascending: nothing is differenced across episodes.
+is int64 [M], ascending: differences never span two episodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vla_ros.config import GripperConfig
 from vla_ros.types import FloatArray, IntArray
 
 EDGE = 2 / 510 * 1.01
-"""An OpenVLA action at the first or last bin centre lies 1/255 from the border of [-1, 1] and counts as at it."""
+"""The first and last bin centres of OpenVLA, 1/255 from the border of [-1, 1], count as being at the border."""
 
 STILL_SHARE = 0.05
 """A recorded translation below this share of the recording's 95th percentile has no direction worth comparing."""
@@ -61,7 +61,7 @@ def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
 
 
 def still_threshold(recorded: FloatArray) -> float:
-    """Length below which a recorded translation [M, 3] counts as standing still."""
+    """Length below which a recorded translation counts as standing still, from all of them [M, 3]."""
     lengths = np.linalg.norm(recorded, axis=1)
     lengths = lengths[np.isfinite(lengths)]
     return max(STILL_SHARE * float(np.percentile(lengths, 95)), 1e-12) if lengths.size else 1e-12
@@ -89,7 +89,7 @@ def is_closed(values: FloatArray, gripper: GripperConfig) -> FloatArray:
 
 
 def f1(true_positive: float, false_positive: float, false_negative: float) -> float:
-    """F1 from counts; NaN if there is nothing to find and nothing was found."""
+    """F1 score from counts; NaN if all are zero."""
     total = 2 * true_positive + false_positive + false_negative
     return 2 * true_positive / total if total else float("nan")
 
@@ -154,7 +154,7 @@ def match_events(
 
 
 def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:
-    """Where a normalised action, nominally in [-1, 1], lies in its outermost bin or beyond."""
+    """True for normalised numbers in the outermost bin of [-1, 1] or beyond."""
     return np.greater_equal(np.abs(normalized), 1 - EDGE, dtype=np.bool_)
 
 
@@ -173,7 +173,7 @@ def jerk(motion: FloatArray, times: FloatArray, episodes: IntArray, order: int =
 
 
 def idle_share(translation: FloatArray, threshold: float) -> float:
-    """Share of steps [M, 3] that are shorter than ``threshold``."""
+    """Share of translations [M, 3] shorter than ``threshold``."""
     lengths = np.linalg.norm(translation, axis=1)
     return float(mean(np.where(np.isfinite(lengths), lengths <= threshold, np.nan), axis=None))
 

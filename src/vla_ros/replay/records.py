@@ -1,4 +1,4 @@
-"""Messages of a bag, and an account of what could not be read."""
+"""Messages of a bag, and what of it could not be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vla_ros.errors import VlaRosError
 
 
 class BagError(VlaRosError):
-    """A bag cannot be read at all or holds nothing usable; the text says why."""
+    """A bag cannot be read or contains nothing usable."""
 
 
 class Record(NamedTuple):

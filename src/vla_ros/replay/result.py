@@ -25,7 +25,7 @@ from vla_ros.report.versions import versions
 
 @dataclass(frozen=True)
 class Result:
-    """Figures and everything from which a report is made.
+    """Figures, and everything else that the report shows.
 
     Attributes:
         figures: Content of the JSON file; NaN for figures that do not exist.

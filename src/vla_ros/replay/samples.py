@@ -1,4 +1,4 @@
-"""The answered frames of a bag as arrays: in memory, on disk for an interrupted run, and joined."""
+"""Results of the played frames as arrays; stored on disk so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_ros.types import FloatArray, IntArray
 
 @dataclass
 class Samples:
-    """Everything about the frames of one bag, or of several joined: F answered frames, D numbers in an action.
+    """Results of one bag or of several joined, for F answered frames and actions of D numbers.
 
     Attributes:
         bag: Path of the bag.
@@ -37,13 +37,13 @@ class Samples:
         instructions: One per episode.
         rule: How recorded actions were paired with frames, a key of ``truth.RULES``.
         problem: Why nothing can be compared, or "".
-        received: Frames of the first camera.
-        skipped: Frames that arrived while the policy was busy, or were left out by ``--every``.
-        dropped: Frames that could not be used, by reason.
+        received: Number of frames of the first camera.
+        skipped: Frames that arrived while the policy was busy, or were skipped by ``--every``.
+        dropped: Unusable frames, by reason.
         refused: Commands that were refused, by reason.
         limited: How often each limit shortened a command.
-        notes: What was left out of other topics.
-        losses: What of the bag could not be read.
+        notes: Ignored messages of other topics.
+        losses: Unreadable parts of the bag.
         topics: Role to topic.
         images: Images that were prepared on the host.
         wall_s: Duration in seconds.
@@ -149,7 +149,7 @@ def load(path: Path) -> Samples:
 def resumed(first: Samples, rest: Samples) -> Samples:
     """Joins two parts of one bag: ``rest`` continues where ``first`` was interrupted.
 
-    Each was paired with recorded actions by itself, so only the frame at the seam can lack its own.
+    Both were paired with recorded actions separately, so only the frame at the seam can lack one.
     """
     if not len(first.times):
         return rest
@@ -162,7 +162,7 @@ def resumed(first: Samples, rest: Samples) -> Samples:
 
 
 def gather(bags: Sequence[Samples]) -> Samples:
-    """Joins all bags: times follow each other a second apart, and episodes are numbered throughout."""
+    """Joins all bags one second apart and numbers their episodes consecutively."""
     parts, episode, origin = [], 0, 0
     for bag in bags:
         times = bag.times - bag.times[:1] + origin

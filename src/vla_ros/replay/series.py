@@ -1,4 +1,4 @@
-"""The small topics of a bag as arrays: joint states, commands, actions, instructions."""
+"""Reads joint states, commands, actions and instructions of a bag into arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Feed:
-    """A topic whose messages may name different joints: several publishers, or objects that come and go.
+    """A topic whose messages may name different joints, because of several publishers or changing objects.
 
     There is a table per set of names, the one with the most messages first.
     """
@@ -60,7 +60,7 @@ class Feed:
         return self.tables[0]
 
     def newest(self, time: int) -> JointState | None:
-        """The newest message at ``time``, as the live node would have it; None before the first."""
+        """The newest message at ``time``, as in the live node; None before the first."""
         found = [(table, row) for table in reversed(self.tables) if (row := table.newest(time)) >= 0]
         if not found:
             return None
@@ -72,13 +72,13 @@ class Feed:
         return (self.from_stamp(stamp) if stamp else None) or self.newest(time)
 
     def from_stamp(self, stamp: int) -> JointState | None:
-        """The first message whose header is at least as new as ``stamp`` (lockstep); None if there is none."""
+        """The first message with a header stamp of at least ``stamp`` (lockstep), or None."""
         rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables]
         found = [table.joint_state(row) for table, row in rows if row < len(table.stamps)]
         return min(found, key=lambda state: state.stamp, default=None)
 
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
-        """The message whose header is nearest to ``stamp``, of those received until ``now``; None if too far."""
+        """The message received until ``now`` with the nearest header stamp within ``tolerance``, or None."""
         near = []
         for table in self.tables:
             received = table.newest(now) + 1
@@ -91,8 +91,9 @@ class Feed:
 def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
     """Merges joint states of several publishers as the live node does (``control.joints``).
 
-    The result has one row per message with news. ``feed`` itself is returned if one publisher has all ``needed``
-    joints, or if these are never known together within ``timeout`` seconds: a later error names what is missing.
+    The result has one row per message that changes the merged state. ``feed`` itself is returned if one publisher
+    has all ``needed`` joints, or if they are never known within ``timeout`` seconds of each other: a later error
+    names the missing ones.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
         return feed
@@ -143,7 +144,7 @@ class _Collector:
         self._columns: dict[tuple[str, ...], tuple[array[int], array[int], array[float]]] = {}
 
     def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
-        """False for an unusable message: no names, or not one number for each."""
+        """Adds a message; False if it has no names or not one number per name."""
         if not names or len(values) != len(names):
             return False
         times, stamps, numbers = self._columns.setdefault(names, (array("q"), array("q"), array("d")))

@@ -26,11 +26,11 @@ RESAMPLES = 2000
 def baselines(
     recorded: FloatArray, episodes: IntArray, gripper_index: int | None, open_value: float
 ) -> dict[str, FloatArray]:
-    """Actions [M, D] of three baselines that do not look at the image.
+    """Actions [M, D] of three baselines that ignore the image.
 
     ``zero`` never moves and keeps the gripper open. ``hold_last`` repeats the action that was recorded one step
-    earlier (``zero`` at the start of an episode): it gets each recorded action one step late,
-    which a policy never does. ``mean_action`` is the mean recorded action.
+    earlier (``zero`` at the start of an episode), which no policy is given. ``mean_action`` is the mean recorded
+    action.
     """
     zero = np.zeros_like(recorded)
     if gripper_index is not None:

@@ -1,4 +1,4 @@
-"""Reads SQLite bags (``.db3``) of every distribution, damaged ones too.
+"""Reads SQLite bags (``.db3``) of every distribution, including damaged ones.
 
 The tables are those of rosbag2_storage_sqlite3: ``topics(id, name, type, serialization_format, ...)`` and
 ``messages(id, topic_id, timestamp, data)``.
@@ -28,7 +28,7 @@ class SqliteFile:
         losses: What could not be read so far; grows while reading.
 
     Raises:
-        BagError: It is no SQLite bag, or its list of topics cannot be read.
+        BagError: It is not a SQLite bag, or its list of topics cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class SqliteFile:
             yield from self._salvage(wanted, last, seen, str(error))
 
     def _salvage(self, wanted: dict[int, str], last: int, seen: set[int], why: str) -> Iterator[Record]:
-        """Rows of a damaged file one by one, from the time ``last`` on, without those in ``seen``."""
+        """Reads the rows of a damaged file one by one, from the time ``last`` on, except those in ``seen``."""
         row = missing = first_lost = 0
         while missing < _GIVE_UP:
             row += 1
@@ -97,7 +97,7 @@ class SqliteFile:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, str]]]:
-    """Open read-only and list the topics; in a folder without write access, without the write-ahead log."""
+    """Opens the file read-only and lists its topics; skips the write-ahead log in a read-only folder."""
     problem: sqlite3.Error | None = None
     for mode in ("mode=ro", "immutable=1"):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, check_same_thread=False)
@@ -117,7 +117,7 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, 
 
 
 def _missing_bytes(path: Path) -> int:
-    """By how much the file is shorter than its header says (SQLite file format, section 1.3); 0 for sound files."""
+    """How many bytes are missing according to the header (SQLite file format, section 1.3); 0 for intact files."""
     with path.open("rb") as file:
         head = file.read(100).ljust(100, b"\0")
     size = path.stat().st_size

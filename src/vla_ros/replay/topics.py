@@ -1,4 +1,4 @@
-"""Roles of a bag's topics: found by type and name; where several fit, a person is asked or the bag is refused."""
+"""Finds the topic for each role by type and name; if several fit, asks a person or refuses the bag."""
 
 from __future__ import annotations
 

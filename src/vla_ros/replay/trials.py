@@ -1,7 +1,7 @@
 """Repeats a few frames with another orientation, colour order, crop or statistics, to explain bad results.
 
-If predicted and recorded actions disagree, the usual causes are few, and each can simply be tried. A change is
-named only if it is far better on the same frames, so that chance does not name one.
+The usual causes of disagreement are few, so each is tried. A change is reported only if it is far better on the
+same frames, which rules out chance.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> b
 
 
 def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: FloatArray) -> Trial:
-    """Judges the actions that a change gives for the frames ``rows``."""
+    """Judges the actions that result from a change for the frames ``rows``."""
     frames, columns = result.frames, skill.columns_of(result.spec)
     recorded = frames.recorded[rows]
     mean = np.nan_to_num(metrics.mean(frames.recorded[frames.compared]))
@@ -145,7 +145,7 @@ def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: Floa
 
 
 def _statistics(result: Result, policy: Policy) -> list[Trial]:
-    """The same actions un-normalised with the checkpoint's other statistics; costs no inference."""
+    """Un-normalises the same actions with the checkpoint's other statistics, without another inference."""
     rows = result.frames.compared
     rows = rows[np.isfinite(result.frames.normalized[rows]).all(axis=1)]
     if not rows.size:
@@ -160,7 +160,7 @@ def _statistics(result: Result, policy: Policy) -> list[Trial]:
 
 
 def _settings(result: Result, policy: Policy) -> list[Trial]:
-    """The policy's actions for a few frames under each change."""
+    """Tries each change of the camera's settings on a few frames."""
     if not result.figures["frames"]["images_prepared"]:
         return []
     chosen, offset = _chosen(result), 0

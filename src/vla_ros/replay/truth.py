@@ -1,4 +1,4 @@
-"""Recorded actions in the policy's own numbers, and which of them belongs to which frame.
+"""Converts recorded actions into the policy's numbers and pairs them with frames.
 
 docs/replay.md ("Recorded actions") has the rules, :data:`RULES` names them.
 """
@@ -122,7 +122,7 @@ def align(
 def _paired(
     frame_times: IntArray, frame_stamps: IntArray, recording: Recording, selection: Selection, tolerance: int
 ) -> tuple[str, IntArray, Table]:
-    """The rule, the frames to which it gives a message, and these messages."""
+    """The rule, the frames that have a recorded message, and these messages."""
     if recording.truth is None:
         raise BagError(f"{selection.truth} holds no message that can be used")
     table = recording.truth.main

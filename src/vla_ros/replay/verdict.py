@@ -1,7 +1,7 @@
-"""The verdict on the figures, with reasons: the sentences at the top of the report.
+"""The verdict on the figures and its reasons, shown at the top of the report.
 
-The rules look for failures that are silent on a robot: an image upside down, another dataset's statistics, an
-inverted gripper, a model that does not see. Each reason says what to check.
+The rules look for silent failures: an image upside down, statistics of another dataset, an inverted gripper, a
+model that does not get the image. Each reason says what to check.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Frames without an action."""
+    """Reasons why frames have no action."""
     frames = figures["frames"]
     if not frames["received"]:
         cameras = ", ".join(sorted({bag["topics"]["camera"] for bag in figures["bags"]}))
@@ -122,7 +122,7 @@ def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
-    """What is wrong with the actions."""
+    """Reasons why the actions are wrong."""
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
         yield (
@@ -165,7 +165,7 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
 
 
 def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
-    """Motions that are all too large or too small: another dataset's statistics or unit."""
+    """Detects motions that are too large or too small throughout: statistics or units of another dataset."""
     cosine = figures["direction_cosine"]
     if math.isnan(cosine):
         return
@@ -226,7 +226,7 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Actions that go on as before where the recorded motion turns: an average must not hide them."""
+    """Detects actions that continue straight on where the recorded motion turns, which averages hide."""
     turns = figures["turns"]
     if not turns or turns["count"] < _ENOUGH_TURNS or figures["direction_cosine"] < WEAK_COSINE:
         return

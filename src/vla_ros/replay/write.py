@@ -1,4 +1,4 @@
-"""Predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler, with the recording's own times."""
+"""Writes predicted and recorded actions as a bag for Foxglove, RViz or PlotJuggler, with the recording's times."""
 
 from __future__ import annotations
 
