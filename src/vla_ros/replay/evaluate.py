@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vla_ros.config import Config, flatten
+from vla_ros.config import Config, build, flatten
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, create
@@ -32,7 +32,7 @@ def no_progress(bag: str, frames: int) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """One bag, how to play it, and the folder of partial results; sent to other processes."""
+    """One bag, how to play it, and the folder of partial results."""
 
     path: Path
     config: Config
@@ -92,8 +92,9 @@ def _play_in_parallel(jobs: Sequence[Job], workers: int, progress: BagProgress) 
     context = multiprocessing.get_context("spawn")
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+        flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
         try:
-            for job, outcome in zip(jobs, pool.map(_play_here, jobs), strict=True):
+            for job, outcome in zip(jobs, pool.map(_play_here, flat), strict=True):
                 outcomes.append(outcome)
                 if outcome.samples is not None:
                     progress(job.path.name, len(outcome.samples.times))
@@ -103,15 +104,18 @@ def _play_in_parallel(jobs: Sequence[Job], workers: int, progress: BagProgress) 
 
 
 @functools.cache
-def _policy(config: Config) -> Policy:
-    """The worker's policy, which stays for the next job."""
+def _load(flat: str) -> tuple[Config, Policy]:
+    """The options from JSON and the worker's policy, which are kept for the next job."""
+    config = build(json.loads(flat))
     policy = create(config)
     policy.load()
-    return policy
+    return config, policy
 
 
-def _play_here(job: Job) -> Outcome:
-    return play(job, lambda: _policy(job.config))
+def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
+    path, flat, options, partial = job
+    config, policy = _load(flat)
+    return play(Job(path, config, options, partial), lambda: policy)
 
 
 def play(
