@@ -188,8 +188,9 @@ def test_another_is_noticed_and_named(
     robot.wait(lambda: words.named(reason), reason)
     assert words.named(reason) - began < NOTICED
     robot.wait(lambda: f"{reason} ({text}" in words.diagnostics, "the diagnostics")
-    # Fast DDS may tell of a publisher before its node; who commands is then logged once the name is known.
-    node.wait_for(f"{reason}: {text}" if what == "command" else f"({reason}: ")
+    # Fast DDS may tell of a publisher before its node. A second commander stops the arm at once and is named on the
+    # next line; a second source is named on the first.
+    node.wait_for(f"{reason}: {text}" if what == "command" else f"({reason}: {text}")
     told = robot.commands[-1][0]
     robot.wait(lambda: time.monotonic() > told + 1.0, "a second")
     assert all(abs(p - h) < 0.02 for _, m in robot.commands for p, h in zip(m.position, robot.home, strict=False))
