@@ -261,7 +261,7 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
     elif shutil.which("iox-roudi", path=variables.get("PATH")) is None:
         yield Problem("iox-roudi is not installed", f"sudo apt-get install ros-{distribution.name}-iceoryx-posh")
     else:
-        yield Problem("RouDi is not running: every process waits for it", "iox-roudi -c roudi.toml")
+        yield Problem("RouDi is not running: every process waits for it", "iox-roudi -m off -c roudi.toml")
 
 
 def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -> Problem | None:

@@ -27,7 +27,9 @@ ROUDI_WAIT = 60.0
 ROUDI_ANSWER = 15.0
 """Seconds for a RouDi that runs to answer; usually some milliseconds."""
 
-ROUDI_MISSING = "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -c roudi.toml"
+ROUDI_MISSING = (
+    "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -m off -c roudi.toml"
+)
 
 ROUDI_GONE = (
     "RouDi has ended or was started anew: no process that starts from now on can reach this one, not even to stop "
