@@ -117,14 +117,13 @@ class StateReader:
         return vector
 
 
-def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str], topic: str) -> StateReader:
+def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
     """How the robot provides a state vector.
 
     Args:
         feature: What the policy needs.
         arms: Name to arm.
         feeds: Name to topic (``robot.state_topics``).
-        topic: Of the joint states.
 
     Raises:
         ConfigError: Nothing provides one of its parts, or their numbers are not those that the policy expects.
@@ -136,7 +135,7 @@ def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[st
             f"features.state: found nothing for the policy's {where}{size}; name its parts, for example "
             f'"{feature.key} = arm.joint_position + arm.gripper"'
         )
-    readers = tuple(_bind(part, arms, feeds, topic, where) for part in feature.parts)
+    readers = tuple(_bind(part, arms, feeds, where) for part in feature.parts)
     total = sum(one.size for one in readers)
     if feature.size and all(one.size for one in readers) and total != feature.size:
         parts = " + ".join(f"{one.part} ({one.size})" for one in readers)
@@ -146,7 +145,7 @@ def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[st
     return StateReader(feature, readers)
 
 
-def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], topic: str, where: str) -> PartReader:
+def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], where: str) -> PartReader:
     if part.quantity == UNUSED:
         return PartReader(part, part.count, "zeros", lambda measured: (np.zeros(part.count), 0))
     if part.quantity == FEED:
@@ -160,9 +159,9 @@ def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], topic: 
     if arm is None:
         raise ConfigError(f"robot.arms: {where} needs {part}, and the robot has the arms {', '.join(arms)}")
     read, names = _READERS[part.quantity](part, arm, f"{where} needs {part}")
-    source = f"{topic}: {', '.join(names)}"
+    source = f"{arm.config.joint_states}: {', '.join(names)}"
     if part.quantity.startswith("tip_") and arm.kinematics is not None:
-        source = f"{topic}: {arm.kinematics.tip_frame} in {arm.kinematics.base_frame}"
+        source = f"{arm.config.joint_states}: {arm.kinematics.tip_frame} in {arm.kinematics.base_frame}"
     return PartReader(part, part.size(len(arm.joints), len(arm.fingers)), source, read)
 
 

@@ -94,6 +94,7 @@ class PolicyNode:
             stepper.close()
             raise
         self._logger.info(self._summary())
+        self._logger.info(f"features:\n{stepper.binding.table()}")
         unused = unused_gripper(self.config, stepper.spec)
         if unused:
             self._logger.warning(unused)

@@ -65,8 +65,12 @@ def declare(node: Any) -> Config:
     """
     given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
     deciding = ("policy.name", "preset", "robot.arms")  # which parameters there are, and their defaults
-    base = build({name: _plain(given[name].value) for name in deciding if name in given})
-    known, defaults = entries(base), flatten(base)
+    chosen = {name: _plain(override.value) for name, override in given.items()}
+    base = build({name: chosen[name] for name in deciding if chosen.get(name)})
+    # To rclpy an empty list has no type, and so no value.
+    lists = [name for name, entry in entries(base).items() if entry.is_list]
+    empty: dict[str, Any] = {name: [] for name in lists if name in chosen and not chosen[name]}
+    known, defaults = entries(base), {**flatten(base), **empty}
     problems = _unknown(given, base, node.get_logger().warning)
     problems += filter(None, [_declare_one(node, entry, defaults[name]) for name, entry in known.items()])
     if problems:

@@ -26,7 +26,8 @@ from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.graph.node import Logger
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.policies.base import Policy, Progress
+from vla_ros.node.stepper import Stepper
+from vla_ros.policies.base import Policy, Progress, create
 
 NODE_NAME = "vla_policy"
 
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros run``."""
     add_config_arguments(parser)
     parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames come (control.armed)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what feeds and what moves what, and end; nothing is loaded"
+    )
     parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
     parser.add_argument(
         "--ros-args",
@@ -54,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     files = [*arguments.config, *map(Path, ros.files)]
     name = ros.node_name(NODE_NAME)
     config = load(files, assignments, f"{ros.namespace('/', NODE_NAME).rstrip('/')}/{name}")
+    if arguments.dry_run:
+        policy = create(config)
+        stepper = Stepper(config, policy)
+        stepper.fit(policy.describe())
+        print(stepper.binding.table())
+        return 0
     return serve(config, ros_args, stats=arguments.stats)
 
 

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.contract.binding import bind, make_arms
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.contract.state import Arm, Measured, StateError, bind_state
+from vla_ros.contract.state import Measured, StateError
 from vla_ros.control.command import Command
 from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.schedule import ChunkSchedule
-from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation, RawImage
@@ -88,21 +89,17 @@ class Stepper:
             ConfigError: Policy, robot and options do not belong together.
         """
         self._session = self._policy.start_session()
-        spec = self._policy.spec
-        needed = [image.key for image in spec.images if image.required]
-        unknown = [key for key in needed if key not in self._config.camera.keys]
-        if unknown:
-            raise ConfigError(
-                f"camera.keys: the policy needs images {needed}, and the cameras give "
-                f"{list(self._config.camera.keys)}; set camera.topics and camera.keys"
-            )
+        self.fit(self._policy.spec)
+
+    def fit(self, spec: PolicySpec) -> None:
+        """Decide what feeds and moves what, for a policy that says this of itself; it need not be loaded.
+
+        Raises:
+            ConfigError: Policy, robot and options do not belong together.
+        """
+        self.binding = bind(spec, self._config, make_arms(self._config))
+        spec = self.binding.spec
         self._preprocessor = Preprocessor(self._config.camera, spec)
-        keys = self._config.camera.keys
-        self._cameras = {key: keys.index(key) for key in spec.image_keys if key in keys}
-        feeds = dict(feed.split("=", 1) for feed in self._config.robot.state_topics)
-        arms = {one.name: Arm(one, self._kinematics) for one in self._config.arms}
-        topic = self._config.topics.joint_states
-        self._states = tuple(bind_state(feature, arms, feeds, topic) for feature in spec.state)
         self.controller = Controller(self._config, spec, self._kinematics)
         binary = self._config.gripper.mode == "binary"
         self.schedule = ChunkSchedule.from_config(self._config.control, spec, binary)
@@ -114,8 +111,8 @@ class Stepper:
 
     @property
     def spec(self) -> PolicySpec:
-        """What the policy expects and returns."""
-        return self._policy.spec
+        """What the policy expects and returns; valid after :meth:`load`."""
+        return self.binding.spec
 
     @property
     def wants_frame(self) -> bool:
@@ -173,7 +170,7 @@ class Stepper:
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
         raw: dict[str, RawImage] = {}
-        for key, index in self._cameras.items():
+        for key, index in self.binding.cameras.items():
             data = frames[index]
             if data is None:
                 raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topics[index]}")
@@ -188,7 +185,7 @@ class Stepper:
     def _state(self, inputs: Snapshot, stamp: int) -> dict[str, FloatArray]:
         measured, max_age = Measured(inputs.joints, inputs.state), self._config.timeouts.joint_state_age
         try:
-            return {one.feature.key: one.read(measured, stamp, max_age) for one in self._states}
+            return {one.feature.key: one.read(measured, stamp, max_age) for one in self.binding.states}
         except StateError as error:
             raise Refused(Reason.INPUT_MISSING, str(error)) from None
 

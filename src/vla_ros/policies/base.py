@@ -62,6 +62,14 @@ class Policy(ABC):
         """
         progress(1.0, f"{type(self).__name__}: nothing to load")
 
+    def describe(self) -> PolicySpec:
+        """Inputs and outputs as far as they are known without weights or a device; for ``vla-ros run --dry-run``.
+
+        Raises:
+            VlaRosError: What says so, such as the checkpoint's ``config.json``, is missing or wrong.
+        """
+        return self.spec
+
     def start_session(self) -> Session:
         """Start a session for one robot at the beginning of an episode. Called after :meth:`load`."""
         return Session()

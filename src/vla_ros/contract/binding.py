@@ -1,0 +1,232 @@
+"""What feeds each of a policy's features, and what each number of its answer moves: decided once, at start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vla_ros.config import ArmConfig, Config
+from vla_ros.contract.features import complete
+from vla_ros.contract.parts import MOTIONS, UNUSED, Part
+from vla_ros.contract.spec import NOW, ImageFeature, Moment, PolicySpec
+from vla_ros.contract.state import Arm, StateReader, bind_state
+from vla_ros.errors import ConfigError
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A policy on a robot.
+
+    Attributes:
+        spec: The policy's, with all that its checkpoint leaves open.
+        cameras: Image key to position in ``camera.topics``, in the policy's order; optional images may lack.
+        states: Readers of the state vectors, in the policy's order.
+        columns: Every part of the action with its columns.
+        rows: What :meth:`table` prints: feature, part, numbers, source or target.
+    """
+
+    spec: PolicySpec
+    cameras: Mapping[str, int]
+    states: tuple[StateReader, ...]
+    columns: tuple[tuple[Part, slice], ...]
+    rows: tuple[tuple[str, str, str, str], ...]
+
+    def table(self) -> str:
+        """What feeds what, for people."""
+        rows = (("feature", "what", "size", "from or to"), *self.rows)
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])).rstrip()
+            for row in rows
+        )
+
+
+def make_arms(config: Config) -> dict[str, Arm]:
+    """The arms of the robot by name, with their kinematics where they have a URDF.
+
+    Raises:
+        ConfigError: A URDF, a joint or a frame does not exist.
+    """
+    return {one.name: Arm(one, _kinematics(one, len(config.arms) > 1)) for one in config.arms}
+
+
+def _kinematics(arm: ArmConfig, named: bool) -> Kinematics | None:
+    robot = arm.robot
+    if not robot.urdf:
+        return None
+    try:
+        return Kinematics.from_urdf(robot.urdf, robot.joint_names, robot.base_frame, robot.tip_frame)
+    except ConfigError as error:
+        raise ConfigError(f"arm '{arm.name}': {error}" if named else str(error)) from None
+
+
+def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
+    """Decide what feeds what.
+
+    Args:
+        spec: What the policy says of itself.
+        config: The whole tree.
+        arms: From :func:`make_arms`.
+
+    Raises:
+        ConfigError: A feature that nobody provides, two that claim one thing, lengths that differ, a unit that does
+            not fit; both sides are named.
+    """
+    try:
+        return _bind(spec, config, arms)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (preset: {config.preset})" if config.preset else str(error)) from None
+
+
+def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
+    spec = complete(spec, config)
+    feeds = {feed.key: feed.topic for feed in config.robot.feeds}
+    _check_joints(arms)
+    cameras = _cameras(spec, config)
+    states = tuple(bind_state(feature, arms, feeds) for feature in spec.state)
+    counts = {name: len(arm.joints) for name, arm in arms.items()}
+    if not spec.dimension:
+        spec = replace(spec, dimension=sum(part.size(counts.get(part.arm, 0)) for part in spec.action))
+    _check_action(spec, arms)
+    columns = spec.columns(counts)
+    rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *_action_rows(columns, arms, config))
+    return Binding(spec, cameras, states, columns, rows)
+
+
+def _check_joints(arms: Mapping[str, Arm]) -> None:
+    """No joint belongs to two arms, where both are on one topic."""
+    owners: dict[tuple[str, str], str] = {}
+    for name, arm in arms.items():
+        for joint in (*arm.joints, *arm.fingers):
+            other = owners.setdefault((arm.config.joint_states, joint), name)
+            if other != name:
+                raise ConfigError(
+                    f"{name}.joint_names: found '{joint}', which '{other}' has, too, both on "
+                    f"{arm.config.joint_states}; name each arm's own, or give it a topic of its own "
+                    f"({name}.joint_states)"
+                )
+
+
+def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
+    keys, found = config.camera.keys, dict[str, int]()
+    for image in spec.images:
+        camera = image.camera or image.key
+        if camera not in keys:
+            if not image.required:
+                continue
+            raise ConfigError(
+                f"camera.keys: the policy needs the image '{image.key}'"
+                + (f" from '{camera}' (features.images)" if image.camera else "")
+                + f", and the cameras give {', '.join(keys)}; set camera.topics and camera.keys, or say which "
+                f'camera it is: features.images: ["{image.key} = {keys[0]}"]'
+            )
+        other = next((key for key, index in found.items() if index == keys.index(camera)), None)
+        if other is not None:
+            raise ConfigError(f"features.images: found the camera '{camera}' for '{other}' and for '{image.key}'")
+        found[image.key] = keys.index(camera)
+    if not found:
+        raise ConfigError(f"camera.keys: found {', '.join(keys)}, and the policy takes none of them")
+    return found
+
+
+def _check_action(spec: PolicySpec, arms: Mapping[str, Arm]) -> None:
+    if not spec.action:
+        raise ConfigError(
+            f"features.action: found nothing, and the checkpoint does not say what its {spec.dimension} numbers "
+            'are; name them, for example ["arm.joint_position", "arm.gripper"]'
+        )
+    unknown = [part for part in spec.action if part.quantity != UNUSED and part.arm not in arms]
+    if unknown:
+        raise ConfigError(f"robot.arms: the policy answers with {unknown[0]}, the robot has {', '.join(arms)}")
+    for name, arm in arms.items():
+        own = [part for part in spec.action if part.arm == name]
+        motions = [part for part in own if part.quantity in MOTIONS]
+        if len(motions) != 1:
+            found = " and ".join(map(str, motions)) or "nothing"
+            expected = ", ".join(MOTIONS)
+            raise ConfigError(f"features.action: found {found} to move '{name}', expected one of {expected}")
+        quantities = [part.quantity for part in own]
+        twice = [quantity for quantity in quantities if quantities.count(quantity) > 1]
+        if twice:
+            raise ConfigError(f"features.action: found {name}.{twice[0]} twice, expected it once")
+        if ("tip_position" in quantities) != ("tip_rotation" in quantities):
+            found = " and ".join(map(str, own))
+            raise ConfigError(f"features.action: found {found}, expected tip_position and tip_rotation together")
+        _check_motion(motions[0], arm)
+
+
+def _check_motion(part: Part, arm: Arm) -> None:
+    kinematics = arm.kinematics
+    if kinematics is None:
+        delta = part.quantity == "tip_delta"
+        if part.quantity.startswith("tip_") and not (delta and arm.config.output == "twist_stamped"):
+            raise ConfigError(
+                f"robot.urdf: found no value, and the policy answers with {part}; name the arm's URDF"
+                + (", or set control.output to twist_stamped" if delta else "")
+            )
+        if part.quantity == "joint_velocity" or part.range:
+            raise ConfigError(f"robot.urdf: found no value, and {part} needs its limits")
+        return
+    if part.quantity == "joint_velocity":
+        _need(kinematics.velocity_limits, kinematics, f"{part} needs velocity limits")
+    if part.range:
+        span = kinematics.position_high - kinematics.position_low
+        _need(np.where(span < 1e3, span, np.inf), kinematics, f"{part} needs position limits")
+
+
+def _need(limits: FloatArray, kinematics: Kinematics, need: str) -> None:
+    absent = [name for name, limit in zip(kinematics.joint_names, limits, strict=True) if not np.isfinite(limit)]
+    if absent:
+        raise ConfigError(f"robot.urdf: {need}, found none for {', '.join(absent)}")
+
+
+Rows = Iterator[tuple[str, str, str, str]]
+
+
+def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) -> Rows:
+    for image in spec.images:
+        if image.key not in cameras:
+            yield image.key, "image", "", "no camera (optional)"
+            continue
+        camera = config.camera.each[cameras[image.key]]
+        turned = "" if camera.orientation == "none" else f", {camera.orientation}"
+        yield image.key, "image", _size(image), f"{camera.topic}{turned}{_moments(image.moments)}"
+
+
+def _size(image: ImageFeature) -> str:
+    size = image.processor.size if image.processor else image.size
+    return f"{size[1]}x{size[0]}" if size else "as it is"
+
+
+def _moments(moments: Sequence[Moment]) -> str:
+    if tuple(moments) == NOW:
+        return ""
+    return " at " + ", ".join(f"-{one.seconds:g} s" if one.seconds else str(-one.steps) for one in moments)
+
+
+def _state_rows(states: Sequence[StateReader]) -> Rows:
+    for state in states:
+        for part in state.parts:
+            at = _moments(state.feature.moments)
+            yield state.feature.key, str(part.part), str(part.size or "any"), f"{part.source}{at}"
+
+
+def _action_rows(columns: Sequence[tuple[Part, slice]], arms: Mapping[str, Arm], config: Config) -> Rows:
+    for part, place in columns:
+        size = str(place.stop - place.start)
+        if part.quantity == UNUSED:
+            yield "action", str(part), size, "ignored"
+            continue
+        arm = arms[part.arm]
+        topic, joints = arm.config.command, arm.joints
+        if part.quantity == "gripper":
+            topic, joints = arm.config.gripper_topic or topic, arm.fingers
+            if config.gripper.mode == "none" or not joints:
+                yield "action", str(part), size, "ignored (gripper.mode none, or no gripper_joint_names)"
+                continue
+        frame = f" in {arm.kinematics.base_frame}" if arm.kinematics and part.quantity.startswith("tip_") else ""
+        yield "action", str(part), size, f"{topic}: {', '.join(joints) or arm.config.output}{frame}"

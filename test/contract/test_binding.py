@@ -1,0 +1,205 @@
+"""What feeds what: the table, and every way in which policy and robot do not belong together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros.cli.main import main
+from vla_ros.config import build
+from vla_ros.contract.binding import Binding, bind, make_arms
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.errors import ConfigError
+
+ROBOT: dict[str, Any] = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
+OPEN = PolicySpec((), action=(), dimension=0, open=True)
+
+CRAWLER = """<robot name="crawler">
+  <link name="base"/><link name="upper"/><link name="hand"/>
+  <joint name="turn" type="continuous">
+    <parent link="base"/><child link="upper"/><axis xyz="0 0 1"/><limit effort="1" velocity="0"/>
+  </joint>
+  <joint name="lift" type="revolute">
+    <parent link="upper"/><child link="hand"/><axis xyz="0 1 0"/>
+    <limit lower="-1" upper="1" effort="1" velocity="2"/>
+  </joint>
+</robot>
+"""
+
+
+def bound(spec: PolicySpec, **values: Any) -> Binding:
+    config = build({**ROBOT, **{name.replace("__", "."): value for name, value in values.items()}})
+    return bind(spec, config, make_arms(config))
+
+
+def action(text: str, **more: Any) -> PolicySpec:
+    return PolicySpec(action=parse_parts(text, action=True), **{"dimension": 0, **more})
+
+
+def test_the_table_says_what_feeds_what() -> None:
+    found = bound(
+        OPEN,
+        camera__topics=["/front", "/wrist"],
+        camera__keys=["front", "wrist"],
+        camera__orientation=["none", "rotate_180"],
+        features__images=["obs/image = front [224x160]", "wrist", "images/low?"],
+        features__state=["obs/state[16] = arm.tip_position + feed.force[6] + arm.joint_position[deg]"],
+        features__action=["arm.joint_velocity[1]", "arm.gripper[1..0]", "unused[2]"],
+        features__moments=["wrist = -15, 0", "obs/state = -0.5s, 0"],
+        robot__state_topics=["force=/ft:WrenchStamped"],
+        topics__gripper="/grip",
+    )
+    joints = ", ".join(f"joint_{number}" for number in range(1, 8))
+    assert found.rows == (
+        ("obs/image", "image", "224x160", "/front"),
+        ("wrist", "image", "as it is", "/wrist, rotate_180 at -15, 0"),
+        ("images/low", "image", "", "no camera (optional)"),
+        ("obs/state", "arm.tip_position[m]", "3", "/joint_states: tool in base_link at -0.5 s, 0"),
+        ("obs/state", "feed.force[6]", "6", "/ft at -0.5 s, 0"),
+        ("obs/state", "arm.joint_position[deg]", "7", f"/joint_states: {joints} at -0.5 s, 0"),
+        ("action", "arm.joint_velocity[1]", "7", f"/arm/joint_command: {joints}"),
+        ("action", "arm.gripper[1..0]", "1", "/grip: finger_left, finger_right"),
+        ("action", "unused[2]", "2", "ignored"),
+    )
+    assert found.table().splitlines()[-1] == "action      unused[2]                2         ignored"
+    assert found.spec.dimension == 10
+    assert found.cameras == {"obs/image": 0, "wrist": 1}
+    assert found.spec.images[0].size == (160, 224)
+    assert found.spec.images[1].moments == (Moment(15), Moment())
+
+
+EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
+TIP = "arm.tip_position + arm.tip_rotation[rot6d]"
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "message"),
+    [
+        (
+            PolicySpec((ImageFeature("front"),)),
+            {},
+            "needs the image 'front', and the cameras give image;",
+        ),
+        (PolicySpec(), {"features__images": ["image = top"]}, "'image' from 'top'"),
+        (OPEN, {"features__images": ["a = image", "b = image"]}, "'image' for 'a' and for 'b'"),
+        (OPEN, {"features__images": ["a", "a = image"]}, "found a twice"),
+        (OPEN, {"features__images": ["a"], "features__state": ["a = arm.gripper"]}, "found a twice"),
+        (OPEN, {"features__images": ["a = "]}, "expected KEY = CAMERA"),
+        (OPEN, {"features__state": ["a"]}, "expected KEY = PART"),
+        (OPEN, {"features__state": ["a = arm.speed"]}, "features.state: found 'speed'"),
+        (OPEN, {"features__state": ["a[6] = arm.joint_position"]}, "7 numbers; the policy expects 6"),
+        (OPEN, {"features__state": ["a = left.gripper"]}, "left.gripper.*the robot has the arms arm"),
+        (OPEN, {"features__state": ["a = feed.force"]}, "robot.state_topics: .*'force'.*found none"),
+        (OPEN, {"features__state": ["a = arm.joint_position(joint_9)"]}, "no joint_9 among joint_1"),
+        (OPEN, {"features__state": ["a = arm.gripper"], "robot__gripper_joint_names": []}, "no finger joints"),
+        (OPEN, {"features__moments": ["imag = -1, 0"]}, "did you mean 'image'"),
+        (OPEN, {"features__moments": ["image = soon"]}, "expected steps or seconds"),
+        (OPEN, {"features__moments": ["image = -1.5"]}, "expected steps or seconds"),
+        (OPEN, {}, "features.action: found nothing"),
+        (
+            EIGHT,
+            {},
+            "found nothing for the policy's state 's' of 8 numbers",
+        ),
+        (
+            EIGHT,
+            {"features__state": ["s[7] = arm.joint_position"]},
+            "found 7 numbers for 's', the policy expects 8",
+        ),
+        (
+            PolicySpec(state=(StateFeature("s", parse_parts("arm.gripper")),)),
+            {"features__state": ["s = arm.fingers"]},
+            r"found arm.fingers\[m\] for 's', the policy expects arm.gripper\[0..1\]",
+        ),
+        (
+            PolicySpec((ImageFeature("image", moments=(Moment(3), Moment())),)),
+            {"features__moments": ["image = -5, 0"]},
+            "the policy's own are",
+        ),
+        (
+            action("arm.joint_position"),
+            {"features__action": ["arm.joint_delta"]},
+            "policy's actions are arm.joint_p",
+        ),
+        (OPEN, {"features__action": ["arm.jiont_delta"]}, "features.action: found 'jiont_delta'"),
+        (OPEN, {"features__action": ["left.joint_delta"]}, "answers with left.joint_delta.*the robot has arm"),
+        (OPEN, {"features__action": ["arm.gripper"]}, "found nothing to move 'arm'"),
+        (OPEN, {"features__action": ["arm.joint_delta", "arm.tip_delta"]}, "and arm.tip_delta to move 'arm'"),
+        (OPEN, {"features__action": ["arm.joint_delta", "arm.gripper", "arm.gripper"]}, "arm.gripper twice"),
+        (OPEN, {"features__action": ["arm.tip_position"]}, "tip_position and tip_rotation together"),
+        (action("arm.joint_position", dimension=6), {}, "actions have 6 numbers, found .*(7)"),
+        (action("arm.joint_velocity"), {"robot__urdf": "", "robot__joint_names": ["a"]}, "needs its limits"),
+        (action(TIP), {"robot__urdf": "", "robot__joint_names": ["a"]}, "name the arm's URDF$"),
+        (PolicySpec(), {"robot__urdf": "", "robot__joint_names": ["a"]}, "or set control.output to twist_stamped"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_with_both_sides(
+    spec: PolicySpec, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bound(spec, **values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arm.joint_velocity", "needs velocity limits, found none for turn"),
+        ("arm.joint_position[0..1]", "needs position limits, found none for turn"),
+    ],
+)
+def test_a_unit_needs_its_limits(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "crawler.urdf"
+    path.write_text(CRAWLER)
+    with pytest.raises(ConfigError, match=message):
+        bound(action(text), robot__urdf=str(path))
+
+
+def test_what_a_policy_does_not_take_is_left_out_and_open_forms_are_filled() -> None:
+    found = bound(
+        PolicySpec(),
+        features__state=["s = arm.gripper"],
+        features__action=["arm.tip_delta[rotation_vector]", "arm.gripper[1..-1]"],
+    )
+    assert found.states == ()
+    assert [str(part) for part, _ in found.columns] == ["arm.tip_delta[rotation_vector]", "arm.gripper[1..-1]"]
+
+
+def test_two_arms_on_one_topic_have_joints_of_their_own() -> None:
+    two = {"robot__arms": ["left", "right"], "left__command": "/l", "right__command": "/r"}
+    spec = action("left.joint_position + left.gripper + right.joint_position + right.gripper")
+    with pytest.raises(ConfigError, match=r"right\.joint_names: found 'joint_1', which 'left' has, too"):
+        bound(spec, **two, robot__gripper_joint_names=[])
+    apart = {**two, "right__joint_states": "/right/joint_states", "robot__gripper_joint_names": []}
+    found = bound(spec, **apart)
+    assert [(place.start, place.stop) for _, place in found.columns] == [(0, 7), (7, 8), (8, 15), (15, 16)]
+    with pytest.raises(ConfigError, match="found nothing to move 'right'"):
+        bound(action("left.joint_position"), **apart)
+    with pytest.raises(ConfigError, match=r"arm 'left': robot\.tip_frame"):
+        bound(spec, **apart, left__tip_frame="tol")
+
+
+def test_columns_follow_the_arms_or_share_what_is_left() -> None:
+    spec = action("a.joint_position + a.gripper + b.joint_position + unused[1]", dimension=14)
+    assert [place.stop for _, place in spec.columns()] == [6, 7, 13, 14]
+    assert [place.stop for _, place in spec.columns({"a": 5, "b": 7})] == [5, 6, 13, 14]
+    assert spec.grippers == (6,)
+    assert spec.motion == "joint_position"
+    assert replace(spec, action=parse_parts("a.joint_delta + b.joint_position", action=True)).motion == ""
+    with pytest.raises(ConfigError, match="actions have 14 numbers"):
+        spec.columns({"a": 5, "b": 5})
+    assert np.array_equal(PolicySpec().columns()[1][1].indices(7), (6, 7, 1))
+
+
+def test_a_dry_run_prints_the_table_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "--config", "demo", "-p", "policy.name:=expert", "--dry-run"]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "feed.objects[36]" in table
+    assert "/camera/image_raw, rotate_180" in table
+    assert main([*arguments, "-p", "robot.state_topics:=[]"]) != 0
+    assert "needs the feed 'objects', found none" in capsys.readouterr().err
