@@ -94,20 +94,7 @@ class BilinearCrop:
     columns: CropTaps
 
 
-@dataclass(frozen=True)
-class Padding:
-    """The image on black.
-
-    Attributes:
-        size: (height, width) of the result.
-        corner: (row, column) at which the image begins.
-    """
-
-    size: tuple[int, int]
-    corner: tuple[int, int]
-
-
-Resampling = tuple[FixedPointResize | BilinearCrop | Padding, ...]
+Resampling = tuple[FixedPointResize | BilinearCrop, ...]
 """Steps one after the other, each rounded to uint8 as its host version rounds."""
 
 

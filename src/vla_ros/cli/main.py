@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": ("vla_ros.serve.cli", "serve a policy to robots on other machines"),
     "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; can write a report"),
     "compare": ("vla_ros.replay.compare", "compare two replay results"),
+    "export": ("vla_ros.export.cli", "write recorded bags as a LeRobot data set"),
     "bench": ("vla_ros.bench.cli", "measure latency on this machine, stage by stage"),
     "top": ("vla_ros.cli.top", "watch a running policy node in the terminal"),
     "doctor": ("vla_ros.cli.doctor", "show what is installed, what is wrong and the command that fixes it"),

@@ -61,6 +61,7 @@ class Schema:
         rate: Frames per second.
         codec: A key of :data:`vla_ros.export.video.CODECS`.
         crf: The encoder's constant rate factor; lower is better and larger.
+        sources: Bags from which its episodes come.
     """
 
     rate: int
@@ -69,6 +70,7 @@ class Schema:
     videos: tuple[Video, ...]
     codec: str = "h264"
     crf: int = 20
+    sources: tuple[str, ...] = ()
 
 
 class DatasetWriter:

@@ -37,18 +37,18 @@ class Frames:
 
     @classmethod
     def of(cls, config: Config) -> Frames:
-        """The frames of a configuration, all sized like its largest camera."""
+        """Frames of a configuration, all as large as the largest."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))
 
     @property
     def image_bytes(self) -> int:
-        """Size of one frame's pixels in bytes."""
+        """Pixels of one frame in bytes."""
         return self.width * self.height * self.bytes_per_pixel
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of one serialised ``sensor_msgs/Image``: the pixels and a page for header and row padding."""
+        """One serialised ``sensor_msgs/Image`` in bytes: the pixels and a page for header and row padding."""
         return round_up(self.image_bytes + PAGE, PAGE)
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from array import array
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,11 @@ class Feed:
             return None
         table, row = max(found, key=lambda item: int(item[0].times[item[1]]))
         return table.joint_state(row)
+
+    def age(self, time: int) -> int:
+        """Nanoseconds since the newest message at ``time`` was received; before the first since the epoch."""
+        received = [int(table.times[row]) for table in self.tables if (row := table.newest(time)) >= 0]
+        return time - max(received, default=0)
 
     def at(self, time: int, stamp: int) -> JointState | None:
         """The newest message at ``time``; in lockstep (``stamp`` is not 0) the one that belongs to this stamp."""
@@ -196,6 +202,15 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
     joints = merged(joints, needed, timeout) if joints is not None else None
     state = {role.removeprefix("state/"): feed for role, feed in feeds.items()}
     return Recording(joints, truth, tuple(instructions), state, skipped)
+
+
+def messages(bag: Bag, topic: str) -> Iterator[tuple[int, Any]]:
+    """Messages of one topic and when they were received; damaged ones are left out."""
+    store = message_types()
+    kind = store.message(bag.topics[topic])
+    for record in bag.records([topic], verify=False):
+        with contextlib.suppress(VlaRosError):
+            yield record.time, store.deserialize(record.data, kind)
 
 
 def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[float]]:

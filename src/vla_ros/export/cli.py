@@ -1,0 +1,174 @@
+"""Write recorded bags as a data set to train on (LeRobotDataset v3.0).
+
+Reads what `vla-ros replay` reads. Images, state and action are resampled to one rate; docs/export.md says how. An
+export that is interrupted goes on when the same command is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_ros.config import load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from vla_ros.config import Config
+    from vla_ros.export.dataset import DatasetWriter, Schema
+    from vla_ros.export.episodes import Options, Resampler
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros export``."""
+    parser.add_argument("bags", nargs="+", type=Path, metavar="BAG", help="bag, or a folder of bags")
+    add_config_arguments(parser)
+    parser.add_argument("--format", default="lerobot", choices=("lerobot",), help="layout of the data set")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write, a new one")
+    parser.add_argument(
+        "--fps", type=int, default=0, metavar="N", help="frames per second; the first camera's if 0"
+    )
+    parser.add_argument(
+        "--state", default="", metavar="PARTS", help="state vector; default: every arm's joint_position and gripper"
+    )
+    parser.add_argument(
+        "--action", default="", metavar="PARTS", help="action; default: features.action, else as the state"
+    )
+    parser.add_argument(
+        "--goal",
+        default="commands",
+        choices=("commands", "measured"),
+        help="actions lead to what was commanded, or to the position measured one frame later",
+    )
+    parser.add_argument(
+        "--clock",
+        default="received",
+        choices=("received", "stamp", "frames"),
+        help="go by the recorder's times, the headers' stamps, or take every image (a simulation in lockstep)",
+    )
+    parser.add_argument(
+        "--episodes",
+        default="bag",
+        metavar="bag|armed|/TOPIC",
+        help="an episode is a bag without its pauses, the time armed, or while a std_msgs/Bool is true",
+    )
+    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause ends an episode")
+    parser.add_argument("--instruction", default="", metavar="TEXT", help="replaces the recorded instruction")
+    parser.add_argument(
+        "--topics",
+        nargs="+",
+        default=[],
+        metavar="ROLE=/TOPIC",
+        help="as for replay: camera, joint_states, instruction",
+    )
+    parser.add_argument(
+        "--robot", default="", metavar="NAME", help="robot_type of the data set; default: the URDF's"
+    )
+    parser.add_argument("--codec", default="h264", choices=("h264", "av1"), help="of the videos")
+    parser.add_argument("--crf", type=int, default=20, metavar="N", help="quality of the videos; lower is better")
+    parser.add_argument("--restart", action="store_true", help="forget what an interrupted export had written")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export the bags.
+
+    Returns:
+        0.
+
+    Raises:
+        VlaRosError: Nothing could be exported, or the data set cannot be written.
+    """
+    try:
+        from vla_ros.export.dataset import DatasetWriter, ExportError
+    except ImportError as error:
+        raise MissingDependencyError(f"{error}; install the extra: pip install 'vla_ros[export]'") from error
+    from vla_ros.export.episodes import Resampler
+    from vla_ros.replay.bag import Bag, find_bags
+
+    options, config = _options(arguments), load(arguments.config, arguments.param)
+    if arguments.restart:
+        shutil.rmtree(arguments.output.with_name(arguments.output.name + ".partial"), ignore_errors=True)
+    writer: DatasetWriter | None = None
+    notes: Counter[str] = Counter()
+    bags = find_bags(arguments.bags)
+    frames, count = 0, 0
+    try:
+        for number, path in enumerate(bags):
+            with Bag(path) as bag:
+                resampler = Resampler(bag, config, options)
+                if writer is None:
+                    schema = _schema(resampler, config, arguments, tuple(map(str, bags)))
+                    writer = DatasetWriter(arguments.output, schema)
+                frames += _add(resampler, writer, schema, f"{number:05d}-{path.name}")
+                notes += resampler.notes
+                notes.update(f"{loss}" for loss in bag.losses)
+                print(f"bag {number + 1} of {len(bags)}, {path.name}: {frames} frames so far", flush=True)
+        if writer is not None and frames:
+            count = writer.finish()
+    except OSError as error:
+        raise ExportError(f"{error.filename or arguments.output}: {error.strerror or error}") from error
+    left_out = [f"  left out: {note} ({times})" for note, times in notes.most_common() if times]
+    if not count:
+        raise ExportError("\n".join([f"no episode of the {len(bags)} bags can be exported", *left_out]))
+    print(
+        "\n".join([f"{arguments.output}: {count} episodes, {frames} frames, {schema.rate} per second", *left_out])
+    )
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from vla_ros.export.episodes import Options
+    from vla_ros.replay.topics import parse_overrides
+
+    for name, value, low, high in (("fps", arguments.fps, 0, 1000), ("crf", arguments.crf, 0, 63)):
+        if not low <= value <= high:
+            raise ConfigError(f"--{name} {value}: expected {low} to {high}")
+    if not 0 < arguments.gap < 1e6:
+        raise ConfigError(f"--gap {arguments.gap:g}: expected seconds above 0")
+    if arguments.episodes not in ("bag", "armed") and not arguments.episodes.startswith("/"):
+        raise ConfigError(f"--episodes {arguments.episodes}: expected bag, armed or a topic such as /episode")
+    return Options(
+        arguments.state,
+        arguments.action,
+        arguments.goal,
+        arguments.clock,
+        arguments.fps,
+        arguments.episodes,
+        arguments.gap,
+        arguments.instruction,
+        parse_overrides(arguments.topics),
+    )
+
+
+def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace, bags: tuple[str, ...]) -> Schema:
+    from vla_ros.export.dataset import Schema, Vector, Video
+
+    state, action = resampler.names
+    return Schema(
+        resampler.rate,
+        arguments.robot or Path(config.robot.urdf).stem or "robot",
+        (Vector("observation.state", state), Vector("action", action)),
+        tuple(Video(f"observation.images.{key}", *size) for key, size in resampler.image_sizes().items()),
+        arguments.codec,
+        arguments.crf,
+        bags,
+    )
+
+
+def _add(resampler: Resampler, writer: DatasetWriter, schema: Schema, name: str) -> int:
+    """Write the episodes of a bag that are not there yet; returns its frames."""
+    frames = 0
+    for number, episode in enumerate(resampler.episodes(schema.rate)):
+        own = f"{name}-{number:04d}"
+        if not writer.has(own):
+            vectors = {"observation.state": episode.state, "action": episode.action}
+            images = {
+                video.key: resampler.images(camera, episode.frames[camera])
+                for camera, video in enumerate(schema.videos)
+            }
+            writer.add(own, episode.task, vectors, images)
+        frames += len(episode.state)
+    return frames

@@ -1,0 +1,196 @@
+"""From bags to data sets: what is at each tick, what ends an episode, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from test.replay.conftest import make, store, write_bag  # noqa: F401
+
+pytest.importorskip("av")
+pq = pytest.importorskip("pyarrow.parquet")
+
+from vla_ros.cli.main import main  # noqa: E402
+
+BAGS = Path(__file__).parents[1] / "data" / "bags"
+DEMO = Path(__file__).parents[2] / "config" / "demo.yaml"
+START = 1_790_002_000_000_000_000
+OF_DEMO = ["--config", str(DEMO), "--clock", "frames", "--fps", "5"]
+_JOINTS = ", ".join(f"joint{index + 1}" for index in range(7))
+OF_JAZZY = ["-p", f"robot.joint_names:=[{_JOINTS}]", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
+TWO = [
+    "-p",
+    "robot.joint_names:=[a, b]",
+    "-p",
+    "robot.gripper_joint_names:=[finger]",
+    "-p",
+    "camera.topics:=[/camera]",
+]
+
+
+def rows(folder: Path) -> dict[str, Any]:
+    table = pq.read_table(folder / "data/chunk-000/file-000.parquet")
+    return {name: np.array(table[name].to_pylist()) for name in table.column_names}
+
+
+def episodes(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    return found
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Any:
+    """``export(BAG, *arguments)`` gives exit status and the data set's folder."""
+
+    def run(bag: Path, *arguments: str) -> tuple[int, Path]:
+        return main(["export", str(bag), "--output", str(tmp_path / "set"), *arguments]), tmp_path / "set"
+
+    return run
+
+
+@pytest.fixture
+def ramp(make: Any, write_bag: Any) -> Any:  # noqa: F811
+    """A bag of seconds in which everything is told by time: images 10 Hz, joints 50 Hz, commands 10 Hz.
+
+    At t seconds joint a is at t, b at -t, the finger at 0.04; commands are one hundredth further.
+    """
+
+    def write(
+        name: str, seconds: float, *, without: tuple[str, ...] = (), hole: tuple[float, float] = (9, 9)
+    ) -> Path:
+        messages = []
+        for step in range(round(seconds * 50)):
+            t = step / 50
+            at = START + step * 20_000_000
+            messages.append((at, "/joint_states", make.joints(at, [t, -t, 0.04], ["a", "b", "finger"])))
+            if step % 5 == 0 and not hole[0] <= t < hole[1]:
+                pixels = np.full((16, 32, 3), step // 5, np.uint8)
+                messages.append((at + 1, "/camera", make.image(at, pixels)))
+            if step % 5 == 2:
+                command = make.joints(at, [t + 0.01, -t, 0.0], ["a", "b", "finger"])
+                messages.append((at, "/arm/joint_command", command))
+        messages.append((START, "/vla_policy/instruction", make.text("push")))
+        kept = [message for message in messages if message[1] not in without]
+        return Path(write_bag(name, sorted(kept, key=lambda message: message[0])))
+
+    return write
+
+
+def test_each_tick_has_what_was_newest_then(ramp: Any, export: Any) -> None:
+    status, folder = export(ramp("ramp", 2.0), *TWO)
+    assert status == 0
+    found = rows(folder)
+    ticks = np.arange(len(found["index"])) / 10
+    assert len(ticks) == 20
+    # The image's own stamp is the joint state's: both are a nanosecond old when the image comes.
+    assert np.allclose(found["observation.state"], np.stack([ticks, -ticks, ticks * 0 + 1], axis=1), atol=1e-6)
+    # Commands come 0.04 s after the tick, so the one in force at the next tick is this tick's.
+    assert np.allclose(found["action"], np.stack([ticks + 0.05, -ticks - 0.04, ticks * 0], axis=1), atol=1e-6)
+    info = json.loads((folder / "meta/info.json").read_text())
+    assert info["fps"] == 10
+    assert info["features"]["observation.state"]["names"] == ["a.pos", "b.pos", "gripper.pos"]
+    assert info["features"]["observation.images.image"]["shape"] == [16, 32, 3]
+    assert pq.read_table(folder / "meta/tasks.parquet")["task"].to_pylist() == ["push"]
+
+
+def test_another_rate_repeats_or_skips_images(ramp: Any, export: Any) -> None:
+    status, folder = export(ramp("ramp", 2.0), *TWO, "--fps", "25", "--goal", "measured")
+    assert status == 0
+    found = rows(folder)
+    ticks = np.arange(len(found["index"])) / 25
+    assert np.allclose(found["observation.state"][:, 0], ticks, atol=1e-6)
+    assert np.allclose(found["action"][:-1, 0], ticks[1:], atol=1e-6)
+
+
+def test_parts_say_what_state_and_action_are(ramp: Any, export: Any) -> None:
+    parts = [
+        "--state",
+        "arm.joint_position(b)[deg] + unused[1]",
+        "--action",
+        "arm.joint_velocity + arm.gripper[0..100]",
+    ]
+    status, folder = export(ramp("ramp", 2.0), *TWO, *parts, "--goal", "measured")
+    assert status == 0
+    found = rows(folder)
+    ticks = np.arange(len(found["index"])) / 10
+    assert np.allclose(found["observation.state"], np.stack([-ticks * 180 / np.pi, 0 * ticks], axis=1), atol=1e-4)
+    assert np.allclose(found["action"][:-1, :2], [1.0, -1.0], atol=1e-3)
+    assert np.allclose(found["action"][:, 2], 100)
+
+
+def test_a_camera_that_drops_out_ends_an_episode(
+    ramp: Any, export: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, folder = export(ramp("hole", 4.0, hole=(1.0, 2.5)), *TWO)
+    assert status == 0
+    lengths = [row["length"] for row in episodes(folder)]
+    # 0.5 s (timeouts.camera) after the last image the rest of the pause is left out.
+    assert lengths == [15, 15]
+    assert "stale or missing image (10)" in capsys.readouterr().out
+
+
+def test_a_long_pause_ends_an_episode(ramp: Any, export: Any) -> None:
+    status, folder = export(ramp("pause", 5.0, hole=(1.0, 3.5)), *TWO)
+    assert status == 0
+    assert [row["length"] for row in episodes(folder)] == [10, 15]
+
+
+@pytest.mark.parametrize(
+    ("without", "arguments", "message"),
+    [
+        ("/arm/joint_command", (), "nothing was recorded on /arm/joint_command"),
+        ("/joint_states", (), "has no joint states"),
+        ("/vla_policy/instruction", (), "no instruction was recorded"),
+        ("", ("--episodes", "armed"), "found nothing on /vla_policy/status"),
+        ("", ("--episodes", "/camera"), "expected std_msgs/msg/Bool"),
+        ("", ("--state", "arm.tip_position"), "robot.urdf"),
+        ("", ("--state", "left.gripper"), "robot.arms"),
+        ("", ("--fps", "2000"), "--fps 2000"),
+        ("", ("--episodes", "some"), "--episodes some"),
+    ],
+)
+def test_what_cannot_be_exported_is_explained(
+    without: str,
+    arguments: tuple[str, ...],
+    message: str,
+    ramp: Any,
+    export: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, folder = export(ramp("bad", 1.0, without=(without,)), *TWO, *arguments)
+    assert status == 1
+    assert message in capsys.readouterr().err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(BAGS.iterdir()) if path.is_dir()])
+def test_golden_bags_become_data_sets(name: str, export: Any) -> None:
+    status, folder = export(BAGS / name, *(OF_DEMO if name == "demo_jpeg" else OF_JAZZY))
+    assert status == 0
+    info = json.loads((folder / "meta/info.json").read_text())
+    assert info["total_episodes"] == (2 if name == "demo_jpeg" else 1)
+    assert info["total_frames"] >= 28
+    assert np.isfinite(rows(folder)["action"]).all()
+
+
+def test_a_full_disk_leaves_nothing_that_looks_whole(
+    ramp: Any, export: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bag = ramp("ramp", 1.0)
+
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vla_ros.export.dataset.pq.write_table", full)
+        status, folder = export(bag, *TWO)
+    assert status == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert not folder.exists()
+    assert export(bag, *TWO)[0] == 0
+    shutil.rmtree(folder)
