@@ -76,6 +76,7 @@ def test_every_buffer_holds_the_frames(frames: Frames) -> None:
     assert number(root, f"{FAST}maxMessageSize") > frames.image_bytes
     queue = number(root, f"{FAST}port_queue_capacity")
     assert queue * 65500 >= 2 * frames.message_bytes * frames.cameras, "the queue must hold two cut-up frames"
+    assert number(root, f"{FAST}leaseAnnouncement/{FAST}nanosec") < 0.5e9, "two commanders must notice each other"
     assert number(root, f"{FAST}receiveBufferSize") == receive_buffer_bytes(frames) < 2**31
     chunks = pools(roudi_toml(frames))
     assert chunks == sorted(chunks), "RouDi refuses pools out of order"

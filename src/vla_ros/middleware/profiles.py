@@ -64,6 +64,15 @@ def fastdds_xml(frames: Frames) -> str:
           <transport_id>vla_ros_udp</transport_id>
         </userTransports>
         <useBuiltinTransports>false</useBuiltinTransports>
+        <builtin>
+          <discovery_config>
+            <!-- Time to the next announcement of a process: stock 3 s, and the first ones can get lost. -->
+            <leaseAnnouncement>
+              <sec>0</sec>
+              <nanosec>300000000</nanosec>
+            </leaseAnnouncement>
+          </discovery_config>
+        </builtin>
       </rtps>
     </participant>
   </profiles>
