@@ -1,1 +1,1 @@
-"""What is not needed on a robot: fault injection and the training of the demo's checkpoint."""
+"""Development tools that a robot does not need: fault injection, and training of the demo's checkpoint."""

@@ -86,7 +86,7 @@ def resized(resizer, *frames, size=(28, 28)):
 
 @pytest.mark.parametrize("area", [1.0, 0.9])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_frames_become_the_pictures_of_the_host(orientation, area):
+def test_resized_frames_equal_those_of_the_host(orientation, area):
     resizer = ImageResizer((28, 30), CPU, Runner())
     pixels = noise(61, 93)
     pixels.flags.writeable = False  # as a view of a message is
@@ -197,7 +197,7 @@ def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):
 @pytest.mark.parametrize(
     "pixels", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((0, 8, 3), np.uint8)]
 )
-def test_what_is_no_picture_is_refused(pixels):
+def test_an_array_that_is_not_an_image_is_refused(pixels):
     with pytest.raises(ImageError, match="expected uint8"):
         ImageResizer((28, 28), CPU, Runner()).upload([RawImage(pixels, processor=SMALL)])
 
@@ -280,7 +280,7 @@ def test_pipelines_without_the_same_bits_stay_on_the_host(steppers, options):
     assert "policy/preprocess" not in engine.stages_ms
 
 
-def test_a_message_that_is_no_picture_is_the_same_error(steppers):
+def test_a_message_that_is_not_an_image_raises_the_same_error(steppers):
     pair = steppers()
     damaged = encode_image(noise(48, 64), 1, "camera")[:-1]
     for stepper in pair:

@@ -321,8 +321,8 @@ def write_bag(folder: Path, frames: int, rate: float) -> None:
                 header=header(stamp=when, frame_id=""), name=names, position=home, velocity=empty, effort=empty
             )
             writer.write(arm, at, store.serialize_cdr(state, joints.__msgtype__))
-            picture = np.full((48, 64, 3), index, np.uint8)
-            writer.write(camera, at, bytes(encode_image(picture, at, "camera")))
+            image = np.full((48, 64, 3), index, np.uint8)
+            writer.write(camera, at, bytes(encode_image(image, at, "camera")))
 
 
 @pytest.fixture

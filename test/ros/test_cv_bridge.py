@@ -1,4 +1,4 @@
-"""What the real cv_bridge turns into rgb8 becomes the same picture here, which needs no cv_bridge."""
+"""What the real cv_bridge turns into rgb8 is the same image here, without cv_bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inject every fault of the table into the real node and print what followed: ``python -m tools.faults``."""
+"""Injects every fault of the table into the real node and prints the outcome: ``python -m tools.faults``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tools.faults.rows import ROWS, Row
 
 
 def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
-    """Run rows, ``jobs`` at a time, each in a DDS domain of its own; prints each as it ends.
+    """Runs rows, ``jobs`` at a time, each in its own DDS domain, and prints each when it ends.
 
     Args:
-        rows: Which.
+        rows: The rows to run.
         repeat: Injections of each.
-        seed: Of everything random.
+        seed: Seed of all randomness.
         jobs: Rows at a time.
-        records: Folder for what the robot saw in rows with violations.
+        records: Folder for the robot's records of rows with violations.
     """
     domains = random.Random(seed).sample(DOMAINS, min(len(rows), len(DOMAINS)))
 
@@ -43,7 +43,7 @@ def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Pa
 
 
 def line(outcome: Outcome) -> str:
-    """A row of the table, and what was wrong below it."""
+    """Formats the outcome of a row, with its violations below."""
     row = outcome.row
     text = (
         f"| {row.name:<26} | {row.reaction.value:<8} | {len(outcome.injections):>10} | {outcome.motions:>7} "
@@ -60,7 +60,7 @@ HEADER = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the table; 1 where an invariant did not hold."""
+    """Runs the table; returns 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
     parser.add_argument("--repeat", type=int, default=50, metavar="N", help="injections per row (default: 50)")
     parser.add_argument("--row", action="append", default=[], metavar="TEXT", help="rows whose name contains this")

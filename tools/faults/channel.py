@@ -1,7 +1,7 @@
-"""What may happen to messages between a driver and the node, from a seed: nothing here knows of DDS or time.
+"""Corrupts messages between a driver and the node, from a seed; knows nothing of DDS or time.
 
-A channel takes messages as CDR bytes and says which bytes are sent when. All messages here begin with a
-``std_msgs/Header``, whose stamp lies at bytes 4 to 12.
+A channel takes messages as CDR bytes and returns the bytes to send now. All messages here begin with a
+``std_msgs/Header``, whose stamp is in bytes 4 to 12.
 """
 
 from __future__ import annotations
@@ -36,33 +36,28 @@ class Fault:
 
 @dataclass
 class Channel:
-    """Bytes in, bytes out, spoiled by the present fault.
-
-    Attributes:
-        rng: Decides everything.
-        fault: The present fault, or None.
-    """
+    """Passes messages on, changed by the current fault; ``rng`` makes every random choice."""
 
     rng: random.Random
     fault: Fault | None = None
     _kept: list[bytes] = field(default_factory=list)
 
     def set(self, fault: Fault | None) -> Sent:
-        """Take another fault (None: none any more); answers what the old one had kept back."""
+        """Sets the fault (None: none); returns the messages that the previous one held back."""
         kept = [(0.0, message) for message in self._kept] if self.fault and self.fault.kind in _GIVES_BACK else []
         self._kept.clear()
         self.fault = fault
         return kept
 
     def push(self, message: bytes) -> Sent:
-        """What is sent for this message."""
+        """Returns the messages to send for this one."""
         if self.fault is None:
             return [(0.0, message)]
         return KINDS[self.fault.kind](self, message, self.fault.amount)
 
 
 def read_stamp(message: bytes) -> int:
-    """Nanoseconds of a little-endian message's header."""
+    """Header stamp of a little-endian message in nanoseconds."""
     seconds, nanoseconds = struct.unpack("<iI", message[_STAMP])
     return int(seconds) * SECOND + int(nanoseconds)
 
@@ -119,7 +114,7 @@ def _shift(channel: Channel, message: bytes, seconds: float) -> Sent:
 
 
 def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
-    """Flips bits of random bytes; half of them in the first 64, where lengths, stamps and names are."""
+    """Flips random bits, half of them in the first 64 bytes, which hold lengths, stamps and names."""
     spoiled = bytearray(message)
     for _ in range(int(count)):
         end = min(64, len(spoiled)) if channel.rng.random() < 0.5 else len(spoiled)
@@ -128,7 +123,7 @@ def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
 
 
 def _rebuilt(message: bytes, **changes: Any) -> bytes:
-    """A ``sensor_msgs/Image`` whose fields need not agree with each other; whole CDR, which Cyclone insists on."""
+    """A ``sensor_msgs/Image`` with contradictory fields, in valid CDR, without which Cyclone rejects it."""
     header, pixels = read_image(message)
     found: dict[str, Any] = {
         "height": header.height,
@@ -199,14 +194,14 @@ _GIVES_BACK = frozenset({"reorder", "burst"})
 def spoil_joints(
     kind: str, names: list[str], positions: list[float], rng: random.Random
 ) -> tuple[list[str], list[float]]:
-    """A joint state whose content is wrong, though its bytes are a whole message.
+    """Returns a joint state with wrong content in a valid message.
 
     Args:
         kind: ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``
-            (where the URDF says it cannot be), ``renamed`` or ``none`` (no joint at all).
+            (beyond the URDF's limits), ``renamed`` or ``none`` (no joints).
         names: Names of all joints, the arm's seven first.
         positions: Their positions.
-        rng: Decides which joint.
+        rng: Chooses the joint.
     """
     names, positions = list(names), list(positions)
     index = rng.randrange(7)

@@ -1,4 +1,4 @@
-"""Runs one row of the table: arms, injects at random moments, looks what follows, and lets the judge decide."""
+"""Runs one row of the table: arms, injects at random times, observes, and asks the judge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENDED = 5.0  # s; for a process that was told to go
 
 @dataclass
 class Injection:
-    """One fault: when it began and ended, on the steady clock."""
+    """When one fault began and ended, on the steady clock."""
 
     begin: float
     end: float = 0.0
@@ -35,15 +35,15 @@ class Injection:
 
 @dataclass
 class Outcome:
-    """What one row came to.
+    """Result of one row.
 
     Attributes:
-        row: Which one.
-        seed: From which everything random came.
-        injections: How many, and when.
-        violations: What did not hold, with seconds since the row began.
-        motions: Motions that the robot received.
-        seconds: How long it took.
+        row: The row.
+        seed: Seed of all randomness.
+        injections: The faults that were injected.
+        violations: Violated invariants, with seconds since the row began.
+        motions: Number of motions that the robot received.
+        seconds: Duration of the row.
     """
 
     row: Row
@@ -58,10 +58,10 @@ class Director:
     """Runs one row.
 
     Args:
-        row: Which.
-        seed: Of everything random.
+        row: The row.
+        seed: Seed of all randomness.
         domain: DDS domain of its processes.
-        sabotage: Options of the node that the judge does not know of.
+        sabotage: Options of the node that the judge does not know about.
     """
 
     def __init__(
@@ -88,11 +88,7 @@ class Director:
         )
 
     def run(self, repeat: int) -> Outcome:
-        """Inject ``repeat`` times.
-
-        Returns:
-            With every violation; none is raised.
-        """
+        """Injects the fault ``repeat`` times; the outcome lists every violation, and none is raised."""
         status = 0
         with self._rig as rig:
             try:
@@ -111,7 +107,7 @@ class Director:
         return self._outcome
 
     def write_records(self, folder: Path) -> Path:
-        """Write what the robot saw and the node's log, to find out why; the file with the records."""
+        """Writes the robot's records and the node's log for diagnosis; returns the file with the records."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self._row.name.replace(' ', '_').replace('.', '_')}_{self._outcome.seed}.jsonl"
         path.write_text("\n".join(record.line() for record in self._rig.records) + "\n", encoding="utf-8")
@@ -165,13 +161,13 @@ class Director:
         self._recover()
 
     def _signal(self, index: int) -> None:
-        """Send the row's signals: those of the injection (0) or those that end it (1)."""
+        """Sends the row's signals: those that begin the fault (0) or those that end it (1)."""
         for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):
             if len(names) > index:
                 process.signal(names[index])
 
     def _recover(self) -> None:
-        """End the fault; where motion may come again, wait for it, and where it may not, provoke it."""
+        """Ends the fault, then waits for motion if it may resume, or provokes it if it may not."""
         row, rig = self._row, self._rig
         if row.reaction is Reaction.HOLDS:
             self._allow()
@@ -243,7 +239,7 @@ class Director:
             self._nothing_from_before_a_jump()
 
     def _holds(self, injection: Injection) -> int:
-        """How many holds came while the fault lasted."""
+        """Number of holds during the fault."""
         moved = {record.stamp for record in self._rig.motions}
         return sum(
             record.kind == "command"
@@ -253,7 +249,7 @@ class Director:
         )
 
     def _is_named(self, begin: float, until: float) -> bool:
-        """Whether the node named one of the row's reasons: in force, or counted more often than before."""
+        """True if the node named one of the row's reasons: in force, or counted more often than before."""
         before: Mapping[str, Any] = {}
         for record in self._rig.records:
             if record.kind != "status" or record.time > until:

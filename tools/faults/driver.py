@@ -1,8 +1,10 @@
-"""A robot in a process of its own: camera, joint states, a kinematic arm that follows its commands, a stop button.
+"""A robot in its own process: cameras, joint states, a kinematic arm that follows its commands, a stop button.
 
-Orders come as JSON lines on standard input, records leave as lines on standard output, each before the next thing
-happens: a driver that is killed has said what it did. Messages pass a :class:`~tools.faults.channel.Channel`.
-Stamps of frames are odd and stamps of joint states even, so that a command's stamp tells a motion from a hold.
+Orders are JSON lines on standard input. Records are lines on standard output, each written before the next event,
+so a killed driver has reported everything it did. Messages pass a :class:`~tools.faults.channel.Channel`.
+
+Stamps of frames are odd and stamps of joint states even, so the stamp of a command distinguishes a motion from a
+hold.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _PICTURES = 16
 
 @dataclass
 class _Beat:
-    """Something that is done again and again."""
+    """A periodic action."""
 
     due: float
     period: Callable[[], float]
@@ -58,15 +60,15 @@ class _Beat:
 
 
 class Robot:
-    """The robot. :meth:`run` works until it is told to end.
+    """The robot; :meth:`run` works until it is ordered to end.
 
     Args:
-        graph: The joined graph; this object spins it.
-        cameras: How many.
-        size: Width and height of the pictures, pixels.
+        graph: The graph it joined; this object spins it.
+        cameras: Number of cameras.
+        size: Width and height of the images in pixels.
         rate: Frames per second of each camera.
         simulated: Publish ``/clock``.
-        seed: Of everything random.
+        seed: Seed of all randomness.
         listens: ``joints``: one driver for arm and fingers; ``apart``: one for each; ``twist``: a servo.
     """
 
@@ -95,7 +97,7 @@ class Robot:
         self._intruder: tuple[str, Callable[[], object], Any] | None = None
         self._frame_period = 1 / rate
         noise = np.random.default_rng(seed).integers(60, 190, (_PICTURES, size[1], size[0], 3), dtype=np.uint8)
-        self._pictures = itertools.cycle([encode_image(picture, 0, "camera") for picture in noise])
+        self._images = itertools.cycle([encode_image(image, 0, "camera") for image in noise])
         self._writing = threading.Lock()
         self._orders: list[dict[str, Any]] = []
         self._changed = threading.Condition()
@@ -111,7 +113,7 @@ class Robot:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
     def run(self) -> None:
-        """Send and receive until the order to end, or until standard input ends."""
+        """Sends and receives until the order to end, or the end of standard input."""
         receiving = threading.Thread(target=self._graph.spin, args=(lambda: self._ended, 0.02))
         receiving.start()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -146,7 +148,7 @@ class Robot:
         self._ended = True
 
     def _wait(self, until: float) -> None:
-        """Until the next thing is due; orders are followed at once."""
+        """Waits until the next action is due; orders are followed at once."""
         due = min(until, self._due[0][0] if self._due else until)
         with self._changed:
             self._changed.wait_for(lambda: self._orders, max(0.0, due - time.monotonic()))
@@ -190,7 +192,7 @@ class Robot:
             raise VlaRosError(f"no such order: {order}")
 
     def _intrude(self, what: str) -> None:
-        """Be another node as well: one that claims or commands the arm, has the policy's name, or is a source."""
+        """Acts as a second node that claims or commands the arm, has the policy's name, or is a second source."""
         if what == "claim":  # what a policy node does before its publisher is discovered
             self._intruder = what, Claim("command " + _COMMANDS["command"], "/intruder").close, None
             return
@@ -207,7 +209,7 @@ class Robot:
         self._intruder = what, node.destroy_node, publisher
 
     def _send_intruder(self) -> None:
-        """What lies beside the truth, and is not recorded: nothing may be built on it."""
+        """Sends false data that are not recorded: no command may be based on them."""
         if self._intruder is None:
             return
         what, _, publisher = self._intruder
@@ -215,7 +217,7 @@ class Robot:
             elsewhere = (self._positions + _ELSEWHERE).tolist()
             publisher.publish(self._joint_state([*ARM, *FINGERS], elsewhere))
         elif what == "camera":
-            publisher.publish(with_stamp(next(self._pictures), self._now() | 1))
+            publisher.publish(with_stamp(next(self._images), self._now() | 1))
 
     # The graph
 
@@ -259,7 +261,7 @@ class Robot:
 
     def _send_frames(self) -> None:
         for topic in self._cameras:
-            message = with_stamp(next(self._pictures), self._now() | 1)
+            message = with_stamp(next(self._images), self._now() | 1)
             channel = self._frames if topic == self._cameras[0] else None
             self._send_later(channel.push(message) if channel else [(0.0, message)], topic, "frame")
 
@@ -304,7 +306,7 @@ class Robot:
             heapq.heappop(self._due)[2]()
 
     def _send(self, what: str, kind: Kind, message: bytes) -> None:
-        """Note what lies on the wire, then put it there."""
+        """Records the bytes, then sends them."""
         if what not in self._ends:
             return
         if kind == "frame":
@@ -329,7 +331,7 @@ class Robot:
             time.sleep(self._slow)
 
     def _on_twist(self, message: Any) -> None:
-        """Noted only: what a servo makes of it is its own affair."""
+        """Records a twist; the arm does not follow it."""
         stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
         parts = (message.twist.linear, message.twist.angular)
         values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
@@ -365,9 +367,9 @@ def _stamp_of_frame(message: bytes) -> int:
 
 
 def _read_joints(message: bytes) -> dict[str, Any]:
-    """Stamp, names and positions, where the bytes are a joint state with as many of each; else nothing.
+    """Stamp, names and positions of a joint state with as many positions as names; else what is known.
 
-    Positions may be anything: a node may use the arm's though a finger's is NaN.
+    Positions may have any value: a node may use the arm's although a finger's is NaN.
     """
     types = _types()
     try:
@@ -382,7 +384,7 @@ def _read_joints(message: bytes) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Be the robot until told to end."""
+    """Runs the robot until it is ordered to end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("WIDTH", "HEIGHT"))

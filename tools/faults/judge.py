@@ -1,7 +1,7 @@
-"""The invariants, checked on what the robot saw. A function of the records: the same for live runs and for tests.
+"""Checks the invariants on the robot's records: a pure function, the same for live runs and tests.
 
-What a motion is, is told by its stamp: a motion carries its frame's stamp, a hold its joint state's. Whatever
-carries another stamp is a violation by itself.
+The stamp tells motions and holds apart: a motion carries the stamp of its frame, a hold that of its joint state. A
+command with any other stamp is a violation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Violation:
-    """An invariant that did not hold.
+    """A violated invariant.
 
     Attributes:
-        name: Which one.
-        time: When, seconds of the steady clock.
+        name: The invariant.
+        time: When, in seconds of the steady clock.
         detail: What was found and what is allowed.
     """
 
@@ -44,14 +44,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class Permission:
-    """From ``time`` on motion is allowed or not, as a person or a fault said.
+    """Whether motion is allowed from ``time`` on, because of a person or a fault.
 
     Attributes:
         time: Seconds of the steady clock.
-        allowed: Whether a motion may come.
-        grace: Seconds during which motions may still come after it was forbidden.
-        why: For the text of a violation.
-        armed: A person armed: what the node began before may not move the arm.
+        allowed: True if motion is allowed.
+        grace: Seconds during which motions may still arrive after motion was forbidden.
+        why: Reason, for the text of a violation.
+        armed: True if a person armed: nothing that the node began before may move the arm.
     """
 
     time: float
@@ -62,19 +62,19 @@ class Permission:
 
 
 class Judge:
-    """Knows the arm and its limits.
+    """Checks runs of one arm with its limits.
 
     Args:
         config: The node's options.
         kinematics: The arm.
-        period: Seconds for which a command is made: ``1 / control.rate_hz``, or the node's guess of 1/30 s.
-        lag: Seconds that the robot's own process is late where the fault is its slowness.
-        memory: Seconds for which the node could measure nothing, where the fault is that it did not run: it holds
-            what it measured before.
-        steps: Steps of a chunk: later ones are executed as many periods later.
-        simulated: The ROS clock may jump: a frame's age counts from when it was sent.
-        pieces: The fault takes joints out of joint states, and the node puts together what is left: each joint may
-            be where any joint state of late had it, and nothing is said about the tip.
+        period: Seconds for which a command is made: ``1 / control.rate_hz``, or the node's default of 1/30 s.
+        lag: Seconds by which the robot's process is late, if the fault slows it down.
+        memory: Seconds during which the node could measure nothing, if the fault suspends it: it holds its last
+            measurement.
+        steps: Steps of a chunk; later ones are executed as many periods later.
+        simulated: The ROS clock may jump, so a frame's age counts from its sending.
+        pieces: The fault removes joints from joint states and the node merges the rest: each joint may be where any
+            recent joint state had it, and the tip is not checked.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Judge:
         self._window = config.timeouts.joint_state + config.timeouts.inference + self._slack
 
     def check(self, records: Sequence[Record], permissions: Sequence[Permission]) -> list[Violation]:
-        """Every violation in a run, in order of time.
+        """All violations of a run in order of time.
 
         Args:
-            records: All that the robot sent and received.
-            permissions: When motion was allowed, in order of time; before the first it is not.
+            records: Everything that the robot sent and received.
+            permissions: When motion was allowed, in order of time; before the first one it is not.
         """
         frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
         if self._config.control.output == "twist_stamped":
@@ -149,18 +149,18 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """Whether a command may be built on this joint state (on any of its joints, where they come in pieces)."""
+        """True if a command may be based on this joint state, or with ``pieces`` on any joint in it."""
         believed = np.isfinite(self._believed(_arm(record)))
         return bool(believed.any() if self._pieces else believed.all())
 
     def _believed(self, arm: FloatArray) -> FloatArray:
-        """Positions [7]; NaN where a joint cannot be or is not named."""
+        """Positions [7]; NaN for joints that are outside their limits or not named."""
         low, high = self._arm.position_low - _BELIEVABLE, self._arm.position_high + _BELIEVABLE
         found: FloatArray = np.where((low <= arm) & (arm <= high), arm, np.nan)
         return found
 
     def _nearest(self, wanted: FloatArray, records: Sequence[Record]) -> FloatArray:
-        """For each joint the position nearest to ``wanted`` that any of ``records`` had it at; NaN for none."""
+        """For each joint the position in any of ``records`` that is nearest to ``wanted``; NaN if there is none."""
         known = np.array([self._believed(_arm(record)) for record in records] or [np.full(len(ARM), np.nan)])
         off = np.where(np.isnan(known), np.inf, np.abs(known - wanted))
         nearest: FloatArray = known[off.argmin(axis=0), np.arange(len(ARM))]
@@ -169,7 +169,7 @@ class Judge:
     def _twists(
         self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
     ) -> Iterator[Violation]:
-        """Velocities: each within the step limits, on a frame, permitted, and none that stands for too long."""
+        """Checks velocities: within the step limits, based on a frame, permitted, and none active for too long."""
         limits, timeouts = self._limits, self._config.timeouts
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
         stands = (timeouts.twist or 2 * self._period) + self._slack
@@ -219,7 +219,7 @@ class Judge:
         yield Violation(name, command.time, detail)
 
     def _step(self, measured: FloatArray, wanted: FloatArray) -> str:
-        """What is wrong with a motion from ``measured`` to ``wanted``, or ""."""
+        """Checks a motion from ``measured`` to ``wanted``; returns what is wrong, or ""."""
         limits, step = self._limits, np.abs(wanted - measured)
         outside = np.maximum(self._low - measured, measured - self._high)
         beyond = np.maximum(self._low - wanted, wanted - self._high)
@@ -275,7 +275,7 @@ class Judge:
 
 
 def _permitted(command: Record, permissions: Sequence[Permission], sent: float) -> Iterator[Violation]:
-    """A motion on a frame that was sent at ``sent``."""
+    """Checks a motion that is based on a frame sent at ``sent``."""
     index = bisect_right([each.time for each in permissions], command.time) - 1
     if index < 0:
         yield Violation("disarmed", command.time, "a motion before it was ever armed")

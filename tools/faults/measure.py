@@ -1,7 +1,7 @@
-"""Measure stopping, overload and endurance of the real node, on the robot's side of the wire.
+"""Measures stopping, overload and endurance of the real node on the robot's side of the wire.
 
-``python -m tools.faults.measure stop|overload|soak``. Figures are printed with the machine's load, which belongs
-to them: other work on the same processors shows up in every percentile.
+``python -m tools.faults.measure stop|overload|soak`` prints figures together with the machine's load, because other
+work on the same processors affects every percentile.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _THINKS = 0.2  # s; an answer of a large model
 
 
 def stopping(domain: int, count: int, rate: float) -> Mapping[str, Any]:
-    """From the operator's stop message to the last motion, and to the hold, as the robot receives them.
+    """Times from the operator's stop message to the last motion and to the hold, as the robot receives them.
 
     Args:
         domain: DDS domain.
         count: Stops.
-        rate: Motions per second: the more, the likelier one is under way when the stop comes.
+        rate: Motions per second; the more, the likelier one is in progress when the stop arrives.
     """
     last, hold = [], []
     with Rig(domain, robot_words=("--rate", str(rate))) as rig:
@@ -68,12 +68,12 @@ def stopping(domain: int, count: int, rate: float) -> Mapping[str, Any]:
 
 
 def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, Any]:
-    """Age of commands with four cameras at half the policy's rate, and at ten times its rate.
+    """Age of commands with four cameras at half the policy's rate and at ten times its rate.
 
     Args:
         domain: DDS domain.
         seconds: Duration of each.
-        size: Width and height of the pictures, pixels.
+        size: Width and height of the images in pixels.
     """
     ages: dict[str, Any] = {}
     for name, factor in (("unloaded", 0.5), ("overloaded", 10.0)):
@@ -95,12 +95,12 @@ def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, A
 
 
 def soak(domain: int, minutes: float, every: float = 5.0) -> Mapping[str, Any]:
-    """Run at 30 Hz, with a stop, a reset and another instruction each half minute; watch what the node uses.
+    """Runs at 30 Hz with a stop, a reset and a new instruction every half minute, and records resource usage.
 
     Args:
         domain: DDS domain.
         minutes: Duration.
-        every: Seconds between looks.
+        every: Seconds between measurements.
     """
     looks: list[dict[str, float]] = []
     with Rig(domain, {"timeouts.frozen_frames": "30"}) as rig:

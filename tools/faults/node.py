@@ -1,8 +1,8 @@
-"""The real node with a policy that always asks for too much, and fails on command.
+"""Runs the real node with a policy that always exceeds the limits, and fails on command.
 
-Takes the arguments of ``vla-ros run`` and runs the same code; only the policy is another one. What it does is named
-by the instruction: ``wave`` moves about with steps that are often far beyond every limit; ``late 0.5`` thinks for
-half a second each time; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` answer as they are called.
+Takes the arguments of ``vla-ros run`` and runs the same code with another policy. The instruction selects what it
+does: ``wave`` moves in steps that are often far beyond every limit; ``late 0.5`` takes half a second for each
+inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` fail in the way that their name says.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WILD = 0.15  # share of steps that no arm should make
 
 
 class WildPolicy(Policy):
-    """Deterministic: an action depends on the frame's stamp and nothing else.
+    """A deterministic policy whose action depends on the frame's stamp only.
 
     Args:
-        config: Gives names of pictures.
+        config: Provides the image keys.
         horizon: Steps per chunk.
-        seconds: How long it thinks.
+        seconds: Duration of each inference.
     """
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class WildPolicy(Policy):
         self.spec = PolicySpec(images, horizon=horizon)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """As the instruction says."""
+        """Does what the instruction says."""
         word, _, amount = observation.instruction.partition(" ")
         if word == "raise":
             raise RuntimeError("the model broke, as it was told to")
@@ -65,7 +65,7 @@ class WildPolicy(Policy):
 
 
 def main() -> int:
-    """Run the node until it is told to end."""
+    """Runs the node until it is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")

@@ -1,4 +1,4 @@
-"""The node and the robot as processes, and where their DDS traffic stays."""
+"""The node and the robot as processes, and the confinement of their DDS traffic."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
 
 
 def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
-    """Environment of the processes: on this host only and among themselves, whatever the shell says.
+    """Environment of the processes: on this host and among themselves only, whatever the shell's settings.
 
-    Wild commands are sent here: no robot may hear them. Participants with another domain tag do not see these.
+    Wild commands are sent here, which no robot may receive. Participants with another domain tag do not discover
+    these.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
     kept |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "OMP_NUM_THREADS": "1"}
@@ -37,7 +38,7 @@ def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
 
 
 class Process:
-    """A process with signals by name. Use as a context manager: it is gone afterwards."""
+    """A process and its signals. A context manager, on exit of which the process has ended."""
 
     def __init__(self, words: Sequence[str], domain: int, lease: float, **pipes: Any) -> None:
         command = [sys.executable, "-m", *words]
@@ -45,11 +46,11 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """True while the process runs."""
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
-        """Send a signal, or let its files grow no more (``DISK_FULL``)."""
+        """Sends a signal, or stops its files from growing (``DISK_FULL``)."""
         if name == "DISK_FULL" and self.alive:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         elif self.alive:
@@ -58,7 +59,7 @@ class Process:
             self.process.wait(10)
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
-        """Ask it to end; its exit status (negative: killed)."""
+        """Ends the process and returns its exit status (negative: killed by a signal)."""
         self.signal("SIGCONT")
         self.signal(name)
         try:
@@ -72,14 +73,14 @@ class NodeProcess(Process):
     """The node under test.
 
     Attributes:
-        module: What is run.
+        module: The module that is run.
 
     Args:
         domain: DDS domain.
-        log: Where its log is appended.
+        log: File to which its log is appended.
         options: ``name: value`` for ``-p``.
         words: Further arguments.
-        lease: As :func:`environment`.
+        lease: As in :func:`environment`.
     """
 
     module = "tools.faults.node"
@@ -96,7 +97,7 @@ class NodeProcess(Process):
 
 
 class LaunchedNode(NodeProcess):
-    """The node under test, behind a launcher: SIGTERM and SIGKILL go to that one, other signals to the node."""
+    """The node under test behind a launcher, which gets SIGTERM and SIGKILL; the node gets the other signals."""
 
     module = "tools.faults.launcher"
 
@@ -109,11 +110,11 @@ class LaunchedNode(NodeProcess):
 
     @property
     def alive(self) -> bool:
-        """True while the node runs, whatever became of its launcher."""
+        """True while the node runs, even if its launcher has ended."""
         return super().alive or not wait_for_end(self._node, 0.0)
 
     def signal(self, name: str) -> None:
-        """Send a signal to the launcher or to the node."""
+        """Sends a signal to the launcher or to the node."""
         if name in ("SIGTERM", "SIGKILL"):
             self.process.send_signal(getattr(signal, name))
             self.process.wait(10)
@@ -129,13 +130,13 @@ class LaunchedNode(NodeProcess):
 
 
 class RobotProcess(Process):
-    """The robot; its records are read as they come.
+    """The robot; its records are read as they arrive.
 
     Args:
         domain: DDS domain.
         words: Arguments of :mod:`tools.faults.driver`.
-        take: Called with every record, on a thread of this object's.
-        lease: As :func:`environment`.
+        take: Called with every record in this object's thread.
+        lease: As in :func:`environment`.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class RobotProcess(Process):
         self._reader.start()
 
     def order(self, **words: Any) -> None:
-        """Tell it to do something; it notes when it did."""
+        """Sends an order; the robot records when it followed it."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(words) + "\n")
@@ -163,7 +164,7 @@ class RobotProcess(Process):
             raise VlaRosError(f"the robot's process has ended ({error})") from None
 
     def close(self) -> None:
-        """End it, and wait until its last record was read."""
+        """Ends the robot and waits until its last record was read."""
         if self.alive:
             self.signal("SIGCONT")
             with contextlib.suppress(VlaRosError):  # it ended meanwhile
@@ -188,7 +189,7 @@ class RobotProcess(Process):
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, period: float = 0.005) -> bool:
-    """Whether ``ready()`` came true within ``seconds``; asked every ``period``."""
+    """Polls ``ready()`` every ``period`` seconds; returns whether it became True within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:

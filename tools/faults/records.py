@@ -1,4 +1,4 @@
-"""What the robot saw and did, as lines between processes. Times are of CLOCK_MONOTONIC, which all of them share."""
+"""Records of what the robot saw and did, as lines between processes; times are of CLOCK_MONOTONIC."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Record:
     """One event on the robot's side of the wire, or a mark of the director.
 
     Attributes:
-        kind: ``frame`` or ``joints``: sent by the robot. ``command`` or ``status``: came from the node. ``mark``:
-            something was done (``name`` says what).
-        time: Seconds of the steady clock: before sending, or when it came.
-        stamp: Stamp of the message, nanoseconds; 0 where it has none.
+        kind: ``frame`` or ``joints``: sent by the robot. ``command`` or ``status``: from the node. ``mark``:
+            an order was followed (``name`` says which).
+        time: Seconds of the steady clock: before sending, or at arrival.
+        stamp: Stamp of the message in nanoseconds; 0 if it has none.
         ros: Nanoseconds of the ROS clock at ``time``.
-        positions: Joint positions, where the record has any; None for a joint state that cannot be read.
+        positions: Joint positions, if the record has any; None for an unreadable joint state.
         names: Their names.
         name: Name of a mark.
         text: JSON of a status.
@@ -35,15 +35,15 @@ class Record:
     text: str = ""
 
     def line(self) -> str:
-        """As one line of JSON; what is empty is left out."""
+        """The record as one line of JSON, without empty fields."""
         return json.dumps({key: value for key, value in asdict(self).items() if value})
 
     @classmethod
     def parse(cls, line: str) -> Record:
-        """The record of a line.
+        """Reads the record of a line.
 
         Raises:
-            ValueError: It is none (the last line of a process that was killed).
+            ValueError: The line is not a record, such as the last line of a killed process.
         """
         words: dict[str, Any] = json.loads(line)
         if not isinstance(words, dict) or "kind" not in words:

@@ -1,4 +1,4 @@
-"""The node and the robot as one thing that measurements drive: arm, order, wait, read what the robot saw."""
+"""The node and the robot as one rig: arm, order, wait, read the robot's records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 30.0
 
 
 class Rig(AbstractContextManager["Rig"]):
-    """A node and a robot in processes of their own. Use as a context manager: both are gone afterwards.
+    """A node and a robot in their own processes. A context manager, on exit of which both have ended.
 
     Args:
         domain: DDS domain.
@@ -31,15 +31,15 @@ class Rig(AbstractContextManager["Rig"]):
         robot_words: Arguments of the robot.
         traced: Let the node write ``node.trace`` into the folder.
         launched: Start the node by a launcher.
-        lease: Seconds after which DDS believes a silent process dead; 0: Cyclone's default of 10.
+        lease: Seconds after which DDS considers a silent process dead; 0: Cyclone's default of 10.
 
     Attributes:
         records: What the robot sent and received.
         motions: Those that are motions.
-        status: What the node said last on ``~/status``.
+        status: The node's last message on ``~/status``.
         marks: Orders that robots have followed so far.
         log: The node's log.
-        trace: Its trace, where it writes one.
+        trace: Its trace, if it writes one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Rig(AbstractContextManager["Rig"]):
         )
 
     def ready(self) -> None:
-        """Wait until the node has everything that it needs; it is disarmed."""
+        """Waits until the node has all its inputs; it is disarmed then."""
 
         def is_ready() -> bool:
             well = self.status.get("state") == "disarmed"
@@ -105,25 +105,25 @@ class Rig(AbstractContextManager["Rig"]):
             raise VlaRosError(f"start: the node ended before it was ready; {self.last_words()}")
 
     def arm(self) -> None:
-        """Arm, and wait for a motion."""
+        """Arms the node and waits for a motion."""
         self.node.signal("SIGUSR1")
         self.wait_for_motion("motion after arming")
 
     def reset(self) -> None:
-        """End a stop; disarmed then."""
+        """Resets a stop; the node is disarmed then."""
         self.node.signal("SIGHUP")
         self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
 
     def wait_for_motion(self, what: str) -> None:
-        """Wait for a motion that comes from now on."""
+        """Waits for the next motion."""
         before = time.monotonic()
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``ready()``, which is asked while no record is taken.
+        """Waits until ``ready()``, which is called under the lock of the records.
 
         Raises:
-            VlaRosError: It did not come; the text says what the node says.
+            VlaRosError: It did not become true; the text has the node's status.
         """
 
         def asked() -> bool:
@@ -137,7 +137,7 @@ class Rig(AbstractContextManager["Rig"]):
             )
 
     def forget(self) -> None:
-        """Forget what was recorded so far, but for the stamps of the last frames."""
+        """Discards all records except the stamps of the last frames."""
         with self._lock:
             self._frames = {record.stamp for record in self.records[-50:] if record.kind == "frame"}
             self.records.clear()

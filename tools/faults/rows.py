@@ -13,10 +13,10 @@ Order = Mapping[str, Any]
 class Reaction(str, Enum):
     """What the node must do.
 
-    ``GOES_ON``: motions keep coming (where reasons are named, after a moment). ``HOLDS``: they end, and come again
-    by themselves after the fault. ``STOPS``: they end, and come again only after a person has reset and armed.
-    ``DISARMED``: they end until a person arms. ``ENDS``: the process is gone, and its successor moves nothing
-    before a person has armed it.
+    ``GOES_ON``: motions continue (if reasons are named, after a moment). ``HOLDS``: motions end, and resume by
+    themselves after the fault. ``STOPS``: they end, and resume only after a person has reset and armed.
+    ``DISARMED``: they end until a person arms. ``ENDS``: the process ends, and its successor moves nothing until a
+    person has armed it.
     """
 
     GOES_ON = "goes on"
@@ -33,26 +33,26 @@ class Row:
     Attributes:
         name: Unique, for people.
         reaction: What must follow.
-        reasons: One of these must be named on ``~/status`` (any, where empty).
-        begin: Orders for the robot at the injection.
-        end: Orders that take it back.
-        within: Seconds after which no motion may come any more (timeouts included), where it holds or stops.
-        lasts: Seconds that the fault lasts at least and at most.
-        node: Signals for the node's process at the injection and after it, by name; ``DISK_FULL`` lets no file of
-            it grow any more.
-        robot: Signals for the robot's process in the same way. One that is killed has a successor afterwards.
+        reasons: One of these must be named on ``~/status``; any reason if empty.
+        begin: Orders to the robot at the injection.
+        end: Orders that end the fault.
+        within: Seconds after which no motion may arrive (timeouts included), if it holds or stops.
+        lasts: Minimum and maximum duration of the fault in seconds.
+        node: Signals to the node's process at the injection and after it, by name; ``DISK_FULL`` stops its files
+            from growing.
+        robot: Signals to the robot's process in the same way. A killed one has a successor afterwards.
         options: Options of the node, besides :data:`OPTIONS`.
         robot_words: Further arguments of the robot.
         horizon: Steps per chunk of the policy.
-        think: Seconds that the policy takes.
+        think: Seconds of each inference.
         simulated: With simulated time.
-        lag: Seconds that the robot's process is late because of the fault.
-        memory: Seconds for which the node measures nothing because of the fault.
-        pieces: The fault takes joints out of joint states.
-        fresh: Each injection needs a node that was started for it.
-        launched: The node is started by a launcher, and its signals SIGTERM and SIGKILL go to that one.
-        traced: The node records what becomes of each frame (``node.trace``).
-        lease: Seconds after which DDS believes a silent process dead (Cyclone's default is 10).
+        lag: Seconds by which the fault delays the robot's process.
+        memory: Seconds during which the fault keeps the node from measuring.
+        pieces: The fault removes joints from joint states.
+        fresh: Each injection needs a newly started node.
+        launched: The node is started by a launcher, which gets the signals SIGTERM and SIGKILL.
+        traced: The node records the outcome of each frame (``node.trace``).
+        lease: Seconds after which DDS considers a silent process dead (Cyclone's default is 10).
     """
 
     name: str
@@ -176,7 +176,7 @@ _APART: Mapping[str, Any] = {
 
 
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
-    """Somebody else begins to do what only one may do."""
+    """A row in which a second node does what only one may do."""
     return Row(
         f"{what} contested",
         reaction,
@@ -376,7 +376,7 @@ def find(name: str) -> Row:
     """The row called ``name``.
 
     Raises:
-        KeyError: There is none.
+        KeyError: There is no such row.
     """
     for row in ROWS:
         if row.name == name:

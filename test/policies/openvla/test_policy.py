@@ -73,7 +73,7 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_ti
     assert loaded.spec.processors == {"image": ResizeNaive((224, 224))}
 
 
-def test_pictures_and_words_change_the_answer(loaded, observe):
+def test_image_and_instruction_change_the_answer(loaded, observe):
     black, white = np.zeros((224, 224, 3), np.uint8), np.full((224, 224, 3), 255, np.uint8)
     words = ("pick up the red cube", "push the ball left", "open the drawer")
     answers = {tuple(ask(loaded, observe(image, text)).tokens) for image in (black, white, 0) for text in words}
@@ -153,7 +153,7 @@ def test_weights_that_are_no_numbers_are_refused(tiny, make_policy):
         make_policy(tiny, self_test=False).load()
 
 
-def test_a_wrong_picture_is_refused_and_the_next_one_works(loaded, observe):
+def test_an_invalid_image_is_refused_and_the_next_one_works(loaded, observe):
     for image, words in (
         (np.zeros((0, 0, 3), np.uint8), r"\[0, 0, 3\], expected uint8 \[224, 224, 3\]"),
         (np.zeros((224, 224, 4), np.uint8), "expected"),

@@ -74,7 +74,7 @@ def test_damage_is_damage() -> None:
 
 
 @pytest.mark.parametrize("kind", ["short", "garbage", "encoding", "huge", "empty"])
-def test_pictures_that_are_none_are_whole_messages_of_their_type(kind: str) -> None:
+def test_invalid_images_are_valid_messages_of_their_type(kind: str) -> None:
     types = message_types("jazzy")
     for _, item in through(kind, 1, count=50):
         parsed = types.deserialize(item, types.message("sensor_msgs/msg/Image"))
