@@ -116,7 +116,7 @@ def test_several_bags_on_several_processes_give_the_same(jpeg_bag, write_bag, sm
     other = write_bag("other", small_recording)
     raw = ["--topics", "truth=none"]
     assert replay(jpeg_bag, jpeg_bag, other, "--json", tmp_path / "one.json", *raw) == 0
-    assert replay(jpeg_bag, other, "--json", tmp_path / "two.json", "--jobs", 2, *raw) == 0
+    assert replay(jpeg_bag, other, "--json", tmp_path / "two.json", "--workers", 2, *raw) == 0
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     assert one["frames"] == two["frames"]
     assert [bag["frames"] for bag in one["bags"]] == [30, 20]

@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--every", type=int, default=1, metavar="K", help="open loop: use every K-th frame")
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N frames of each bag")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes; each plays one bag at a time")
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes (Ray's where it is installed)"
+    )
     parser.add_argument("--instruction", default="", metavar="TEXT", help="replaces the recorded instruction")
     parser.add_argument(
         "--topics",
@@ -100,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             return created
 
         ask = progress.ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        outcomes = play_all(jobs, policy, arguments.jobs, ask, progress.advance)
+        outcomes = play_all(jobs, policy, arguments.workers, ask, progress.advance)
         result = make_result(outcomes, config, options)
         if not (arguments.no_trials or result.figures["interrupted"]):
             progress.say("trying other settings")
@@ -138,7 +140,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             raise ValueError
     except ValueError:
         raise ConfigError(f"--speed {arguments.speed}: expected max or a number above 0, for example 1.0") from None
-    for name, low in (("every", 1), ("limit", 0), ("jobs", 1)):
+    for name, low in (("every", 1), ("limit", 0), ("workers", 1)):
         if (value := getattr(arguments, name)) < low:
             raise ConfigError(f"--{name} {value}: expected {low} or more")
     for name in ("tolerance", "gap"):

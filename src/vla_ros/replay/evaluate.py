@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,18 +90,54 @@ def play_all(
 
 
 def _play_in_parallel(jobs: Sequence[Job], workers: int, progress: BagProgress) -> list[Outcome]:
-    context = multiprocessing.get_context("spawn")
+    flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
     outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        flat = [(job.path, json.dumps(flatten(job.config)), job.options, job.partial) for job in jobs]
-        try:
-            for job, outcome in zip(jobs, pool.map(_play_here, flat), strict=True):
-                outcomes.append(outcome)
-                if outcome.samples is not None:
-                    progress(job.path.name, len(outcome.samples.times))
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
+    with _pool(min(workers, len(jobs))) as play_each, contextlib.suppress(KeyboardInterrupt):
+        for job, outcome in zip(jobs, play_each(flat), strict=True):
+            outcomes.append(outcome)
+            if outcome.samples is not None:
+                progress(job.path.name, len(outcome.samples.times))
     return outcomes
+
+
+Flat = tuple[Path, str, Options, Path | None]
+"""A job as it is sent to another process: the options as JSON, because a policy's own are a class of its own."""
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
+    """Plays jobs in so many processes and gives outcomes in order; Ray's where Ray is installed.
+
+    Ray spreads them over its cluster (``RAY_ADDRESS``; else this machine) and shares out its GPUs.
+    """
+    try:
+        import ray
+        from ray.util import ActorPool
+    except ImportError:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            yield lambda jobs: pool.map(_play_here, jobs)
+            pool.shutdown(cancel_futures=True)
+        return
+    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
+    try:
+        resources = ray.cluster_resources()
+        share = {name: min(1.0, resources.get(kind, 0) / workers) for name, kind in _SHARES.items()}
+        remote = ray.remote(**share)(_RayWorker)
+        actors = ActorPool([remote.remote() for _ in range(workers)])
+        yield lambda jobs: actors.map(lambda actor, job: actor.play.remote(job), jobs)
+    finally:
+        ray.shutdown()
+
+
+_SHARES = {"num_cpus": "CPU", "num_gpus": "GPU"}
+
+
+class _RayWorker:
+    """One of the processes of Ray."""
+
+    def play(self, job: Flat) -> Outcome:
+        return _play_here(job)
 
 
 @functools.cache
@@ -112,7 +149,7 @@ def _load(flat: str) -> tuple[Config, Policy]:
     return config, policy
 
 
-def _play_here(job: tuple[Path, str, Options, Path | None]) -> Outcome:
+def _play_here(job: Flat) -> Outcome:
     path, flat, options, partial = job
     config, policy = _load(flat)
     return play(Job(path, config, options, partial), lambda: policy)
