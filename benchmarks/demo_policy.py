@@ -1,9 +1,9 @@
 """Runs the shipped checkpoint through `vla-ros demo` with every control, and prints one table.
 
-Each row runs the simulation and the policy node in processes of their own that meet over DDS, as a user would.
-Take `python -m tools.train evaluate` for many episodes in little time.
+Each row runs the simulation and the policy node as separate processes connected over DDS, as a user would. `python
+-m tools.train evaluate` runs many episodes in less time.
 
-  python benchmarks/demo_policy.py [--checkpoint DIR] [--episodes 100] [--seed 0] [--only plain,bump] [--json FILE]
+    python benchmarks/demo_policy.py [--checkpoint DIR] [--episodes 100] [--only plain,bump] [--json FILE]
 
 `--real-time` adds a row with physics in real time and a camera at 10 Hz.
 """
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: a run of the demo, judged."""
+    """Runs the demo for one row and summarises it."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "demo.json"
         command = [sys.executable, "-m", "vla_ros.cli", "demo"]

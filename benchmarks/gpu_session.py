@@ -1,13 +1,13 @@
-"""One session on a GPU: correctness first, then times, a short table last.
+"""Runs correctness checks and then timings on a GPU, and prints a short table.
 
-    python benchmarks/gpu_session.py                      # every stage
+    python benchmarks/gpu_session.py                                # every stage
     python benchmarks/gpu_session.py --stages kernels,tune,bf16
     python benchmarks/gpu_session.py --kinds int4 --stages kernels,gemm,tune,in_place,int4
-    python benchmarks/gpu_session.py --dry                # on a CPU with a tiny model, to try the script
+    python benchmarks/gpu_session.py --dry                          # on a CPU with a tiny model, to try the script
 
-Needs torch with CUDA, Triton and transformers; the package itself is taken from ../src. Results are written as
-JSON to the folder $OUT, or ``--out``. Every stage has a process of its own and a bound in time; one that fails does
-not stop the others. ``tune`` and ``in_place`` write configs.json there, which later stages of the same folder use.
+Needs torch with CUDA, Triton and transformers; the package is imported from ../src. Results are JSON files in $OUT
+or ``--out``. Every stage is a process with a time limit, and a failed one does not stop the others. ``tune`` and
+``in_place`` write configs.json there, which later stages in the same folder use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STAGES = {
 
 
 def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...], seconds: float) -> int:
-    """One stage in this process; its result goes to ``out/NAME.json``."""
+    """Runs one stage in this process and writes its result to ``out/NAME.json``."""
     began = time.monotonic()
     try:
         result = STAGES[name](Session(out, dry, kinds, seconds))
@@ -72,7 +72,7 @@ def summary(out: Path, names: list[str]) -> str:
 
 
 def main() -> int:
-    """Run the stages that were asked for, each in a process of its own, and print the table."""
+    """Runs the requested stages, each in its own process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help=f"some of {', '.join(STAGES)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_session")))

@@ -1,9 +1,8 @@
-"""Measures the age of a command's frame: driver here, node in another process, DDS between them.
+"""Measures the age of a command's frame between a driver here and the node in another process, over DDS.
 
-The policy returns at once (`hold`, but it reads its image as a model would, which triggers the resize), so the
-figures cover everything around a model: transport, mailbox, decoding, resizing, kinematics, limits, sending. Ages
-are measured here, from the stamp that the driver gave the frame to the arrival of the command that carries it: both
-directions of the wire are in it.
+The policy returns at once (`hold`, but it accesses its image, which triggers the resize), so the figures cover
+everything around a model: transport, mailbox, decoding, resizing, kinematics, limits, sending. Ages run from the
+stamp that the driver gave the frame to the arrival of the command that carries it, so they include both directions.
 
     python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
 """
@@ -36,10 +35,10 @@ HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 
 
 class Looking(HoldPolicy):
-    """Holds, but reads every image first."""
+    """A policy that holds, but accesses every image first."""
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Read the images, then hold."""
+        """Access the images, then hold."""
         dict(observation.images)
         return super().infer(session, observation)
 

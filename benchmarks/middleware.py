@@ -1,14 +1,14 @@
-"""Raw camera frames between two processes of this host, for each middleware profile: how many, how late.
+"""Counts and latencies of raw camera frames between two processes of this host, for each middleware profile.
 
     source /opt/ros/jazzy/setup.bash
-    python benchmarks/middleware.py                          # 1920x1080 rgb8, 30 Hz, all that is installed
+    python benchmarks/middleware.py                  # 1920x1080 rgb8, 30 Hz, all that is installed
     python benchmarks/middleware.py --profiles default fastdds --seconds 5 --json out.json
 
-The publisher sends ``sensor_msgs/Image`` messages as a driver in rclpy does (BEST_EFFORT, KEEP_LAST(1)); the
-receiver subscribes once as the policy node does (raw bytes, header stamp, mailbox) and once message-typed, each in
-a run of its own. *latency* is from stamping to the end of the callback. *take* is what the receiving thread spends
-on one frame from being woken to having it in the mailbox. Every run ends with the one line of
-``vla-ros middleware --check``, so that a figure is never read without knowing what was in force.
+The publisher sends ``sensor_msgs/Image`` messages as a driver in rclpy does (BEST_EFFORT, KEEP_LAST(1)). The
+receiver subscribes once as the policy node does (raw bytes, header stamp, mailbox) and once to typed messages, in
+separate runs. *latency* is from stamping to the end of the callback. *take* is the receiving thread's time from
+waking up to having the frame in the mailbox. Every run ends with the line of ``vla-ros middleware --check``, which
+shows the settings in force.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARM_UP = 15
 
 
 def main() -> int:
-    """Measure, or play one of the two parts in a process of its own."""
+    """Measure, or run as publisher or receiver in a process of its own."""
     arguments = _parser().parse_args()
     if arguments.part == "publish":
         publish(arguments)
@@ -77,7 +77,7 @@ def _qos() -> Any:
 
 
 def publish(arguments: argparse.Namespace) -> None:
-    """Send frames at the rate, beginning when the receiver is there."""
+    """Send frames at the given rate once the receiver is up."""
     import rclpy
     from sensor_msgs.msg import Image
 
@@ -269,7 +269,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
-    """The rows as Markdown, with where and when."""
+    """The rows as Markdown, with machine and date."""
     size = f"{arguments.width}x{arguments.height} rgb8 at {arguments.rate:g} Hz"
     rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
     lines = [
@@ -290,7 +290,7 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
 
 
 def _shares(rows: list[dict[str, Any]]) -> str:
-    """What a raw subscription takes of a message-typed one's time, for each profile of this run."""
+    """Time of a raw subscription as a share of a typed one's, for each profile of this run."""
     took = {(row["profile"], row["subscription"]): row["take_p50_ms"] for row in rows}
     pairs = [
         (name, took.get((name, "raw")), took.get((name, "message"))) for name in dict.fromkeys(n for n, _ in took)

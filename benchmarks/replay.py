@@ -1,7 +1,8 @@
-"""Frames per second and memory of replay with a policy that costs nothing: the figures in docs/replay.md.
+"""Measures frames per second and memory of replay with a policy that costs nothing: the figures in docs/replay.md.
 
-Writes a bag of VGA frames, plays it in a fresh process, and prints processor time per frame without the start.
-Usage: python benchmarks/replay.py [--frames N] [--storage mcap|sqlite3] [--arm]
+Writes a bag of VGA frames, plays it twice, and prints the processor time per frame of the second time.
+
+    python benchmarks/replay.py [--frames N] [--storage mcap|sqlite3] [--arm]
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ HOME = (0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0)
 
 
 def write(folder: Path, frames: int, storage: str) -> Path:
-    """A bag of ``frames`` VGA images at 30 Hz with joint states."""
+    """Writes a bag of ``frames`` VGA images at 30 Hz with joint states."""
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
@@ -48,7 +49,7 @@ def write(folder: Path, frames: int, storage: str) -> Path:
 
 
 def play(path: Path, arm: bool) -> tuple[int, float]:
-    """Number of frames and processor seconds."""
+    """Plays the bag; returns the number of frames and processor seconds."""
     from vla_ros.config import load
     from vla_ros.policies.base import create
     from vla_ros.replay import evaluate

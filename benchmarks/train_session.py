@@ -32,7 +32,7 @@ _PROBE_STEPS = 150
 
 
 class Session:
-    """Stages of one sitting, their times and what is left of the limit."""
+    """Stages of one session, their times and the time left."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -49,18 +49,18 @@ class Session:
 
     @property
     def left(self) -> float:
-        """Seconds until this call must have ended, less what packing takes."""
+        """Seconds until this call must end, minus the time for packing."""
         if not self.arguments.limit:
             return 1e9
         return float(self.arguments.limit) - (time.monotonic() - self.began) - RESERVE
 
     def note(self) -> None:
-        """Write down what is known so far."""
+        """Write the results so far."""
         self.facts["calls"][-1]["seconds"] = round(time.monotonic() - self.began, 1)
         self.journal.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
 
     def stage(self, name: str, *words: str) -> bool:
-        """One `python -m tools.train`, ended where the time is up; True where it is complete."""
+        """Run one `python -m tools.train` command until the time limit; True if it is complete."""
         if self.left < 5:
             return False
         began = time.monotonic()
@@ -85,7 +85,7 @@ class Session:
 
 
 def main() -> int:
-    """Run what is left of the sitting; 0 when it is complete, 3 when the limit came first."""
+    """Run the remaining stages; returns 0 when all are complete, 3 when the limit was reached first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder that stays between calls")
     parser.add_argument("--out", type=Path, required=True, help="folder for the archive")
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def run(session: Session) -> bool:
-    """The stages in order; True where all are complete."""
+    """Run the stages in order; True when all are complete."""
     arguments = session.arguments
     workers = ("--processes", str(arguments.processes))
     demonstrations = ("--episodes", str(arguments.episodes), "--tasks", *arguments.tasks)
@@ -138,7 +138,7 @@ def run(session: Session) -> bool:
 
 
 def compiled(session: Session) -> tuple[str, ...]:
-    """The option that compiles, unless it was asked not to."""
+    """The option that enables compilation, unless it was disabled."""
     return () if session.arguments.no_compile else ("--compile",)
 
 
@@ -162,13 +162,13 @@ def chosen_steps(session: Session) -> int:
 
 
 def export(session: Session) -> None:
-    """The checkpoint of whatever there is; not bound by the limit, for it is what the sitting is for."""
+    """Export the latest checkpoint, regardless of the limit: it is the purpose of the session."""
     command = [sys.executable, "-m", "tools.train", "export", str(session.run_folder)]
     subprocess.run([*command, str(session.checkpoint)], check=True, timeout=60)
 
 
 def pack(session: Session) -> None:
-    """Checkpoint, logs and figures as a tar in pieces."""
+    """Pack checkpoint, logs and figures into a tar archive in pieces."""
     out, work = session.arguments.out, session.arguments.work
     out.mkdir(parents=True, exist_ok=True)
     for stale in out.glob("session.tar*"):
@@ -193,7 +193,7 @@ def pack(session: Session) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What this runs on."""
+    """The machine that this runs on."""
     import torch
 
     return {

@@ -1,7 +1,7 @@
-"""Milliseconds per stage of the vision room, from message to the policy's image.
+"""Milliseconds of each vision stage, from message to the policy's image.
 
 Run ``OMP_NUM_THREADS=1 python benchmarks/vision.py [--width 640] [--height 480] [--repeat 200]``: one thread, as
-beside a policy that wants the others.
+next to a policy that uses the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def scene(height: int, width: int) -> np.ndarray:
 
 
 def measure(stage: Callable[[], object], repeat: int) -> tuple[float, float, float]:
-    """Least, median and 99th percentile of the stage's milliseconds, after three unmeasured calls."""
+    """Minimum, median and 99th percentile of a stage in milliseconds, after three unmeasured calls."""
     for _ in range(3):
         stage()
     times = []

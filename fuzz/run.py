@@ -1,7 +1,7 @@
 """Fuzz with randomly damaged seeds, without atheris: ``python fuzz/run.py`` (``make fuzz``).
 
-Every input must be accepted or refused with our own error, within a second and without memory growth. An input that
-fails is written to a file, its name is printed, and the exit status is 1.
+Every input must be accepted, or refused with our own error, within a second and without memory growth. A failing
+input is written to a file whose name is printed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Hang(BaseException):
 
 
 def damage(data: bytes, other: bytes, rng: random.Random) -> bytes:
-    """Apply one to four kinds of damage; half of the time the first byte, which selects a variant, is kept."""
+    """Apply one to four kinds of damage; the first byte, which selects a variant, is kept in half of the cases."""
     damaged = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if not damaged:
@@ -64,7 +64,7 @@ def damage(data: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def fuzz(name: str, count: int, seed: int) -> list[str]:
-    """Run one target; returns the failures, each with the file of its input."""
+    """Run one target; returns the failures, each with its input file."""
     rng, sources, failures = random.Random(f"{name} {seed}"), seeds(name, CORPUS), []
     failures += [f"{name}: a seed was refused" for source in sources if not only_our_errors(TARGETS[name], source)]
     before, slowest, accepted, began = _peak(), 0.0, 0, time.monotonic()

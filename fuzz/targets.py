@@ -58,7 +58,7 @@ def bag(data: bytes) -> None:
 
 
 def only_our_errors(target: Callable[[bytes], None], data: bytes) -> bool:
-    """Run a target; returns whether the bytes were accepted, False if refused with our own error."""
+    """Run a target; returns True if the bytes were accepted, False if they were refused with our own error."""
     if not data:
         return False
     try:

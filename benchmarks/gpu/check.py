@@ -1,4 +1,4 @@
-"""Checks correctness before timing: every kernel against float64, and the required guard."""
+"""Checks correctness before anything is timed: every kernel against float64, and the required guard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOWERS = {"float32": 1e-5, "bfloat16": 3e-2}
 
 
 def stage_kernels(session: Session) -> dict[str, Any]:
-    """Every kernel against float64, with fresh random inputs; rows must not depend on their neighbours."""
+    """Check every kernel against float64 with new random inputs; a row must not depend on its neighbours."""
     from vla_ros.engine.device_ops import make_ops
 
     torch, result = session.torch, {}
@@ -36,7 +36,7 @@ def stage_kernels(session: Session) -> dict[str, Any]:
 
 
 def _against_float64(session: Session, name: str, kind: str) -> dict[str, Any]:
-    """One layer's prefill and verification of six tokens, and whether each row alone has the same bits."""
+    """Errors of a layer's prefill and verification of six tokens, and whether rows computed alone are equal."""
     from vla_ros.engine.decoder import prefill, verify
     from vla_ros.engine.device_ops import make_ops
     from vla_ros.engine.ops import KVCache, Ops
@@ -65,7 +65,7 @@ def _against_float64(session: Session, name: str, kind: str) -> dict[str, Any]:
 
 
 def _towers(session: Session, name: str) -> dict[str, Any]:
-    """The vision encoder against the reference path on random images; both as graphs, the towers in parallel."""
+    """Compare the vision encoder with the reference path on random images, both as graphs."""
     from vla_ros.bench.models import OPENVLA_7B, random_model
     from vla_ros.engine.towers import TowerOps
     from vla_ros.policies.openvla.tiny import tiny_architecture
@@ -87,7 +87,7 @@ def _towers(session: Session, name: str) -> dict[str, Any]:
 
 
 def stage_guard(session: Session) -> dict[str, Any]:
-    """Measure how far logits of a drafted prefill and of decoding differ; the guard must exceed this."""
+    """Measure by how much logits of a drafted prefill and of decoding differ; the guard must exceed this."""
     import numpy as np
 
     engine, rng = session.engine(), np.random.default_rng(1)

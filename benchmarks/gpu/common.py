@@ -1,4 +1,4 @@
-"""What the stages share: sizes, random weights, inputs, and times of captured graphs."""
+"""Shared by the stages: sizes, random weights, inputs, and timing of captured graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOUND_S = {
 
 
 class Session:
-    """What every stage needs: the device, sizes, and where results go.
+    """The device, sizes and output folder that every stage needs.
 
     Args:
         out: Folder of the results.
@@ -52,12 +52,12 @@ class Session:
             self._use(self.found())
 
     def found(self) -> dict[str, Any]:
-        """What earlier stages left in configs.json."""
+        """Contents of configs.json, written by earlier stages."""
         tuned = self.out / "configs.json"
         return dict(json.loads(tuned.read_text())) if tuned.exists() else {}
 
     def keep(self, found: dict[str, Any]) -> None:
-        """Add to configs.json, for the stages that follow."""
+        """Add to configs.json for later stages."""
         (self.out / "configs.json").write_text(json.dumps({**self.found(), **found}, indent=1))
 
     def _use(self, found: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Session:
                     tile_configs.SKINNY_CONFIGS[role, kind] = tile_configs.SkinnyConfig(*values)
 
     def subject(self, kind: str = "none") -> Any:
-        """The 7B with random weights, or the tiny model, made once; quantised kinds without the dense decoder."""
+        """The 7B model with random weights, or the tiny model; quantised kinds lack the dense decoder."""
         from vla_ros.bench.models import open_subject
 
         if kind not in self._subjects:
@@ -82,7 +82,7 @@ class Session:
         return self._subjects[kind]
 
     def engine(self, kind: str = "none", drafts: str = "prefill", subject: Any = None) -> Any:
-        """An engine over it; with another ``subject``, over weights quantised beside its dense ones."""
+        """An engine over the model, or over ``subject`` with quantised weights beside its dense ones."""
         from vla_ros.policies.openvla.build_engine import make_engine
 
         subject = self.subject(kind) if subject is None else subject
@@ -105,7 +105,7 @@ class Session:
         ]
 
     def time_ms(self, work: Callable[[], Any], repeats: int = 50) -> float:
-        """Median of graph replays on a GPU (gaps between launches left out), of one call on a CPU."""
+        """Median time of graph replays on a GPU, without the gaps between launches, or of one call on a CPU."""
         torch = self.torch
         if self.dry:
             began = time.perf_counter()
@@ -125,16 +125,16 @@ class Session:
         return statistics.median(times[5:])
 
     def try_ms(self, work: Callable[[], Any], repeats: int) -> float:
-        """As :meth:`time_ms`; infinity for what does not fit the device."""
+        """:meth:`time_ms`, or infinity for a configuration that does not fit the device."""
         with contextlib.suppress(Exception):
             return self.time_ms(work, repeats)
         return float("inf")
 
 
 def compile_ahead(session: Session, stage: str, works: Iterable[Callable[[], Any]] = ()) -> None:
-    """Compile what a stage is going to try, on all cores: each process runs a share of ``works`` once.
+    """Compile everything that a stage will try, on all cores; each process runs a share of ``works`` once.
 
-    Called by the stage, it starts the processes; called in one of them (by the environment's PART), it works.
+    In the stage it starts the processes; in one of these (environment variable PART) it does the work.
     """
     part = os.environ.get("PART")
     if part is not None:
@@ -177,7 +177,7 @@ def shape_of(session: Session) -> Any:
 
 
 def wide(weights: Any) -> Any:
-    """The same weights, dequantised, in float64: the reference."""
+    """The same weights dequantised to float64, as the reference."""
     from vla_ros.engine.weights import Layer, dequantize, quantize
 
     def exact(matrix: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The search for configurations: product by product, then inside a whole pass; and where the time goes."""
+"""Searches for tile configurations, product by product and then in a whole pass, and profiles kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 288
 
 
 def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
-    """Role, kind of weight and configuration of everything that ``tune`` tries."""
+    """Every role, kind of weight and configuration that ``tune`` tries."""
     from vla_ros.engine.tile_configs import SkinnyConfig
 
     for kind in kinds:
@@ -35,7 +35,7 @@ def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _sensible(config: Any, kind: str, pairs: int) -> bool:
-    """Return True if it fits into shared memory and keeps every warp busy."""
+    """True if the configuration fits into shared memory and keeps every warp busy."""
     from vla_ros.engine.lowbit import BITS, k_group
 
     outputs = config.block_n * pairs
@@ -50,12 +50,9 @@ def _sensible(config: Any, kind: str, pairs: int) -> bool:
 
 
 class Layers:
-    """One layer's products on random weights; several layers in turn, so that none is found in the L2 cache.
+    """The products of a layer on random weights.
 
-    Args:
-        session: The session.
-        kind: Of the weights.
-        copies: Layers.
+    ``copies`` layers run in turn, so that no weights are in the L2 cache.
     """
 
     def __init__(self, session: Session, kind: str, copies: int) -> None:
@@ -73,13 +70,13 @@ class Layers:
         self.cache = KVCache.allocate(self.sets[0], 1, 320)
 
     def run(self, role: str, ops: Any) -> None:
-        """One product of every layer."""
+        """Run one product of every layer."""
         stream = ops.gather(self.hidden, self.first, self.sets[0].norm)
         for one in self.sets:
             self._product(role, ops, one, stream)
 
     def error(self, role: str, ops: Any) -> float:
-        """How far a product lies from torch's, relatively."""
+        """Relative error of a product against torch's."""
         from vla_ros.engine.ops import Ops
 
         one = self.sets[0]
@@ -89,7 +86,7 @@ class Layers:
         return relative_error(ours, theirs)
 
     def matrix(self, role: str) -> Any:
-        """The first layer's."""
+        """The matrix of the first layer."""
         one = self.sets[0]
         return one.lm_head if role == "lm_head" else getattr(one.layers[0], role)
 
@@ -103,7 +100,7 @@ class Layers:
 
 
 def stage_tune(session: Session) -> dict[str, Any]:
-    """Every role and kind with many configurations; the best are kept in configs.json."""
+    """Time many configurations of every role and kind; the best go to configs.json."""
     torch = session.torch
     if session.dry:
         return {"skipped": "needs CUDA"}
@@ -159,9 +156,9 @@ def stage_tune(session: Session) -> dict[str, Any]:
 
 
 def gemm_candidates(kind: str, role: str) -> list[Any]:
-    """Configurations to try, the best guesses first; None dequantises the weight first.
+    """Configurations to try, the most promising first; None dequantises the weight before the product.
 
-    Guesses are by how evenly programs fill 132 multiprocessors, and by instructions per multiplication.
+    They are ranked by how evenly their programs fill 132 multiprocessors, and by instructions per multiplication.
     """
     from vla_ros.engine.tile_configs import GemmConfig
 
@@ -200,7 +197,7 @@ def gemm_candidates(kind: str, role: str) -> list[Any]:
 
 
 def stage_gemm(session: Session) -> dict[str, Any]:
-    """The four products of a layer at 288 rows: dense, and packed with every configuration that is right."""
+    """Time the four products of a layer at 288 rows: dense, and packed with every correct configuration."""
     torch, shape = session.torch, shape_of(session)
     if session.dry:
         return {"skipped": "needs CUDA"}
@@ -270,7 +267,7 @@ def stage_gemm(session: Session) -> dict[str, Any]:
 
 
 def _attends(session: Session, ops: Any, weights: Any, cache: Any) -> bool:
-    """Whether six rows of attention are torch's, and the last of them alone has the same bits."""
+    """True if six rows of attention match torch's and the last one computed alone has the same bits."""
     from vla_ros.engine.ops import Ops
 
     torch, shape = session.torch, weights.shape
@@ -291,7 +288,7 @@ def _attends(session: Session, ops: Any, weights: Any, cache: Any) -> bool:
 
 
 def stage_in_place(session: Session) -> dict[str, Any]:
-    """The best of ``tune`` (if it ran) inside a whole pass of the 7B, role by role; attention."""
+    """Try the best of ``tune`` (if it ran) inside a whole pass of the 7B model, role by role, and attention."""
     if session.dry:
         return {"skipped": "needs CUDA"}
     from vla_ros.engine.decoder import verify
@@ -345,7 +342,7 @@ def stage_in_place(session: Session) -> dict[str, Any]:
 
 
 def stage_profile(session: Session) -> dict[str, Any]:
-    """What each kernel of a plain answer costs, by name, in microseconds per answer."""
+    """Time of each kernel in a plain answer, by name, in microseconds per answer."""
     from vla_ros.engine.executor import Request
 
     torch, subject = session.torch, session.subject()

@@ -24,7 +24,7 @@ def _bench(session: Session, quantization: str, steps: int, *options: str) -> di
 
 
 def stage_bf16(session: Session) -> dict[str, Any]:
-    """The 7B in bfloat16 against both baselines."""
+    """The 7B model in bfloat16 against both baselines."""
     return _bench(session, "none", 1000)
 
 
@@ -60,10 +60,11 @@ def stage_batch(session: Session) -> dict[str, Any]:
 
 
 def stage_steady(session: Session) -> dict[str, Any]:
-    """10,000 steps with images of 1280x720, a new instruction every 50, drafts on: slowest steps, memory growth.
+    """Run 10,000 steps and report the slowest ones and memory growth.
 
-    With the first of ``--kinds``. "Plain" are steps without a draft, and those whose draft needed further passes:
-    what costs as much as decoding. A change of instruction must not take over twice their median.
+    Images are 1280x720, the instruction changes every 50 steps, drafts are on, weights are of the first of
+    ``--kinds``. "Plain" steps have no draft, or one that needed further passes: they cost as much as decoding. A
+    changed instruction must not take more than twice their median.
     """
     import numpy as np
 
@@ -114,7 +115,7 @@ def stage_steady(session: Session) -> dict[str, Any]:
 
 
 def _used(session: Session) -> dict[str, float]:
-    """Gigabytes of the host's memory that this process has, and of the GPU's that torch has reserved and uses."""
+    """Memory of this process on the host, and reserved and allocated by torch on the GPU, in gigabytes."""
     status = Path("/proc/self/status").read_text().splitlines()
     host = next(float(line.split()[1]) / 1e6 for line in status if line.startswith("VmRSS"))
     if session.dry:

@@ -94,7 +94,20 @@ class BilinearCrop:
     columns: CropTaps
 
 
-Resampling = tuple[FixedPointResize | BilinearCrop, ...]
+@dataclass(frozen=True)
+class Padding:
+    """The image on black.
+
+    Attributes:
+        size: (height, width) of the result.
+        corner: (row, column) at which the image begins.
+    """
+
+    size: tuple[int, int]
+    corner: tuple[int, int]
+
+
+Resampling = tuple[FixedPointResize | BilinearCrop | Padding, ...]
 """Steps one after the other, each rounded to uint8 as its host version rounds."""
 
 

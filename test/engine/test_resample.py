@@ -10,7 +10,8 @@ from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.engine.resample import make_pipeline, make_turn
 from vla_ros.errors import ConfigError
 from vla_ros.vision.geometry import make_orientation
-from vla_ros.vision.processors import LiberoResize, ResizeNaive, crop_center, resize_bicubic
+from vla_ros.vision.processors import LiberoResize, ResizeNaive, ResizeWithPad, crop_center, resize_bicubic
+from vla_ros.vision.resize_with_pad import resize_with_pad
 
 CPU = torch.device("cpu")
 SIZES = [(480, 640), (720, 1280), (128, 128), (224, 224), (240, 224), (33, 500)]
@@ -42,6 +43,14 @@ def test_bicubic_along_one_axis_from_and_to_any_length():
         image = rng.integers(0, 256, (3, source, 3), dtype=np.uint8)
         pipeline = make_pipeline(ResizeNaive((3, target)), (3, source), CPU)
         assert np.array_equal(run(pipeline, image), resize_bicubic(image, (3, target))), (source, target)
+
+
+@pytest.mark.parametrize("source", [*SIZES, (1, 1), (500, 33), (1280, 720), (2, 300), (1080, 1920), (301, 299)])
+def test_resize_with_pad(source):
+    for target in ((224, 224), (28, 40)):
+        pipeline = make_pipeline(ResizeWithPad(target), source, CPU)
+        for image in samples(*source):
+            assert np.array_equal(run(pipeline, image), resize_with_pad(image, target))
 
 
 @pytest.mark.parametrize("source", [*SIZES, (1, 1), (2, 300)])

@@ -136,7 +136,7 @@ def test_waiting_for_roudi_ends_when_it_is_up_or_on_request(host: Path, monkeypa
     looks = iter([False, False, True])
     assert not wait_for_roudi(lambda: next(looks), logged.append)
     assert len(logged) == 1
-    assert "iox-roudi -c roudi.toml" in logged[0]
+    assert "iox-roudi -m off -c roudi.toml" in logged[0]
     answers = iter([False, True])
     monkeypatch.setattr(daemons, "roudi_is_up", lambda: next(answers))
     assert wait_for_roudi(lambda: False, logged.append)

@@ -41,7 +41,7 @@ def test_fast_dds_reads_the_variable_of_its_version(distro: str, variable: str, 
 
 def test_only_iceoryx_and_zenoh_need_a_daemon(tmp_path: Path) -> None:
     needed = {name: select(name, FULL_HD, JAZZY).command(tmp_path) for name in NAMES}
-    assert needed.pop("iceoryx") == ["iox-roudi", "-c", str(tmp_path / "roudi.toml")]
+    assert needed.pop("iceoryx") == ["iox-roudi", "-m", "off", "-c", str(tmp_path / "roudi.toml")]
     assert needed.pop("zenoh")[-1] == "rmw_zenohd"
     assert not any(needed.values())
 

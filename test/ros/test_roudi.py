@@ -48,7 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def roudi(program: Callable[..., Any], folder: Path) -> Any:
     """A RouDi that is up."""
-    started = program("iox-roudi", "-c", str(folder / "roudi.toml"))
+    return start_roudi(program, folder)
+
+
+def start_roudi(program: Callable[..., Any], folder: Path) -> Any:
+    """Start RouDi as the launch files do, and wait until it is up."""
+    started = program("iox-roudi", "-m", "off", "-c", str(folder / "roudi.toml"))
     started.wait_for("RouDi is ready for clients")
     return started
 
@@ -82,7 +87,7 @@ def test_an_armed_node_whose_roudi_is_gone_stops_and_ends_with_a_status(
     roudi.process.wait()
     killed = time.monotonic()
     if again:
-        program("iox-roudi", "-c", str(folder / "roudi.toml"))
+        start_roudi(program, folder)
     node.wait_for("armed -> stopped (middleware_gone: RouDi has ended or was started anew")
     assert time.monotonic() - killed < 1.0
     assert node.process.wait(10) == 1, node.output
@@ -112,7 +117,7 @@ print("failure:", node.failure, flush=True)
     node.wait_for("made")
     roudi.process.kill()
     roudi.process.wait()
-    program("iox-roudi", "-c", str(folder / "roudi.toml")).wait_for("RouDi is ready for clients")
+    start_roudi(program, folder)
     fifo.write_text("go")
     node.wait_for("failure: configure: RouDi has ended or was started anew")
 
@@ -122,6 +127,18 @@ def test_a_roudi_that_does_not_answer_is_named(roudi: Any, policy: Callable[...,
     node = policy()
     assert node.process.wait(ROUDI_ANSWER + 10) == -signal.SIGKILL
     assert f"RouDi runs but has not answered for {ROUDI_ANSWER:g} s" in node.output
+
+
+def test_a_node_that_was_suspended_goes_on(
+    roudi: Any, policy: Callable[..., Any], robot_process: Callable[[], Any]
+) -> None:
+    """With monitoring RouDi removes a process after 1.5 s of silence, and the process aborts without a hold."""
+    node, robot = policy("control.armed:=true"), robot_process()
+    wait_for_commands(robot, node, 3)
+    node.process.send_signal(signal.SIGSTOP)
+    time.sleep(3.0)  # longer than RouDi would wait
+    node.process.send_signal(signal.SIGCONT)
+    wait_for_commands(robot, node, 10)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -166,5 +183,5 @@ def test_a_node_that_waits_begins_when_roudi_comes(
 ) -> None:
     node = policy()
     node.wait_for("waiting for RouDi")
-    program("iox-roudi", "-c", str(folder / "roudi.toml"))
+    start_roudi(program, folder)
     node.wait_for("is ready")

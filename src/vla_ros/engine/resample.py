@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_ros.errors import ConfigError
-from vla_ros.types import BilinearCrop, FixedPointResize, ImageProcessor
+from vla_ros.types import BilinearCrop, FixedPointResize, ImageProcessor, Padding
 from vla_ros.vision.resample import PRECISION_BITS
 
 Pipeline = Callable[[Tensor], Tensor]
@@ -92,9 +92,10 @@ def make_pipeline(
     resampling = processor.resampling(source[::-1] if orientation in ("rotate_90", "rotate_270") else source)
     if resampling is None:
         raise ConfigError(f"camera.pipeline: {processor} runs on the host; hand its images over processed")
-    steps = [
-        _crop(step, device) if isinstance(step, BilinearCrop) else _resize(step, device) for step in resampling
-    ]
+    makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
+        BilinearCrop: _crop, FixedPointResize: _resize, Padding: _pad,
+    }  # fmt: skip
+    steps = [makers[type(step)](step, device) for step in resampling]
 
     def pipeline(images: Tensor) -> Tensor:
         images = turn(images)
@@ -130,6 +131,16 @@ def _resize(step: FixedPointResize, device: torch.device) -> Pipeline:
     if step.axis == 1:
         return lambda images: taps(images.flatten(0, 1)).view(*images.shape[:2], -1, images.shape[3])
     return lambda images: taps(images.flatten(2)).view(images.shape[0], -1, *images.shape[2:])
+
+
+def _pad(step: Padding, device: torch.device) -> Pipeline:
+    def pad(images: Tensor) -> Tensor:
+        (height, width), (top, left) = step.size, step.corner
+        result = images.new_zeros(images.shape[0], height, width, images.shape[3])
+        result[:, top : top + images.shape[1], left : left + images.shape[2]] = images
+        return result
+
+    return pad
 
 
 def _to(array: NDArray[Any], device: torch.device) -> Tensor:

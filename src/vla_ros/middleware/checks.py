@@ -109,7 +109,7 @@ def examine(
 
 
 def _rmw(environment: Mapping[str, str] | None) -> str:
-    """The RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of another environment, or ""."""
+    """The RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of another environment; "" if unknown."""
     named = (os.environ if environment is None else environment).get("RMW_IMPLEMENTATION", "")
     # rclpy takes the one that is named, or ends the process where that is not installed.
     if environment is not None or (named and "rclpy" not in sys.modules):
@@ -122,7 +122,7 @@ def _rmw(environment: Mapping[str, str] | None) -> str:
 
 
 def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a process in this environment needs RouDi, to start and to go on."""
+    """True if a process in this environment depends on RouDi, at start and while it runs."""
     variables = os.environ if environment is None else environment
     if _rmw(environment) != RMW_OF["iceoryx"]:
         return False
@@ -131,10 +131,9 @@ def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def middleware_watch(backend: str) -> Callable[[], str]:
-    """What tells, each time it is asked, why no new process can reach this one any more, or "".
+    """Returns a function that reports why new processes can no longer reach this one, or "" while they can.
 
-    Args:
-        backend: Of the graph; only ``rclpy`` may go through iceoryx.
+    ``backend`` is the graph's; only ``rclpy`` may use iceoryx.
     """
     return RoudiWatch().check if backend == "rclpy" and uses_iceoryx() else str
 
@@ -261,11 +260,11 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
     elif shutil.which("iox-roudi", path=variables.get("PATH")) is None:
         yield Problem("iox-roudi is not installed", f"sudo apt-get install ros-{distribution.name}-iceoryx-posh")
     else:
-        yield Problem("RouDi is not running: every process waits for it", "iox-roudi -c roudi.toml")
+        yield Problem("RouDi is not running: every process waits for it", "iox-roudi -m off -c roudi.toml")
 
 
 def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -> Problem | None:
-    """Cyclone must be built with iceoryx, as the packages of all supported distributions are."""
+    """Detects a Cyclone DDS built without iceoryx; the packages of all supported distributions include it."""
     folders = [Path(entry) for entry in variables.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     if distribution.cyclone != "0.10":
         if any((folder / "libpsmx_iox.so").exists() for folder in folders):

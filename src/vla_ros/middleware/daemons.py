@@ -1,4 +1,4 @@
-"""Daemons of which some middlewares need one per host: RouDi for iceoryx, the router for zenoh."""
+"""Daemons that some middlewares need, one per host: RouDi for iceoryx, the router for zenoh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ ROUDI_WAIT = 60.0
 ROUDI_ANSWER = 15.0
 """Seconds for a RouDi that runs to answer; usually some milliseconds."""
 
-ROUDI_MISSING = "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -c roudi.toml"
+ROUDI_MISSING = (
+    "none runs on this host and CYCLONEDDS_URI asks for iceoryx; start it: iox-roudi -m off -c roudi.toml"
+)
 
 ROUDI_GONE = (
     "RouDi has ended or was started anew: no process that starts from now on can reach this one, not even to stop "
@@ -57,18 +59,18 @@ def roudi_is_up() -> bool:
 def wait_for_roudi(
     ended: Callable[[], bool], say: Callable[[str], object], clock: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Wait until RouDi is up; iceoryx itself waits, too, but cannot be interrupted.
+    """Waits until RouDi is up; iceoryx would wait as well, but cannot be interrupted.
 
     Args:
-        ended: Called ten times a second; true ends the wait.
+        ended: Called ten times a second; True ends the wait.
         say: Called once with what is being waited for.
         clock: Seconds.
 
     Returns:
-        False if ``ended()`` was true first.
+        False if ``ended()`` was True first.
 
     Raises:
-        VlaRosError: There is none after :data:`ROUDI_WAIT`.
+        VlaRosError: RouDi is not up after :data:`ROUDI_WAIT`.
     """
     deadline = None
     while not roudi_is_up():
@@ -85,10 +87,10 @@ def wait_for_roudi(
 
 @contextlib.contextmanager
 def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
-    """Create the first node within this: kills this process, with a message, where RouDi does not answer.
+    """Kills this process with a message if RouDi does not respond while the first node is created.
 
-    iceoryx waits 60 s for the answer and aborts. rclpy keeps Python's lock meanwhile, so that neither a signal
-    handler nor a thread of this process could end it. Another process can.
+    iceoryx waits 60 s for a response and then aborts. Meanwhile rclpy holds Python's lock, so neither a signal
+    handler nor a thread of this process can end it. Another process can.
     """
     text = (
         f"vla_ros: RouDi runs but has not answered for {seconds:g} s: it is suspended or stuck. Stop all "
@@ -104,7 +106,7 @@ def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
 
 
 class RoudiWatch:
-    """Detects that the RouDi of this process has ended, also where another runs in its place.
+    """Detects that the RouDi of this process has ended, even if another one has replaced it.
 
     Args:
         is_up: Whether a RouDi runs.
@@ -125,7 +127,7 @@ class RoudiWatch:
         self._gone = False
 
     def check(self) -> str:
-        """The problem, or "". It is final, because a new RouDi does not know this process."""
+        """The problem, or "". It is permanent, because a new RouDi does not know this process."""
         self._gone = self._gone or not self._is_up() or self._replaced()
         return ROUDI_GONE if self._gone else ""
 
@@ -170,9 +172,9 @@ def zenoh_router_is_up() -> bool:
 
 
 def start_detached(command: Sequence[str], log: Path) -> int:
-    """Start a daemon in a session of its own; returns its process id.
+    """Starts a daemon in its own session and returns its process id.
 
-    A RouDi that is interrupted ends every process that uses it, the camera driver included. So it must not get the
+    An interrupted RouDi ends every process that uses it, including the camera driver, so it must not receive the
     Ctrl-C of the launch that started it.
     """
     with log.open("ab") as output:

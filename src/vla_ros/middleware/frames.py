@@ -37,18 +37,18 @@ class Frames:
 
     @classmethod
     def of(cls, config: Config) -> Frames:
-        """Frames of a configuration, all as large as the largest."""
+        """The frames of a configuration, all sized like its largest camera."""
         camera = config.camera
         return cls(max(camera.width), max(camera.height), len(camera.topics))
 
     @property
     def image_bytes(self) -> int:
-        """Pixels of one frame in bytes."""
+        """Size of one frame's pixels in bytes."""
         return self.width * self.height * self.bytes_per_pixel
 
     @property
     def message_bytes(self) -> int:
-        """One serialised ``sensor_msgs/Image`` in bytes: the pixels and a page for header and row padding."""
+        """Bytes of one serialised ``sensor_msgs/Image``: the pixels and a page for header and row padding."""
         return round_up(self.image_bytes + PAGE, PAGE)
 
     @property

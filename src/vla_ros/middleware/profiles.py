@@ -140,7 +140,7 @@ def roudi_toml(frames: Frames) -> str:
     total = sum(size * count for size, count in pools)
     entries = "\n".join(f"[[segment.mempool]]\nsize = {size}\ncount = {count}\n" for size, count in pools)
     return f"""# RouDi (iceoryx 2.0) for {frames}. Written by `vla-ros middleware iceoryx`.
-# It reserves {total / 1e6:.0f} MB of /dev/shm when it starts. One per host: iox-roudi -c THIS_FILE
+# It reserves {total / 1e6:.0f} MB of /dev/shm when it starts. One per host: iox-roudi -m off -c THIS_FILE
 [general]
 version = 1
 

@@ -103,7 +103,8 @@ def select(name: str, frames: Frames, distribution: Distribution, interface: str
         variables["CYCLONEDDS_URI"] = f"file://{FOLDER}/{file}"
         if shared:
             files["roudi.toml"] = profiles.roudi_toml(frames)
-            daemon = ("iox-roudi", "-c", f"{FOLDER}/roudi.toml")
+            # With monitoring, RouDi removes slow processes, too, and an armed node that is removed aborts: no hold.
+            daemon = ("iox-roudi", "-m", "off", "-c", f"{FOLDER}/roudi.toml")
     elif name == "zenoh":
         variables = profiles.zenoh_override(frames, distribution)
         daemon = ("ros2", "run", "rmw_zenoh_cpp", "rmw_zenohd")

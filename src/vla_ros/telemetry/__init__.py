@@ -1,1 +1,1 @@
-"""What the node shows of itself: diagnostics, status, metrics, trace, debug image."""
+"""What the node reports about itself: diagnostics, status, metrics, trace, debug image."""

@@ -1,4 +1,4 @@
-"""The debug image: what the policy saw, and where its action goes."""
+"""Draws the debug image: what the policy saw, its action and the state of the arm."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarte
 def annotate(
     image: UInt8Array, instruction: str, action: FloatArray, spec: PolicySpec, scale: float, state: str
 ) -> UInt8Array:
-    """Draw instruction, action and state on a copy of the policy's image.
+    """Draws instruction, action and state on a copy of the policy's image.
 
-    End-effector deltas are drawn as an arrow on a compass, for without the camera's calibration nobody knows where
-    they point in the image: forward (+x of ``control.delta_frame``) is up and left (+y) is left, as one looks
-    along with the robot; the bar beside it is +z. A translation of 2 cm reaches the compass's edge.
+    End-effector deltas are drawn as an arrow on a compass, because without the camera's calibration their direction
+    in the image is unknown: up is forward (+x of ``control.delta_frame``), left is +y, as seen from behind the
+    robot; the bar beside the compass is +z. A translation of 2 cm reaches the edge.
 
     Args:
         image: Uint8 [H, W, 3] RGB, as the policy saw it.
-        instruction: What it was told.
+        instruction: The instruction it was given.
         action: Float64 [D], un-normalised.
         spec: What the action's numbers mean.
         scale: ``control.translation_scale``, metres per unit of the action's translation.
@@ -74,7 +74,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def _say(canvas: UInt8Array, where: Sequence[int], text: str) -> None:
-    """White on a black rim, readable on every image. OpenCV's fonts know ASCII only."""
+    """Writes white text with a black outline, readable on every image. OpenCV's fonts are ASCII only."""
     import cv2
 
     plain = text.encode("ascii", "replace").decode()

@@ -1,6 +1,6 @@
-"""What the node tells ``/diagnostics``: standard levels, one status per part, aggregator-friendly names.
+"""Builds the node's ``/diagnostics``: one status per part, with standard levels.
 
-Levels are those of ``diagnostic_msgs/DiagnosticStatus``; names are ``<node>: <part>`` as ``diagnostic_updater``
+Levels are those of ``diagnostic_msgs/DiagnosticStatus``. Names are ``<node>: <part>``, as ``diagnostic_updater``
 writes them, so that ``diagnostic_aggregator`` groups them by its usual prefix rule.
 """
 
@@ -17,7 +17,7 @@ OK, WARN, ERROR, STALE = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Part:
-    """One status: name of the part, level, one line, and values by key."""
+    """One status: the part's name, its level, a summary, and values by key."""
 
     name: str
     level: int
@@ -26,7 +26,7 @@ class Part:
 
 
 def state_part(status: Status, counters: Mapping[str, int], instruction: str) -> Part:
-    """Whether the arm may move and why not."""
+    """Reports whether the arm may move, and why not."""
     level = {State.ARMED: OK, State.DISARMED: OK, State.HOLDING: WARN, State.STOPPED: ERROR}[status.state]
     message = status.state.value
     if status.stopped_by is not None:
@@ -44,7 +44,7 @@ def state_part(status: Status, counters: Mapping[str, int], instruction: str) ->
 
 
 def frames_part(frames: Mapping[str, Any]) -> Part:
-    """What became of the frames."""
+    """Counts of used, dropped and replaced frames."""
     dropped = frames["dropped"]
     values = {name: str(frames[name]) for name in ("received", "used", "commands")}
     values |= {f"dropped/{reason}": str(count) for reason, count in sorted(dropped.items())}
@@ -58,11 +58,10 @@ def frames_part(frames: Mapping[str, Any]) -> Part:
 
 
 def policy_part(info: Mapping[str, Any], outside: int) -> Part:
-    """What the policy said of its last answer.
+    """What the policy reported with its last action.
 
-    Args:
-        info: ``ActionChunk.info``; numbers and texts are shown.
-        outside: Tokens of the last second that were no action tokens (``outside_bins``).
+    ``info`` is ``ActionChunk.info``, of which numbers and strings are shown; ``outside`` counts the tokens of the
+    last second that were not action tokens (``outside_bins``).
     """
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
     if outside:
@@ -72,9 +71,9 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
 
 
 def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
-    """Stage times of the last frames, milliseconds.
+    """Stage times of recent frames in milliseconds.
 
-    ``frame_age`` counts from the frame's stamp to its command, or to its action where nothing may be commanded.
+    ``frame_age`` runs from the frame's stamp to its command, or to its action while the node is disarmed.
     """
     values = {}
     for stage, times in latency.items():
@@ -86,19 +85,19 @@ def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
 
 
 def topics_part(findings: Mapping[str, str]) -> Part:
-    """What keeps messages from arriving, each with its cure; none where all is well."""
+    """Reasons why messages do not arrive, each with its fix."""
     return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 
 
 def process_part(resources: Mapping[str, int]) -> Part:
-    """Memory, threads, descriptors and GPU memory of the node."""
+    """Memory, threads, file descriptors and GPU memory of the node."""
     values = {name: str(value) for name, value in resources.items()}
     resident = resources.get("resident_bytes")
     return Part("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)
 
 
 def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
-    """A ``diagnostic_msgs/DiagnosticArray`` with a stamp in nanoseconds; ``make`` gives ``pkg/msg/Type``."""
+    """Builds a ``diagnostic_msgs/DiagnosticArray``; ``stamp`` is in nanoseconds, ``make`` finds message classes."""
     seconds, nanoseconds = divmod(stamp, 1_000_000_000)
     time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
     header = make("std_msgs/msg/Header")(stamp=time, frame_id="")

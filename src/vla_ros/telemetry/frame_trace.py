@@ -1,7 +1,7 @@
 """Writes one line per frame, from camera to command; commands carry the stamp of their frame.
 
-A disk that is full, slow or gone never holds up a command: lines wait in a bounded queue for a thread of their
-own, and the first error ends the recording with one line in the log.
+A full, slow or missing disk never delays a command: lines go through a bounded queue to a thread, and the first
+error ends the recording with one line in the log.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class FrameTrace:
     Values are those of :class:`~vla_ros.control.outcome.FrameOutcome`.
 
     Args:
-        path: File to write; an old one is replaced.
-        complain: Told once when nothing can be written any more.
+        path: File to write; an existing one is replaced.
+        complain: Called once when nothing more can be written.
 
     Attributes:
-        lost: Lines that were not written.
+        lost: Number of lines that were not written.
 
     Raises:
         ConfigError: The file cannot be opened.
@@ -50,7 +50,7 @@ class FrameTrace:
         self._thread.start()
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Note what became of a frame; never waits for the disk."""
+        """Records the outcome of a frame; never waits for the disk."""
         sent = {} if outcome.ended is None else {"sent": outcome.ended}
         line = json.dumps(
             {
@@ -69,7 +69,7 @@ class FrameTrace:
             self.lost += 1
 
     def close(self) -> None:
-        """Write what waits and end. Safe to call twice."""
+        """Writes the remaining lines and closes the file. May be called twice."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=5)
         self._thread.join(5)

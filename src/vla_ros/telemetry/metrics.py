@@ -1,7 +1,7 @@
-"""The Prometheus endpoint ``/metrics``: off by default, on loopback unless configured otherwise.
+"""The Prometheus endpoint ``/metrics``: off by default, and on loopback unless configured otherwise.
 
-prometheus_client collects and formats; its own servers are not used, because they look up the host's name when they
-start and let every client that hangs keep a thread. Here one thread with a timeout answers, and it only reads.
+prometheus_client collects and formats. Its own servers are not used, because they look up the host name at start
+and let every hanging client occupy a thread. Here a single thread with a timeout answers, and it only reads.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class _Server(TCPServer):
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` on a thread of its own until :meth:`close`.
+    """Serves ``GET /metrics`` in its own thread until :meth:`close`.
 
     Args:
         port: TCP port; 0 takes a free one.
-        collect: Returns the metrics; called on the server's thread.
+        collect: Returns the metrics; called in the server's thread.
 
     Raises:
         ConfigError: The address or port is not available.

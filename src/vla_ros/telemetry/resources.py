@@ -1,4 +1,7 @@
-"""What a process uses: memory, threads, descriptors, GPU memory. From ``/proc``; empty where there is none."""
+"""Resources of a process: memory, threads, file descriptors, GPU memory.
+
+Read from ``/proc``; empty on systems without it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 
 def process_resources(pid: int | str = "self") -> Mapping[str, int]:
-    """``resident_bytes``, ``threads`` and ``descriptors`` of a process; nothing where they cannot be read."""
+    """``resident_bytes``, ``threads`` and ``descriptors`` of a process; empty if they cannot be read."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "status").read_text(encoding="ascii", errors="replace").splitlines()
@@ -23,9 +26,9 @@ def process_resources(pid: int | str = "self") -> Mapping[str, int]:
 
 
 def gpu_memory() -> Mapping[str, int]:
-    """``gpu_allocated_bytes`` and ``gpu_peak_bytes`` of this process on all GPUs; nothing where none is used.
+    """``gpu_allocated_bytes`` and ``gpu_peak_bytes`` of this process on all GPUs; empty if none is used.
 
-    Imports nothing: a process that has not loaded torch has no tensors.
+    It imports nothing: a process that has not loaded torch has no tensors.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)

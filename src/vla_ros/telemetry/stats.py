@@ -1,7 +1,7 @@
-"""How long each stage takes and what became of every frame, for diagnostics, the demo and bench.
+"""Stage times and frame counts for diagnostics, the demo and bench.
 
-Times are kept for the last frames only: memory does not grow however long the node runs. The threads that receive
-and command write here, so whoever reads copies first and computes afterwards, without the lock.
+Only recent times are kept, so memory does not grow. The receiving and commanding threads write here; readers copy
+under the lock and compute without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REMEMBERED = 4096
 
 
 class _Ring:
-    """The last numbers of one stage, in an array that is made once."""
+    """The most recent times of one stage, in a preallocated array."""
 
     def __init__(self) -> None:
         self._values = np.zeros(_REMEMBERED)
@@ -40,7 +40,7 @@ class _Ring:
 class Stats:
     """Thread-safe record of stage times and frame counts.
 
-    Each frame counts once: ``received == used + sum(dropped) + (those still under way)``.
+    Each frame counts once: ``received == used + sum(dropped) + (frames in progress)``.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Stats:
         self._received = self._unstamped = self._used = self._commands = 0
 
     def record(self, stages_ms: Mapping[str, float]) -> None:
-        """Store one time, in milliseconds, for each stage named."""
+        """Stores the time of each stage, in milliseconds."""
         with self._lock:
             for name, value in stages_ms.items():
                 ring = self._stages.get(name)
@@ -59,17 +59,17 @@ class Stats:
                 ring.add(value)
 
     def received(self) -> None:
-        """A frame came."""
+        """Counts a received frame."""
         with self._lock:
             self._received += 1
 
     def unstamped(self) -> None:
-        """A frame that came had no stamp; the time of its arrival takes its place."""
+        """Counts a frame without a stamp; its time of arrival is used instead."""
         with self._lock:
             self._unstamped += 1
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Count what became of a frame."""
+        """Counts the outcome of a frame."""
         with self._lock:
             if outcome.outcome in ANSWERED:
                 self._used += 1
@@ -77,12 +77,12 @@ class Stats:
                 self._dropped[outcome.outcome] += 1
 
     def commanded(self) -> None:
-        """A command was sent."""
+        """Counts a command that was sent."""
         with self._lock:
             self._commands += 1
 
     def frames(self) -> dict[str, Any]:
-        """``received``, ``used``, ``dropped`` (by reason), ``commands``, and ``unstamped`` of those received."""
+        """Counts ``received``, ``used``, ``dropped`` (by reason), ``commands`` and ``unstamped`` frames."""
         with self._lock:
             return {
                 "received": self._received,
@@ -93,11 +93,11 @@ class Stats:
             }
 
     def samples_ms(self) -> dict[str, list[float]]:
-        """Stage to its last times in milliseconds, oldest first: for histograms."""
+        """Stage to its recent times in milliseconds, oldest first, for histograms."""
         return {name: np.round(values, 3).tolist() for name, values in self._copies().items()}
 
     def latency_ms(self) -> dict[str, dict[str, float]]:
-        """Stage to ``p50``, ``p99`` and ``count`` over the last frames, milliseconds."""
+        """Stage to ``p50``, ``p99`` and ``count`` of its recent times, in milliseconds."""
         found = {}
         for name, values in self._copies().items():
             p50, p99 = np.percentile(values, (50, 99)).tolist()

@@ -1,7 +1,7 @@
-"""Everything that shows what the node does: diagnostics, status, action, debug image, metrics and trace.
+"""Publishes what the node does: diagnostics, status, action, debug image, metrics and trace.
 
-Nothing here decides anything, and nothing here may hold up a command: what is costly is done on the thread that
-spins, at a few hertz, and only where somebody looks.
+Nothing here makes decisions or delays a command: expensive work runs on the graph thread a few times a second, and
+only for topics that have subscribers.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DEBUG_PERIOD = 0.2  # s; an image for people
 
 
 class Telemetry:
-    """What a node tells.
+    """Everything that the node publishes or records about itself.
 
     Raises:
-        ConfigError: The trace's file or the metrics' port cannot be had.
+        ConfigError: The trace file or the metrics port cannot be opened.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Telemetry:
     # Called by the control loop and the receivers
 
     def step(self, step: StepResult) -> None:
-        """A step was made, whether or not the arm may move: publishes ``~/action``."""
+        """Publishes ``~/action`` for a step, whether or not the arm may move."""
         make = self._graph.message
         layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
         self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
@@ -94,7 +94,7 @@ class Telemetry:
             self._to_draw = step
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """What became of a frame: a line of ``node.trace``."""
+        """Records the outcome of a frame, one line of ``node.trace``."""
         if self._trace is not None:
             self._trace.frame(outcome)
 
@@ -121,7 +121,7 @@ class Telemetry:
     # On the thread that spins
 
     def _report(self) -> None:
-        """Once a second: say what is wrong with the topics, publish diagnostics and status."""
+        """Logs new problems with topics and publishes diagnostics and status, once a second."""
         self._look()
         outside = self._outside
         parts = [
@@ -145,7 +145,7 @@ class Telemetry:
         self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
-        """Say what has begun to be wrong with the topics."""
+        """Logs topic problems that are new since the last check."""
         self._health.check()
         wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.present}
         for text in wrong.values():
@@ -171,7 +171,7 @@ class Telemetry:
         self._debug.publish(encode_image(image, step.stamp, config.camera.keys[0]))
 
     def _counters(self) -> Mapping[str, int]:
-        """Reasons, what limits changed without stopping the arm, and tokens that were no action tokens."""
+        """Counters of reasons, of limits that changed a command without a stop, and of invalid action tokens."""
         return {**self._controller.counters, "outside_bins": self._outside, **self._safety.counters}
 
     def _resources(self) -> Mapping[str, int]:
@@ -185,7 +185,7 @@ class Telemetry:
         return families(self._safety.state, self._counters(), stats.frames(), stats.latency_ms(), self._resources())
 
     def _watched(self) -> list[Watched]:
-        """What must be published, and what, if it is, must not be lost to its QoS: a stop button above all."""
+        """Topics that need a publisher, and optional ones that QoS must not lose, above all the stop button."""
         config, resolve, qos = self._options.current, self._node.resolve_topic_name, self._graph.qos
         topics = config.topics
         image = IMAGE_TYPES[config.camera.transport]
@@ -204,7 +204,7 @@ class Telemetry:
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 
     def _say_transport(self) -> None:
-        """Whether raw frames of the configured size get through, in one line."""
+        """Logs in one line whether raw frames of the configured size get through."""
         config = self._options.current
         frames = Frames.of(config)
         if self._graph.backend == "dds":

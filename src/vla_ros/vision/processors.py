@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.types import ImageProcessor, Resampling, UInt8Array
+from vla_ros.types import ImageProcessor, Padding, Resampling, UInt8Array
 from vla_ros.vision import resample
 from vla_ros.vision.geometry import center_crop_box
-from vla_ros.vision.resize_with_pad import resize_with_pad
+from vla_ros.vision.resize_with_pad import centred_corner, fitted_size, resize_with_pad
 
 Levels = NDArray[np.float32]
 
@@ -134,7 +134,7 @@ class ResizeNaive(_Resize):
     def resampling(self, source: tuple[int, int]) -> Resampling:
         """Integers or single float32 operations: the same on every device."""
         if self.crop_area == 1.0:
-            return resample.pillow_bicubic(source, self.size)
+            return resample.pillow_resize(source, self.size)
         return resample.bilinear_crop(source, self.size, self.crop_area)
 
 
@@ -162,6 +162,14 @@ class ResizeWithPad(ImageProcessor):
         """Resize; as the base class."""
         require_image(image)
         return resize_with_pad(image, self.size)
+
+    def resampling(self, source: tuple[int, int]) -> Resampling:
+        """Integers: the same on every device."""
+        if source == self.size:
+            return ()
+        fitted = fitted_size(source, self.size)
+        padding = Padding(self.size, centred_corner(fitted, self.size))
+        return (*resample.pillow_resize(source, fitted, "bilinear"), padding)
 
 
 PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {

@@ -102,11 +102,13 @@ PRECISION_BITS = 22
 """Of Pillow's fixed-point weights."""
 
 
-@lru_cache(maxsize=16)
-def pillow_bicubic(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
-    """Pillow's bicubic resize with antialias between two sizes (height, width): columns first, then rows."""
+@lru_cache(maxsize=32)
+def pillow_resize(
+    source: tuple[int, int], target: tuple[int, int], name: str = "bicubic"
+) -> tuple[FixedPointResize, ...]:
+    """Pillow's resize with antialias between two sizes (height, width): columns first, then rows."""
     return tuple(
-        FixedPointResize(axis, *bicubic_taps(source[axis], target[axis]))
+        FixedPointResize(axis, *pillow_taps(source[axis], target[axis], name))
         for axis in (1, 0)
         if source[axis] != target[axis]
     )
@@ -119,24 +121,34 @@ def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float)
     return (BilinearCrop(rows, columns),)
 
 
-def bicubic_taps(source: int, target: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where Pillow's bicubic resize with antialias looks along one axis, and its weights, rounded as it does.
+def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Where Pillow's resize with antialias looks along one axis, and its weights, rounded as it does.
+
+    Args:
+        source: Samples.
+        target: Samples of the result.
+        name: ``bilinear`` or ``bicubic``.
 
     Returns:
         Int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
     """
     scale = source / target
     stretch = max(scale, 1.0)
-    support = 2.0 * stretch
+    kernel, reach = {"bilinear": (_hat, 1.0), "bicubic": (_cubic, 2.0)}[name]
+    support = reach * stretch
     centers = (np.arange(target) + 0.5) * scale
     first = np.maximum(0, (centers - support + 0.5).astype(np.int64))
     last = np.minimum(source, (centers + support + 0.5).astype(np.int64))
     positions = first + np.arange(int((last - first).max()))[:, None]  # [K, target]
-    weights = _cubic(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
+    weights = kernel(np.abs((positions - centers + 0.5) * (1.0 / stretch)))
     weights[positions >= last] = 0.0
     weights /= weights.sum(axis=0)  # tap after tap, in its order
     fixed = np.trunc(weights * (1 << PRECISION_BITS) + np.copysign(0.5, weights)).astype(np.int32)
     return np.minimum(positions, source - 1), fixed
+
+
+def _hat(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.maximum(1.0 - distance, 0.0)
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:

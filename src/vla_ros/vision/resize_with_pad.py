@@ -39,8 +39,11 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
     if image.shape[:2] == target:
         return image
     height, width = fitted_size(image.shape[:2], target)
-    small: UInt8Array = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
-    return _centred(small, target)
+    small = Image.fromarray(np.ascontiguousarray(image))
+    for step in ((width, small.height), (width, height)):  # newer versions may begin with the rows of tall images
+        if small.size != step:
+            small = small.resize(step, Image.Resampling.BILINEAR)
+    return _centred(np.asarray(small), target)
 
 
 def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> Levels:
@@ -77,10 +80,14 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
     return result
 
 
+def centred_corner(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """(row, column) at which a centred image begins; odd padding puts the extra pixel at the bottom and right."""
+    return (target[0] - source[0]) // 2, (target[1] - source[1]) // 2
+
+
 def _centred(small: Pixels, target: tuple[int, int]) -> Pixels:
-    """Centre ``small`` on black; odd padding puts the extra pixel at the bottom and right."""
     height, width = small.shape[:2]
-    top, left = (target[0] - height) // 2, (target[1] - width) // 2
+    top, left = centred_corner((height, width), target)
     result = np.zeros((*target, small.shape[2]), small.dtype)
     result[top : top + height, left : left + width] = small
     return result
