@@ -240,7 +240,7 @@ class PolicyNode:
         )
         self._outputs = Outputs(self._context, wiring)
         self._states = states = StateReceiver(self._context, stepper.controller)
-        receiver = FrameReceiver(self._context, self._mailboxes)
+        receiver = FrameReceiver(self._context, self._mailboxes, stepper.observer)
         self._cameras = receiver.sources
         self._watch = GraphWatch(
             self._node,

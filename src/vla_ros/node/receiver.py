@@ -23,6 +23,7 @@ from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
 from vla_ros.node.camera_sources import CameraSources
 from vla_ros.node.context import Context
+from vla_ros.node.observer import Observer
 from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes, image_stamp, with_stamp
 
@@ -51,12 +52,19 @@ class Frame:
 class FrameReceiver:
     """Receives the frames of all cameras.
 
+    Args:
+        mailboxes: One for each camera.
+        observer: Hears of every frame where a policy looks at past ones.
+
     Attributes:
         sources: Which publisher of each topic is followed.
     """
 
-    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
+    def __init__(
+        self, context: Context, mailboxes: Sequence[Mailbox[Frame]], observer: Observer | None = None
+    ) -> None:
         self._context = context
+        self._observer = observer if observer is not None and observer.remembers else None
         self.sources = CameraSources(context)
         self._mailboxes = mailboxes
         self._arrived = [-math.inf] * len(mailboxes)
@@ -86,6 +94,8 @@ class FrameReceiver:
             self._drop(frame, reason, topic)
             return
         self._arrived[index] = seconds
+        if self._observer is not None:
+            self._observer.remember(index, stamp, data, context.inputs.snapshot)
         replaced = self._mailboxes[index].put(frame)
         if replaced is not None:
             context.report(replaced.outcome(REPLACED))

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,20 +17,19 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.contract.binding import bind, make_arms
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.contract.state import Measured, StateError
 from vla_ros.control.command import Command
 from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.schedule import ChunkSchedule
-from vla_ros.errors import ImageError, VlaRosError
+from vla_ros.errors import VlaRosError
 from vla_ros.kinematics.solver import Kinematics
+from vla_ros.node.observer import Observer
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, FloatArray, JointState, Observation, RawImage
+from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
-from vla_ros.vision.preprocess import Preprocessor, process
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +97,7 @@ class Stepper:
         """
         self.binding = bind(spec, self._config, make_arms(self._config))
         spec = self.binding.spec
-        self._preprocessor = Preprocessor(self._config.camera, spec)
+        self.observer = Observer(self._config, self.binding)
         self.controller = Controller(self._config, spec, self._kinematics)
         binary = self._config.gripper.mode == "binary"
         self.schedule = ChunkSchedule.from_config(self._config.control, spec, binary)
@@ -125,6 +123,7 @@ class Stepper:
         with self._lock:
             self.controller.configure(config)
         self.schedule.configure(config.control)
+        self.observer.configure(config)
         self._policy.configure(config.policy)
 
     def new_task(self) -> None:
@@ -135,6 +134,7 @@ class Stepper:
         """
         self._session.reset()
         self.schedule.reset()
+        self.observer.begin()
 
     def reset(self) -> None:
         """Begin an episode: forget the chunk, the last command and what the policy remembers."""
@@ -166,28 +166,7 @@ class Stepper:
             ImageError: A message is no image; the camera's topic is named.
             Refused: A camera, a part of a state vector or the instruction is missing or stale.
         """
-        topics = self._config.camera.topics
-        if not inputs.instruction:
-            raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
-        raw: dict[str, RawImage] = {}
-        for key, index in self.binding.cameras.items():
-            data = frames[index]
-            if data is None:
-                raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topics[index]}")
-            try:
-                raw[key] = self._preprocessor(data, index)
-            except ImageError as error:
-                raise ImageError(f"{topics[index]}: {error}") from None
-        stamp = next(iter(raw.values())).stamp  # every policy takes one image at least
-        images = LazyImages({key: partial(process, image) for key, image in raw.items()})
-        return Observation(images, inputs.instruction, stamp, self._state(inputs, stamp), raw)
-
-    def _state(self, inputs: Snapshot, stamp: int) -> dict[str, FloatArray]:
-        measured, max_age = Measured(inputs.joints, inputs.state), self._config.timeouts.joint_state_age
-        try:
-            return {one.feature.key: one.read(measured, stamp, max_age) for one in self.binding.states}
-        except StateError as error:
-            raise Refused(Reason.INPUT_MISSING, str(error)) from None
+        return self.observer.observe(frames, inputs)
 
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
         """Ask the policy about one set of frames (as :meth:`observe`), and put its answer into the schedule.

@@ -1,0 +1,72 @@
+"""The last frames of the cameras whose past a policy looks at, and what was measured when each came."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vla_ros.control.inputs import Snapshot
+from vla_ros.vision.messages import CdrBytes
+
+_SPARE = 0.25  # s beyond the longest moment: frames come while one is being prepared, and some come late
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A frame, not decoded, and the inputs when it came."""
+
+    stamp: int
+    data: CdrBytes | None
+    inputs: Snapshot
+
+
+class History:
+    """Holds references to messages, and copies nothing. Any thread may call it.
+
+    Args:
+        spans: Position in ``camera.topics`` to seconds that are looked back; other cameras are not held.
+    """
+
+    def __init__(self, spans: Mapping[int, float]) -> None:
+        self._spans = {camera: round(1e9 * (seconds + _SPARE)) for camera, seconds in spans.items()}
+        self._frames: dict[int, deque[Past]] = {camera: deque() for camera in spans}
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        """False where no moment lies in the past."""
+        return bool(self._spans)
+
+    def add(self, camera: int, past: Past) -> None:
+        """A frame came, at whatever rate its camera has; one that is older than the last is a clock that jumped."""
+        frames = self._frames.get(camera)
+        if frames is None:
+            return
+        with self._lock:
+            if frames and past.stamp < frames[-1].stamp:
+                frames.clear()
+            if not frames or past.stamp > frames[-1].stamp:
+                self._append(camera, past)
+
+    def at(self, camera: int, stamp: int, now: Past) -> Past:
+        """The frame nearest to ``stamp`` that came since :meth:`begin` and is not newer than ``now``."""
+        with self._lock:
+            frames = self._frames[camera]
+            if not frames or frames[-1].stamp < now.stamp:
+                self._append(camera, now)
+            known = [past for past in frames if past.stamp <= now.stamp]
+        return min((*known, now), key=lambda past: abs(past.stamp - stamp))
+
+    def begin(self) -> None:
+        """An episode begins: what came before it counts no more."""
+        with self._lock:
+            for frames in self._frames.values():
+                frames.clear()
+
+    def _append(self, camera: int, past: Past) -> None:
+        frames = self._frames[camera]
+        frames.append(past)
+        # One older than the longest moment stays, so that there is always one to be nearest to it.
+        while len(frames) > 1 and frames[1].stamp < past.stamp - self._spans[camera]:
+            frames.popleft()

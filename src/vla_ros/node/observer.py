@@ -1,0 +1,153 @@
+"""From camera messages and measurements to the observation that a policy is asked about."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.contract.binding import Binding
+from vla_ros.contract.spec import NOW, Moment
+from vla_ros.contract.state import Measured, StateError, StateReader
+from vla_ros.control.inputs import Snapshot
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.errors import ConfigError, ImageError
+from vla_ros.node.history import History, Past
+from vla_ros.types import FloatArray, Observation, RawImage, UInt8Array
+from vla_ros.vision.lazy_images import LazyImages
+from vla_ros.vision.messages import CdrBytes
+from vla_ros.vision.preprocess import Preprocessor, process
+
+_PROCESSED = 32  # past images that are kept after processing, at most
+
+
+class Observer:
+    """Makes observations as a binding says. One thread uses it; any thread may call :meth:`remember`.
+
+    Raises:
+        ConfigError: A moment is in steps, and nothing says how long a step is.
+    """
+
+    def __init__(self, config: Config, binding: Binding) -> None:
+        self._binding = binding
+        self._preprocessor = Preprocessor(config.camera, binding.spec)
+        self._rate = binding.spec.rate_hz or config.control.rate_hz
+        self._first = next(iter(binding.cameras.values()))
+        self._images = {image.key: image for image in binding.spec.images if image.key in binding.cameras}
+        spans = {
+            index: self._span(self._images[key].key, self._images[key].moments)
+            for key, index in binding.cameras.items()
+            if self._images[key].moments != NOW
+        }
+        states = [self._span(one.feature.key, one.feature.moments) for one in binding.states if _past(one)]
+        if states:
+            spans[self._first] = max(*states, spans.get(self._first, 0.0))
+        self._history = History(spans)
+        self._processed: OrderedDict[tuple[int, int], UInt8Array] = OrderedDict()
+        self.configure(config)
+
+    @property
+    def remembers(self) -> bool:
+        """True where a moment lies in the past, and :meth:`remember` should hear of every frame."""
+        return bool(self._history)
+
+    def configure(self, config: Config) -> None:
+        """Take options that may change while running."""
+        self._topics, self._max_age = config.camera.topics, config.timeouts.joint_state_age
+
+    def begin(self) -> None:
+        """An episode begins: until enough frames have come, the first one stands for those before it."""
+        self._history.begin()
+        self._processed.clear()
+
+    def remember(self, camera: int, stamp: int, data: CdrBytes, inputs: Snapshot) -> None:
+        """A frame of ``camera`` came; it is held where a policy looks back at it."""
+        self._history.add(camera, Past(stamp, data if self._looks_back(camera) else None, inputs))
+
+    def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
+        """As :meth:`vla_ros.node.stepper.Stepper.observe`."""
+        if not inputs.instruction:
+            raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
+        raw: dict[str, RawImage] = {}
+        for key, index in self._binding.cameras.items():
+            data = frames[index]
+            if data is not None:
+                raw[key] = self._decode(index, data)
+            elif self._images[key].required:
+                raise Refused(Reason.INPUT_MISSING, f"no frame yet on {self._topics[index]}")
+        if not raw:
+            raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
+        stamp = next(iter(raw.values())).stamp
+        makers = {}
+        for key, image in raw.items():
+            index, feature = self._binding.cameras[key], self._images[key]
+            makers[key] = partial(process, image)
+            if feature.moments != NOW:
+                now = Past(image.stamp, frames[index], inputs)
+                past = [self._history.at(index, self._when(moment, image.stamp), now) for moment in feature.moments]
+                makers[key] = partial(self._stack, index, past)
+        single = {key: image for key, image in raw.items() if self._images[key].moments == NOW}
+        now = Past(stamp, frames[self._first] if self._looks_back(self._first) else None, inputs)
+        states = {one.feature.key: self._state(one, now) for one in self._binding.states}
+        return Observation(LazyImages(makers), inputs.instruction, stamp, states, single)
+
+    def _decode(self, index: int, data: CdrBytes) -> RawImage:
+        try:
+            return self._preprocessor(data, index)
+        except ImageError as error:
+            raise ImageError(f"{self._topics[index]}: {error}") from None
+
+    def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
+        """Images [T, H, W, 3]; those that were processed for a step before are taken from there."""
+        return np.stack([self._image(index, one) for one in past])
+
+    def _image(self, index: int, past: Past) -> UInt8Array:
+        key = (index, past.stamp)
+        image = self._processed.get(key)
+        if image is None:
+            assert past.data is not None
+            image = self._processed[key] = process(self._decode(index, past.data))
+            while len(self._processed) > _PROCESSED:
+                self._processed.popitem(last=False)
+        return image
+
+    def _state(self, reader: StateReader, now: Past) -> FloatArray:
+        moments = reader.feature.moments
+        pasts = [now] if moments == NOW else [self._at(moment, now) for moment in moments]
+        try:
+            vectors = [
+                reader.read(Measured(past.inputs.joints, past.inputs.state), past.stamp, self._max_age)
+                for past in pasts
+            ]
+        except StateError as error:
+            raise Refused(Reason.INPUT_MISSING, str(error)) from None
+        return vectors[0] if moments == NOW else np.stack(vectors)
+
+    def _at(self, moment: Moment, now: Past) -> Past:
+        return self._history.at(self._first, self._when(moment, now.stamp), now)
+
+    def _when(self, moment: Moment, stamp: int) -> int:
+        return stamp - round(1e9 * self._seconds(moment))
+
+    def _seconds(self, moment: Moment) -> float:
+        return moment.seconds or (moment.steps / self._rate if moment.steps else 0.0)
+
+    def _span(self, key: str, moments: Sequence[Moment]) -> float:
+        if not self._rate and any(moment.steps for moment in moments):
+            raise ConfigError(
+                f"control.rate_hz: found 0, and moments of '{key}' are in steps; set the rate, or say them in "
+                "seconds (features.moments)"
+            )
+        return max(map(self._seconds, moments))
+
+    def _looks_back(self, camera: int) -> bool:
+        return any(
+            self._binding.cameras[key] == camera and image.moments != NOW for key, image in self._images.items()
+        )
+
+
+def _past(reader: StateReader) -> bool:
+    return reader.feature.moments != NOW
