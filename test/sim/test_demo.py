@@ -115,7 +115,7 @@ def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
                 actions.append([])
             elif connection.topic == "/vla_policy/action":
                 actions[-1].append(reader.deserialize(raw, connection.msgtype).data)
-    expert = ExpertPolicy(Config())
+    expert = ExpertPolicy(options())
     controller = make_controller(expert.spec)
     with TableTop() as world:
         for index in range(EPISODES):

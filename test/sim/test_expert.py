@@ -26,7 +26,7 @@ def ask(policy, observation):
 
 @pytest.fixture
 def expert() -> ExpertPolicy:
-    policy = ExpertPolicy(Config())
+    policy = ExpertPolicy(load([config_file("demo")]))
     policy.load()
     return policy
 
@@ -103,11 +103,43 @@ def test_every_form_of_an_answer_means_the_same_step(actions, arms):
                 np.testing.assert_allclose(arm.forward(reached)[:3, :3], arm.TOOL_DOWN, atol=0.01)
 
 
+@pytest.mark.parametrize("tasks", [("pick",), ("push_left", "push_right")])
+def test_chunks_that_are_executed_blindly_succeed(tasks):
+    """Eight steps of sixteen at 20 Hz between two looks."""
+    chosen = [
+        "policy.name:=expert",
+        "policy.actions:=joint_position",
+        "policy.horizon:=16",
+        "control.rate_hz:=20.0",
+    ]
+    expert = ExpertPolicy(load([config_file("demo")], chosen))
+    assert (expert.spec.horizon, expert.spec.dimension, expert.spec.rate_hz) == (16, 8, 20.0)
+    with TableTop(WorldOptions(tasks=tasks, rate_hz=20.0)) as world:
+        for seed in range(4):
+            world.reset(seed)
+            steps = 0
+            while not world.judge.decided and steps < 100:
+                for action in ask(expert, observation(world, world.scene.instruction)).actions[:8]:
+                    world.step(np.append(action[:7], np.full(2, action[7] * arm.FINGER_TRAVEL)))
+                    steps += 1
+            assert world.judge.success, f"seed {seed}: {world.judge.reason or 'timeout'}"
+
+
+@pytest.mark.parametrize("rate_hz", [10.0, 20.0, 50.0])
+def test_steps_are_as_long_as_the_rate_allows(world, rate_hz):
+    """At any rate the tool moves at most 0.3 m/s."""
+    pose, target = arm.forward(arm.HOME), world.scene.task.target
+    motion = decide(world.scene.task, pose, 0.04, {target: np.array([0.6, 0.3, 0.02])}, rate_hz)
+    assert np.linalg.norm(motion[:3]) * rate_hz == pytest.approx(10 * MAX_STEP)
+
+
 def simulated(world: TableTop, actions: str) -> Config:
     """Options for the arms of a world."""
     config = load([config_file("demo")], ["policy.name:=expert", f"policy.actions:={actions}"])
     arms = tuple(replace(config.arms[0], name=mount.name) for mount in world.mounts)
-    return cast(Config, SimpleNamespace(arms=arms, policy=config.policy, camera=config.camera))
+    return cast(
+        Config, SimpleNamespace(arms=arms, policy=config.policy, camera=config.camera, control=config.control)
+    )
 
 
 def test_the_same_state_gives_the_same_action(world, expert):

@@ -17,10 +17,8 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.trace import Trace
-from vla_ros.sim.world import STEP_SECONDS, TableTop
+from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, FloatArray, Observation
-
-STEP_NANOSECONDS = round(STEP_SECONDS * 1e9)
 
 Infer = Callable[[Observation], ActionChunk]
 """Called once per chunk, such as a policy's ``infer``."""
@@ -47,7 +45,7 @@ def run_episode(
     render: bool = True,
     noise: Noise | None = None,
 ) -> EpisodeResult:
-    """Run one episode in steps of 0.1 s, until it is decided or after ``max_steps``.
+    """Run one episode step by step, until it is decided or after ``max_steps``.
 
     Args:
         world: The table-top.
@@ -63,11 +61,12 @@ def run_episode(
     """
     scene = world.reset(seed)
     controller.reset()
+    seconds = 1 / world.options.rate_hz
     trace = Trace()
     step = 0
     decided = False
     while step < max_steps and not decided:
-        stamp = (step + 1) * STEP_NANOSECONDS
+        stamp = round((step + 1) * seconds * 1e9)
         image = world.render() if render else None
         observation = Observation(
             images={} if image is None else {"image": image},
@@ -81,7 +80,7 @@ def run_episode(
             trace.add(world, image)
             trace.actions.append(action)
             executed = action if noise is None else noise(step, np.array(action))
-            command = controller.command(executed, world.joint_state(stamp), stamp, STEP_SECONDS)
+            command = controller.command(executed, world.joint_state(stamp), stamp, seconds)
             world.command_named(command.names, command.positions.tolist())
             controller.executed()
             decided = world.step()

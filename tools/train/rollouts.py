@@ -106,7 +106,7 @@ class Simulation:
             action = self._meaning.statistics.unnormalize(self._meaning.bins.decode(tokens))
             return ActionChunk(actions=action[None], stamp=observation.stamp, tokens=tokens)
 
-        result = run_episode(self._world, step, self._controller, seed, max_steps=options.max_steps)
+        result = run_episode(self._world, step, self._controller, seed, max_steps=options.max_steps or 80)
         judge = self._world.judge
         return Rollout(seed, judge.success, judge.reason or "timeout", result.steps, np.array(sent))
 

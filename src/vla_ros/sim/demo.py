@@ -42,8 +42,6 @@ from vla_ros.sim.status import PolicyFailedError
 if TYPE_CHECKING:
     from vla_ros.sim.world import WorldOptions
 
-LOCKSTEP_HZ = 10.0
-
 # In lockstep nothing is late, because the simulation waits. Only a policy node that hangs times out.
 _LOCKSTEP = (
     "control.lockstep:=true",
@@ -51,7 +49,6 @@ _LOCKSTEP = (
     "timeouts.joint_state:=600.0",
     "timeouts.inference:=600.0",
     "timeouts.driver:=600.0",
-    "timeouts.twist:=600.0",
     "timeouts.frame_age:=0.0",
     "timeouts.joint_state_age:=0.0",
 )
@@ -77,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--lockstep", action="store_true", help="wait for each command, however long (default)")
     mode.add_argument("--real-time", action="store_true", help="run physics in real time")
     add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
-    add("--camera-hz", type=decimal, default=10.0, metavar="HZ", help="camera rate with --real-time")
+    add("--camera-hz", type=decimal, metavar="HZ", help="camera rate with --real-time (default control.rate_hz)")
     add(
         "--wrist-camera",
         action="store_true",
         help="also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)",
     )
-    add("--max-steps", type=positive, default=80, metavar="N", help="steps of 0.1 s per episode")
+    add("--max-steps", type=positive, metavar="N", help="control steps per episode (default 8 s)")
     add("--step-timeout", type=decimal, default=60.0, metavar="S", help="longest wait for a command")
     add("--start-timeout", type=decimal, default=300.0, metavar="S", help="longest wait for the policy node")
     add("--log", type=Path, metavar="FILE", help="write the policy node's output to this file")
@@ -277,9 +274,9 @@ def _episodes(
     with console.spinner("waiting for the policy node"):
         node.wait_for_policy(arguments.start_timeout, alive)
     options = EpisodeOptions(
-        max_steps=arguments.max_steps,
+        max_steps=arguments.max_steps or round(8 * world.options.rate_hz),
         step_timeout=arguments.step_timeout,
-        camera_hz=arguments.camera_hz,
+        camera_hz=arguments.camera_hz or world.options.rate_hz,
         wrist=wrist,
         blank=arguments.blank,
         shuffle=arguments.shuffle,
@@ -307,6 +304,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
         camera_gain=arguments.dim,
         bump=arguments.bump,
         arms=len(config.arms),
+        rate_hz=config.control.rate_hz or 10.0,
     )
 
 
@@ -336,7 +334,7 @@ def _result(
         policy=config.policy.name,
         checkpoint=getattr(config.policy, "checkpoint", ""),
         mode="real_time" if arguments.real_time else "lockstep",
-        rate_hz=LOCKSTEP_HZ,
+        rate_hz=config.control.rate_hz or 10.0,
         seed=arguments.seed,
         arms=tuple(arm.name for arm in config.arms),
         action=ExpertPolicy(config).spec.action if config.policy.name == "expert" else PolicySpec().action,

@@ -15,14 +15,14 @@ from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.trace import Trace
-from vla_ros.sim.world import SUBSTEPS, TIMESTEP, TableTop
+from vla_ros.sim.world import TIMESTEP, TableTop
 from vla_ros.types import UInt8Array
 
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
 _SETTLE = 0.3  # s to wait for the command of the first frame after a new instruction; doubled at each attempt
 _SETTLE_ATTEMPTS = 4
 _ACTION_WAIT = 0.2  # s that an action may arrive after its command
-_TICK = 0.02  # s: joint states at 50 Hz
+_TICK = 0.02  # s: joint states at 50 Hz or a little more
 _MIN_SPIN = 0.002  # s: receive messages even when the simulation is late
 
 
@@ -31,9 +31,9 @@ class EpisodeOptions:
     """How episodes are run.
 
     Attributes:
-        max_steps: Control steps of 0.1 s simulated time after which an episode fails.
+        max_steps: Control steps after which an episode fails.
         step_timeout: Seconds of wall clock to wait for each command (lockstep) or the first one (real time).
-        camera_hz: Camera rate in real time; in lockstep it is 10 Hz of simulated time.
+        camera_hz: Camera rate in real time; in lockstep it is that of control steps.
         wrist: Wrist cameras whose images are published too.
         blank: Publish black images; a policy that still succeeds ignores them.
         shuffle: Ask for another object and judge by the original one; a policy that still succeeds ignores the
@@ -119,7 +119,7 @@ class Runner(ABC):
 
 
 class Lockstep(Runner):
-    """Waits for the command of each frame, then advances by 0.1 s; independent of the speed of the machine."""
+    """Waits for the commands of each frame, then advances by a control step, whatever the machine's speed."""
 
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
@@ -225,7 +225,13 @@ class RealTime(Runner):
         options, world, node = self._options, self._world, self._node
         trace = Trace()
         node.forget_actions()
-        ticks_per_step = round(SUBSTEPS * TIMESTEP / _TICK)
+        step_seconds = world.substeps * TIMESTEP
+        ticks_per_step = next(
+            ticks
+            for ticks in range(1, world.substeps + 1)
+            if world.substeps % ticks == 0 and step_seconds / ticks <= _TICK * 1.001
+        )
+        tick_seconds = step_seconds / ticks_per_step
         tick, decided, due = 0, False, time.monotonic()
         while tick < options.max_steps * ticks_per_step and not decided:
             if options.switch_at and tick == options.switch_at * ticks_per_step:
@@ -239,12 +245,12 @@ class RealTime(Runner):
                 node.publish_joints(world, node.next_stamp())
             if tick % ticks_per_step == 0:
                 trace.add(world, world.render() if image is None else image)
-            due += _TICK
+            due += tick_seconds
             left = due - time.monotonic()
-            if left < -SUBSTEPS * TIMESTEP:  # too slow: let simulated time fall behind
+            if left < -step_seconds:  # too slow: let simulated time fall behind
                 due = time.monotonic()
             self._listen(began, max(0.0, left))
-            world.advance(round(_TICK / TIMESTEP))
+            world.advance(world.substeps // ticks_per_step)
             tick += 1
             if tick % ticks_per_step == 0:
                 decided = world.watch()

@@ -8,10 +8,11 @@ visits can be labelled for any object (DAgger; Ross et al., 2011).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -43,11 +44,11 @@ FEED = "objects"
 RATE_HZ = 10.0
 
 GAIN = 0.6
-"""Share of the remaining distance covered in one step."""
+"""Share of the remaining distance covered in a tenth of a second."""
 MAX_STEP = 0.03
-"""Largest translation of one step, metres (10 steps a second)."""
+"""Largest translation in a tenth of a second, metres."""
 MAX_TURN = 0.05
-"""Largest rotation of one step about each axis, radians."""
+"""Largest rotation in a tenth of a second about each axis, radians."""
 
 HOVER = 0.09
 """Height of the tool above an object's centre while it travels, metres."""
@@ -61,12 +62,17 @@ _HELD = 0.85 * arm.FINGER_TRAVEL  # also around a cube's corners and along a cyl
 _FUNNEL = (0.010, 0.035)
 _PUSH_START = 0.070
 _PUSH_HEIGHT = 0.026
-_PUSH_PACE = 0.025
+_PUSH_PACE = 0.025  # m in a tenth of a second
 _LOW = 0.05
+_FINGER_SPEED = 0.5  # m/s
+_GRASPED = 0.021  # m, opening of a finger that touches an object
+_CONTACT = 0.034  # m between tool and object when closed fingers push it
 _ITERATIONS = 4  # of inverse kinematics, for a step of a few centimetres
 
 
-def decide(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray]) -> FloatArray:
+def decide(
+    task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray], rate_hz: float = RATE_HZ
+) -> FloatArray:
     """The expert's action in a state.
 
     Args:
@@ -74,22 +80,25 @@ def decide(task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, F
         pose: Pose of ``tool`` in the base frame, float64 [4, 4], metres.
         fingers: Measured opening of one finger, metres.
         objects: Name to centre [3], metres in the base frame.
+        rate_hz: Actions a second.
 
     Returns:
         Float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians, fixed axes), both in the base frame, and
         the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge checkpoints.
     """
-    place = objects[task.target]
+    place, share = objects[task.target], RATE_HZ / rate_hz
+    gain = 1 - (1 - GAIN) ** share
     if task.verb == "pick":
         way, gripper = _pick(pose[:3, 3], place, fingers)
     else:
-        way, gripper = _push(pose[:3, 3], place, SIDES[task.side])
-    step = GAIN * way
-    length = float(np.linalg.norm(step))
-    if length > MAX_STEP:
-        step *= MAX_STEP / length
+        way, gripper = _push(pose[:3, 3], place, SIDES[task.side], _PUSH_PACE * share / gain)
+    step = gain * way
+    length, longest = float(np.linalg.norm(step)), MAX_STEP * share
+    if length > longest:
+        step *= longest / length
     # TOOL_DOWN R^T turns the hand back to straight down; a small rotation vector is (roll, pitch, yaw).
-    turn = np.clip(GAIN * arm.rotation_vector(arm.TOOL_DOWN @ pose[:3, :3].T), -MAX_TURN, MAX_TURN)
+    turn = gain * arm.rotation_vector(arm.TOOL_DOWN @ pose[:3, :3].T)
+    turn = np.clip(turn, -MAX_TURN * share, MAX_TURN * share)
     return np.concatenate([step, turn, [gripper]])
 
 
@@ -122,13 +131,49 @@ def _pick(tool: FloatArray, place: FloatArray, fingers: float) -> tuple[FloatArr
     return way, OPEN
 
 
-def _push(tool: FloatArray, place: FloatArray, side: float) -> tuple[FloatArray, float]:
+def _push(tool: FloatArray, place: FloatArray, side: float, pace: float) -> tuple[FloatArray, float]:
     ahead = side * (tool[1] - place[1])  # negative behind the object
     across = place[0] - tool[0]
     if ahead < -0.02 and ahead > -_PUSH_START - 0.03 and abs(across) < 0.015 and tool[2] < 0.045:
-        return np.array([across, side * _PUSH_PACE / GAIN, _PUSH_HEIGHT - tool[2]]), CLOSED
+        return np.array([across, side * pace, _PUSH_HEIGHT - tool[2]]), CLOSED
     goal = np.array([place[0], place[1] - side * _PUSH_START, _PUSH_HEIGHT])
     return _approach(tool, goal), CLOSED
+
+
+class Situation(NamedTuple):
+    """An arm and the object it is to move, in its base frame.
+
+    Attributes:
+        joints: Float64 [7], radians.
+        fingers: Opening of one finger, metres.
+        target: Centre [3], metres; None without a task.
+    """
+
+    joints: FloatArray
+    fingers: float
+    target: FloatArray | None
+
+
+def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArray, seconds: float) -> Situation:
+    """The situation after an action [7] of :func:`decide` at ``pose`` [4, 4], for the later steps of a chunk.
+
+    The arm reaches the joints ``goal`` [7]; an object that is held or pushed follows.
+    """
+    wanted = motion[6] * arm.FINGER_TRAVEL
+    reach = _FINGER_SPEED * seconds
+    fingers = float(np.clip(wanted, now.fingers - reach, now.fingers + reach))
+    target = now.target
+    if target is not None:
+        way = target - pose[:3, 3]
+        if np.hypot(way[0], way[1]) < _GRASP_RADIUS and abs(way[2]) < _GRASP_HEIGHT:
+            fingers = max(fingers, _GRASPED)
+            if max(fingers, now.fingers) < _HELD:
+                target = target + motion[:3]
+        elif motion[6] == CLOSED and np.all(np.abs(way) < _CONTACT):  # ahead of the closed fingers
+            tool = pose[1, 3] + motion[1]
+            beside = math.copysign(max(abs(target[1] - tool), _CONTACT), way[1])
+            target = np.array([target[0], tool + beside, target[2]])
+    return Situation(goal, fingers, target)
 
 
 @dataclass(frozen=True)
@@ -136,6 +181,7 @@ class ExpertOptions(PolicyConfig):
     """What the scripted expert answers with."""
 
     actions: str = option("eef_delta", "What moves the arms", choices=tuple(ACTIONS))
+    horizon: int = option(1, "Steps in a chunk; control.rate_hz of them a second", low=1, high=100)
 
 
 class ExpertPolicy(Policy):
@@ -157,6 +203,7 @@ class ExpertPolicy(Policy):
             raise ConfigError(f"robot.arms: found {names}, expected {expected}")
         options = config.policy if isinstance(config.policy, ExpertOptions) else ExpertOptions()
         self._actions = options.actions
+        self._rate_hz = config.control.rate_hz or RATE_HZ
         action = parse_parts(
             " + ".join(f"{name}.{part}" for name in names for part in ACTIONS[self._actions]), action=True
         )
@@ -169,7 +216,8 @@ class ExpertPolicy(Policy):
             ),
             action,
             dimension=sum(part.size(len(arm.JOINT_NAMES)) for part in action),
-            rate_hz=RATE_HZ,
+            horizon=options.horizon,
+            rate_hz=self._rate_hz,
         )
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
@@ -182,32 +230,52 @@ class ExpertPolicy(Policy):
         targets: tuple[str | None, ...] = task.targets if task else ()
         if len(targets) != len(self._mounts) or not {*targets} <= objects.keys():
             targets = (None,) * len(self._mounts)
-        numbers = []
-        for index, (mount, target) in enumerate(zip(self._mounts, targets, strict=True)):
-            pose = arm.forward(joints[index])
-            if task is None or target is None:
-                motion = np.array([0.0] * 6 + [OPEN if fingers[index] > arm.FINGER_TRAVEL / 2 else CLOSED])
-            else:
-                mine = {target: objects[target] - mount.position}
-                motion = decide(replace(task, targets=(target,)), pose, fingers[index], mine)
-            numbers += [_answer(self._actions, motion, pose, joints[index]), motion[6:]]
+        columns = [
+            self._chunk(
+                replace(task, targets=(target,)) if task and target else None,
+                Situation(
+                    joints[index], float(fingers[index]), objects[target] - mount.position if target else None
+                ),
+            )
+            for index, (mount, target) in enumerate(zip(self._mounts, targets, strict=True))
+        ]
         elapsed = (time.perf_counter() - begin) * 1e3
-        return ActionChunk(np.concatenate(numbers)[None], observation.stamp, stages_ms={"expert": elapsed})
+        return ActionChunk(np.concatenate(columns, axis=1), observation.stamp, stages_ms={"expert": elapsed})
+
+    def _chunk(self, task: Task | None, now: Situation) -> FloatArray:
+        """One arm's actions [horizon, D of the arm] from a situation; it keeps still without a task."""
+        rows: list[FloatArray] = []
+        for left in reversed(range(self.spec.horizon)):
+            pose, goal = arm.forward(now.joints), now.joints
+            if task is None or now.target is None:
+                motion = np.array([0.0] * 6 + [OPEN if now.fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
+            else:
+                motion = decide(task, pose, now.fingers, {task.target: now.target}, self._rate_hz)
+                if left or self._actions.startswith("joint"):
+                    goal = arm.solve(*_moved(pose, motion), now.joints, _ITERATIONS)
+            rows += [self._answer(motion, pose, now.joints, goal), motion[6:]]
+            if left:
+                now = predict(now, motion, pose, goal, 1 / self._rate_hz)
+        return np.concatenate(rows).reshape(self.spec.horizon, -1)
+
+    def _answer(self, motion: FloatArray, pose: FloatArray, joints: FloatArray, goal: FloatArray) -> FloatArray:
+        """A step of the tip [6] from ``pose`` [4, 4], and of the joints from ``joints`` [7] to ``goal`` [7]."""
+        if self._actions == "eef_delta":
+            return motion[:6]
+        if self._actions == "joint_position":
+            return goal
+        if self._actions == "joint_velocity":
+            return (goal - joints) * self._rate_hz
+        position, rotation = _moved(pose, motion)
+        return np.concatenate([position, write_rotation(rotation, "rot6d")])
 
 
 def _names(mounts: tuple[arm.Mount, ...]) -> list[str]:
     return [mount.name for mount in mounts]
 
 
-def _answer(actions: str, motion: FloatArray, pose: FloatArray, joints: FloatArray) -> FloatArray:
-    """A step of the tip, [6] and more, from ``pose`` [4, 4] at ``joints`` [7] in the form ``actions``."""
-    if actions == "eef_delta":
-        return motion[:6]
-    position, rotation = pose[:3, 3] + motion[:3], rotation_vector_matrix(motion[3:6]) @ pose[:3, :3]
-    if actions == "eef_pose":
-        return np.concatenate([position, write_rotation(rotation, "rot6d")])
-    wanted = arm.solve(position, rotation, joints, _ITERATIONS) if motion[:6].any() else joints
-    return wanted if actions == "joint_position" else (wanted - joints) * RATE_HZ
+def _moved(pose: FloatArray, motion: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return pose[:3, 3] + motion[:3], rotation_vector_matrix(motion[3:6]) @ pose[:3, :3]
 
 
 def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:

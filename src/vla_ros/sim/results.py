@@ -28,7 +28,7 @@ class EpisodeResult:
         seed: Seed of the scene; the same seed gives the same scene and instruction.
         instruction: The instruction by which the episode was judged.
         success: True where the named objects ended as the instruction says.
-        steps: Control steps (0.1 s of simulated time each) until success or the end.
+        steps: Control steps until success or the end.
         reason: ``success``, ``wrong_object``, ``timeout`` or ``no_command``.
         images: At most :data:`MAX_IMAGES` upright images, uint8 [H, W, 3] RGB, in order of time.
         actions: Float64 [T, D], the policy's actions before limits and kinematics; [0, 0] if none was received.

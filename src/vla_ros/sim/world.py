@@ -19,12 +19,9 @@ from vla_ros.types import FloatArray, JointState, UInt8Array
 
 TIMESTEP = 0.002
 """Physics time step of ``assets/table_top.xml``, seconds."""
-STEP_SECONDS = 0.1
-"""Simulated time of one control step."""
-SUBSTEPS = round(STEP_SECONDS / TIMESTEP)
 
-_RAMP = round(0.8 * SUBSTEPS)
 _JOINTS, _OF_AN_ARM = len(arm.JOINT_NAMES), len(arm.JOINT_NAMES) + len(arm.FINGER_NAMES)
+_SETTLING = 50  # physics steps at the start of an episode
 _TWO_ARMS_FOVY = 62.0  # degrees: both arms' objects are in the image
 
 
@@ -40,6 +37,7 @@ class WorldOptions:
         bump: Largest distance by which the tool is bumped, metres; 0 never.
         bump_chance: Probability of a bump at each step.
         arms: 1 or 2.
+        rate_hz: Control steps a second.
     """
 
     width: int = 224
@@ -49,6 +47,7 @@ class WorldOptions:
     bump: float = 0.0
     bump_chance: float = 0.15
     arms: int = 1
+    rate_hz: float = 10.0
 
 
 class TableTop:
@@ -60,6 +59,7 @@ class TableTop:
     Attributes:
         mounts: The arms.
         joint_names: All joints, in the order of the vectors.
+        substeps: Physics steps of one control step.
 
     Raises:
         MissingDependencyError: MuJoCo is not installed.
@@ -74,6 +74,8 @@ class TableTop:
             ) from error
         self.options = options or WorldOptions()
         self._mujoco = mujoco
+        self.substeps = round(1 / (self.options.rate_hz * TIMESTEP))
+        self._ramp_steps = round(0.8 * self.substeps)
         self.mounts = arm.ONE_ARM if self.options.arms == 1 else arm.TWO_ARMS
         self.joint_names = tuple(name for mount in self.mounts for name in mount.joint_names)
         self._model: Any = _model(mujoco, self.mounts)
@@ -105,11 +107,11 @@ class TableTop:
             self._place(slot)
         fingers = np.full(_OF_AN_ARM - _JOINTS, arm.FINGER_TRAVEL)
         self._goal = np.concatenate([part for start in self.scene.starts for part in (arm.inverse(start), fingers)])
-        self._from, self._ramp = self._goal.copy(), np.full(len(self._goal), _RAMP)
+        self._from, self._ramp = self._goal.copy(), np.full(len(self._goal), self._ramp_steps)
         self._velocity = np.zeros(len(self._goal))  # added to the targets until the next command
         self._data.qpos[self._places] = self._goal
         self._data.ctrl[:] = self._goal
-        for _ in range(SUBSTEPS):
+        for _ in range(_SETTLING):
             self._mujoco.mj_step(self._model, self._data)
         return self.scene
 
@@ -143,7 +145,7 @@ class TableTop:
     def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
         """Set the position targets of the named joints; the others keep theirs.
 
-        The targets of the arms move there linearly in 0.08 s, those of the fingers at once.
+        The targets of the arms move there linearly in 0.8 control steps, those of the fingers at once.
 
         Raises:
             ValueError: A name is unknown, the lengths differ or a position is not finite.
@@ -179,21 +181,21 @@ class TableTop:
             if self._velocity.any():
                 moved = np.clip(self._goal + TIMESTEP * self._velocity, *self._range)
                 self._from, self._goal = self._from + (moved - self._goal), moved
-            self._ramp = np.minimum(self._ramp + 1, _RAMP)
+            self._ramp = np.minimum(self._ramp + 1, self._ramp_steps)
             self._data.ctrl[:] = self._current_target()
             self._mujoco.mj_step(self._model, self._data)
 
     def _current_target(self) -> FloatArray:
-        share = self._ramp / _RAMP
+        share = self._ramp / self._ramp_steps
         target: FloatArray = self._from + share * (self._goal - self._from)
         target[self._is_finger] = self._goal[self._is_finger]
         return target
 
     def step(self, positions: FloatArray | None = None) -> bool:
-        """Advance by a control step of 0.1 s; returns whether the episode is decided."""
+        """Advance by a control step; returns whether the episode is decided."""
         if positions is not None:
             self.command(positions)
-        self.advance(SUBSTEPS)
+        self.advance(self.substeps)
         return self.watch()
 
     def watch(self) -> bool:
@@ -216,7 +218,7 @@ class TableTop:
         except ValueError:  # out of reach: no bump
             return
         self.command(goal)
-        self.advance(SUBSTEPS)
+        self.advance(self.substeps)
 
     # --- sensors ---
 
