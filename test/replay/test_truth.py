@@ -137,6 +137,26 @@ def test_joint_policies_compare_in_joints():
     assert align(JOINTS, commands, joints, delta, options).actions.tolist() == [[2, 1, 3], [4, 3, 5]]
 
 
+@pytest.mark.parametrize(
+    ("action", "dimension", "expected"),
+    [
+        ("arm.joint_position[deg]", 7, np.rad2deg(HOME + 0.1)),
+        ("arm.joint_velocity + arm.gripper[0..100]", 8, [*[1.0] * 7, 50]),
+        ("arm.gripper + unused[1] + arm.joint_delta", 9, [0.5, 0, *[0.1] * 7]),
+    ],
+)
+def test_commands_become_whatever_the_policy_answers(arm, action, dimension, expected):
+    spec = PolicySpec(action=parse_parts(action, action=True), dimension=dimension)
+    names = (*arm.joint_names, "finger")
+    joints = table([0, 50, 100, 150], np.tile([*HOME, 0.04], (4, 1)), names)
+    commands = table([10, 110], np.tile([*(HOME + 0.1), 0.02], (2, 1)), names)
+    found = align(JOINTS, commands, joints, spec, ARM | {"robot.gripper_joint_names": ["finger"]})
+    assert found.actions == pytest.approx(np.tile(expected, (2, 1)))
+    wrong = dataclasses.replace(spec, dimension=5)
+    problem = align(JOINTS, commands, joints, wrong, ARM | {"robot.gripper_joint_names": ["finger"]}).problem
+    assert problem.startswith("the policy's actions have 5 numbers")
+
+
 def test_the_reason_is_given_if_nothing_can_be_compared(arm):
     names = arm.joint_names
     commands = table([10, 110], np.tile(HOME, (2, 1)), names)

@@ -42,7 +42,10 @@ class ActionWriter:
         return sum(size for size, _ in self._parts)
 
     def write(self, start: JointState, goal: JointState, seconds: float) -> FloatArray:
-        """The action, float64 [D]; NaN for a part whose joints ``goal`` (of relative ones, ``start``) lacks."""
+        """The action, float64 [D]; NaN for a part whose joints ``goal`` (of relative ones, ``start``) lacks.
+
+        So is a gripper without finger joints (``robot.gripper_joint_names``).
+        """
         return np.concatenate([_written(size, write, start, goal, seconds) for size, write in self._parts])
 
 
@@ -67,6 +70,8 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
     if part.quantity == UNUSED:
         return lambda start, goal, seconds: np.zeros(part.count)
     arm = _arm(part, arms)
+    if part.quantity == "gripper" and not arm.fingers:
+        return lambda start, goal, seconds: np.full(1, np.nan)
     if part.quantity == "gripper" and not part.form:
         return _gripper(arm)
     if part.quantity == "joint_delta":
@@ -110,7 +115,7 @@ def _difference(part: Part, arm: Arm, arms: Mapping[str, Arm], rate: Callable[[f
 def _tip_delta(part: Part, arm: Arm, control: ControlConfig) -> Write:
     kinematics = arm.kinematics
     if kinematics is None:
-        raise ConfigError(f"robot.urdf: found no value, and the action has {part}")
+        raise ConfigError(f"robot.urdf is not set, and the action has {part}")
 
     def write(start: JointState, goal: JointState, seconds: float) -> FloatArray:
         a, b = kinematics.forward(start.select(arm.joints)), kinematics.forward(goal.select(arm.joints))

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.config import Config, GripperConfig
+from vla_ros.contract.action import ActionWriter
+from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.kinematics.solver import Kinematics
-from vla_ros.kinematics.transforms import rotation_vector
-from vla_ros.node.stepper import make_kinematics
+from vla_ros.errors import ConfigError
 from vla_ros.replay.records import BagError
 from vla_ros.replay.series import Recording, Table
 from vla_ros.replay.skill import motion_columns
 from vla_ros.replay.topics import ARRAY, TWIST, Selection
-from vla_ros.types import FloatArray, IntArray
+from vla_ros.types import FloatArray, IntArray, JointState
 
 RULES = {
     "stamp": "the recorded message with the frame's own stamp",
@@ -111,9 +111,7 @@ def align(
             actions[known[:, None], motion_columns(spec)] = target.values * (period * 1e-9) / scale
         else:
             joints = recording.joints.main if recording.joints else None
-            motion = _joint_motion(joints, target, spec, config)
-            actions[known[:, None], motion_columns(spec)] = motion
-            _fill_gripper(actions, known, target, spec, config)
+            actions[known] = _motions(joints, target, spec, config, period)
     except BagError as problem:
         return Truth(np.full_like(actions, np.nan), "none", str(problem))
     return Truth(actions, rule)
@@ -151,63 +149,33 @@ def _interpolated(table: Table, times: IntArray) -> FloatArray:
     return np.stack([np.interp(at, known, column) for column in table.values.T], axis=1)
 
 
-def _columns(table: Table, names: tuple[str, ...], of: str) -> list[int]:
-    missing = [name for name in names if name not in table.names]
-    if missing:
-        raise BagError(f"{of} lack the joints {missing}; they have {list(table.names)}")
-    return [table.names.index(name) for name in names]
-
-
-def _joint_motion(joints: Table | None, target: Table, spec: PolicySpec, config: Config) -> FloatArray:
-    """The action that leads to ``target``, from the joints measured at the same times, without the gripper."""
-    kinematics = make_kinematics(config) if spec.motion == "tip_delta" else None
-    names = tuple(kinematics.joint_names if kinematics else config.robot.joint_names or target.names)
-    goal = target.values[:, _columns(target, names, "the recorded commands")]
-    if spec.motion == "joint_position":
-        moved = len(motion_columns(spec))
-        if len(names) != moved:
-            raise BagError(f"the policy moves {moved} joints, the recorded commands {len(names)}")
-        return goal
-    if joints is None:
-        raise BagError("the bag has no joint states, which are the start of the recorded commands' motions")
-    columns = _columns(joints, names, "the joint states")
-    start = _interpolated(joints, target.times)[:, columns]
-    if spec.motion == "joint_delta":
-        return goal - start
-    if spec.motion != "tip_delta":
-        raise BagError(f"recorded joint positions cannot be compared with {spec.motion or 'such'} actions")
-    if kinematics is None:
-        raise BagError("robot.urdf is not set; recorded joint positions become end-effector motions only with it")
-    deltas = [_delta(kinematics, a, b, config) for a, b in zip(start, goal, strict=True)]
-    return np.array(deltas).reshape(len(goal), 6)
-
-
-def _delta(kinematics: Kinematics, start: FloatArray, goal: FloatArray, config: Config) -> FloatArray:
-    """The end-effector action [6] that leads from joint positions ``start`` to ``goal``."""
-    a, b = kinematics.forward(start), kinematics.forward(goal)
-    control = config.control
-    if control.delta_frame == "tip":
-        moved, turned = a.rotation.T @ (b.position - a.position), a.rotation.T @ b.rotation
-    else:
-        moved, turned = b.position - a.position, b.rotation @ a.rotation.T
-    angles = _euler_xyz(turned) if control.rotation == "euler_xyz" else rotation_vector(turned)
-    return np.concatenate((moved / control.translation_scale, angles / control.rotation_scale))
-
-
-def _euler_xyz(rotation: FloatArray) -> FloatArray:
-    """Roll, pitch, yaw [3] about fixed axes (REP 103), the inverse of ``transforms.euler_xyz_matrix``."""
-    pitch = np.arcsin(np.clip(-rotation[2, 0], -1.0, 1.0))
-    return np.array([np.arctan2(rotation[2, 1], rotation[2, 2]), pitch, np.arctan2(rotation[1, 0], rotation[0, 0])])
-
-
-def _fill_gripper(actions: FloatArray, rows: IntArray, target: Table, spec: PolicySpec, config: Config) -> None:
-    """Turn finger positions into the action's gripper number; without finger joints it stays NaN."""
-    finger = next((name for name in config.robot.gripper_joint_names if name in target.names), None)
-    if spec.gripper is not None and finger is not None:
-        gripper = config.gripper
-        opening = np.clip(_opening(target.values[:, target.names.index(finger)], gripper), 0.0, 1.0)
-        number = gripper.closed_value + opening * (gripper.open_value - gripper.closed_value)
-        actions[rows, spec.gripper] = number
+def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Config, period: int) -> FloatArray:
+    """Actions [N, D] that lead from the joints measured at the same times to ``target``; NaN where unknown."""
+    try:
+        arms = make_arms(config)
+        writer = ActionWriter(spec.action, arms, config.control)
+    except ConfigError as error:
+        raise BagError(str(error)) from None
+    if writer.dimension != spec.dimension:
+        raise BagError(
+            f"the policy's actions have {spec.dimension} numbers, the robot's joints give {writer.dimension}"
+        )
+    starts = np.zeros((len(target.times), 0)) if joints is None else _interpolated(joints, target.times)
+    names = joints.names if joints else ()
+    rows = [
+        writer.write(JointState(names, start, 0), JointState(target.names, goal, 0), period * 1e-9)
+        for start, goal in zip(starts, target.values, strict=True)
+    ]
+    actions = np.array(rows).reshape(len(rows), spec.dimension)
+    if np.isnan(actions[:, motion_columns(spec)]).all():
+        for what, found in (("recorded commands", target.names), ("joint states", names)):
+            for arm in arms.values():
+                missing = [name for name in arm.joints if name not in found]
+                if missing and not found:
+                    raise BagError(f"the bag has no {what}, which are the start of the recorded commands' motions")
+                if missing:
+                    raise BagError(f"the {what} lack the joints {missing}; they have {list(found)}")
+    return actions
 
 
 def _opening(position: FloatArray, gripper: GripperConfig) -> FloatArray:
