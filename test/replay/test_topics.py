@@ -1,4 +1,6 @@
-"""Topics are found by type and name, asked about when several fit, and refused with the candidates otherwise."""
+"""Topics are found by type and name; if several fit, a person is asked or the bag is refused with candidates."""
+
+from dataclasses import asdict
 
 import pytest
 
@@ -9,65 +11,62 @@ from vla_ros.replay.topics import parse_overrides, select
 IMAGE, JPEG = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 JOINTS, ARRAY, TEXT = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"
 TWIST = "geometry_msgs/msg/TwistStamped"
+CAMERA = {"/camera/image_raw": IMAGE}
+OWN = {"/joint_states": JOINTS, "/arm/joint_command": JOINTS, "/vla_policy/action": ARRAY}
+FEED = {"robot.state_topics": ["objects=/sim/objects"]}
+TWO = {"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]}
 
 
-def topics(**named):
-    return {"/" + name.replace("__", "/"): kind for name, kind in named.items()}
-
-
-def test_the_nodes_own_names_come_first():
-    found = select(
-        topics(
-            other__image=IMAGE,
-            camera__image_raw=IMAGE,
-            joint_states=JOINTS,
-            arm__joint_command=JOINTS,
-            vla_policy__action=ARRAY,
-            vla_policy__instruction=TEXT,
+@pytest.mark.parametrize(
+    ("topics", "options", "expected"),
+    [
+        pytest.param(
+            {"/other/image": IMAGE, **CAMERA, **OWN, "/vla_policy/instruction": TEXT},
+            {},
+            {"cameras": ("/camera/image_raw",), "transport": "raw", "joint_states": "/joint_states"}
+            | {"instruction": "/vla_policy/instruction", "truth": "/vla_policy/action", "truth_type": ARRAY},
+            id="the node's own names come first",
         ),
-        Config(),
-        {},
-    )
-    assert found.cameras == ("/camera/image_raw",)
-    assert found.transport == "raw"
-    assert found.joint_states == "/joint_states"
-    assert found.instruction == "/vla_policy/instruction"
-    assert (found.truth, found.truth_type) == ("/vla_policy/action", ARRAY)
-
-
-def test_foreign_names_are_found_by_type():
-    found = select(
-        topics(cam0__rgb=IMAGE, cam0__depth=IMAGE, robot__states=JOINTS, servo__twist=TWIST), Config(), {}
-    )
-    assert found.cameras == ("/cam0/rgb",)
-    assert found.joint_states == "/robot/states"
-    assert (found.truth, found.truth_type) == ("/servo/twist", TWIST)
-    assert found.instruction is None
-
-
-def test_raw_wins_over_its_own_compressed_copy():
-    found = select({"/a/image": IMAGE, "/a/image/compressed": JPEG}, Config(), {})
-    assert (found.cameras, found.transport) == (("/a/image",), "raw")
-
-
-def test_only_compressed():
-    found = select({"/camera/image_raw/compressed": JPEG}, Config(), {})
-    assert (found.cameras, found.transport) == (("/camera/image_raw/compressed",), "compressed")
-
-
-def test_joint_states_alone_are_differenced():
-    found = select(topics(camera__image_raw=IMAGE, joint_states=JOINTS), Config(), {})
-    assert (found.truth, found.truth_type) == (None, JOINTS)
-    assert "differenced" in found.described["truth"]
-
-
-def test_nothing_to_compare_with():
-    found = select(topics(camera__image_raw=IMAGE), Config(), {})
-    assert found.truth_type == ""
+        pytest.param(
+            {"/cam0/rgb": IMAGE, "/cam0/depth": IMAGE, "/robot/states": JOINTS, "/servo/twist": TWIST},
+            {},
+            {"cameras": ("/cam0/rgb",), "joint_states": "/robot/states", "instruction": None}
+            | {"truth": "/servo/twist", "truth_type": TWIST},
+            id="other names are found by type",
+        ),
+        pytest.param(
+            {"/a/image": IMAGE, "/a/image/compressed": JPEG},
+            {},
+            {"cameras": ("/a/image",), "transport": "raw"},
+            id="raw before its own compressed copy",
+        ),
+        pytest.param(
+            {"/camera/image_raw/compressed": JPEG},
+            {},
+            {"cameras": ("/camera/image_raw/compressed",), "transport": "compressed", "truth_type": ""},
+            id="compressed only, nothing to compare with",
+        ),
+        pytest.param(
+            {**CAMERA, "/joint_states": JOINTS}, {}, {"truth": None, "truth_type": JOINTS}, id="differenced"
+        ),
+        pytest.param(
+            {**CAMERA, "/sim/objects": JOINTS},
+            FEED,
+            {"joint_states": None, "state": (("objects", "/sim/objects"),)},
+            id="a feed is not a joint state",
+        ),
+        pytest.param({"/wrist": IMAGE, "/front": IMAGE}, TWO, {"cameras": ("/front", "/wrist")}, id="two cameras"),
+    ],
+)
+def test_each_role_gets_its_topic(topics, options, expected):
+    found = select(topics, build(options), {})
+    assert expected.items() <= asdict(found).items()
+    if found.truth_type == JOINTS and found.truth is None:
+        assert "differenced" in found.described["truth"]
 
 
 def test_several_cameras_are_asked_about_or_refused():
-    two = topics(left__image=IMAGE, right__image=IMAGE)
+    two = {"/left/image": IMAGE, "/right/image": IMAGE}
     with pytest.raises(BagError, match=r"--topics camera=/left/image\n  --topics camera=/right/image"):
         select(two, Config(), {})
     asked = []
@@ -80,43 +79,36 @@ def test_several_cameras_are_asked_about_or_refused():
     assert asked == [("Which topic is the camera?", ["/left/image", "/right/image"])]
 
 
-def test_overrides_win_and_are_checked():
-    bag = topics(left__image=IMAGE, right__image=IMAGE, joint_states=JOINTS)
+def test_named_topics_win_and_are_checked():
+    bag = {"/left/image": IMAGE, "/right/image": IMAGE, "/joint_states": JOINTS}
     found = select(bag, Config(), parse_overrides(["camera=/left/image", "truth=none"]))
-    assert found.cameras == ("/left/image",)
-    assert found.truth_type == ""
-    with pytest.raises(BagError, match="has no such topic; it has /joint_states"):
-        select(bag, Config(), {"camera": "/nowhere"})
-    with pytest.raises(BagError, match="expected sensor_msgs/msg/Image or"):
-        select(bag, Config(), {"camera": "/joint_states"})
+    assert (found.cameras, found.truth_type) == (("/left/image",), "")
+    assert select(bag, build(TWO), {"camera": "/right/image,/left/image"}).cameras == (
+        "/right/image",
+        "/left/image",
+    )
     with pytest.raises(BagError, match="expected role=/topic"):
         parse_overrides(["kamera=/left/image"])
 
 
-def test_two_cameras_of_a_policy():
-    config = build({"camera.topics": ["/front", "/wrist"], "camera.keys": ["image", "wrist"]})
-    assert select(topics(wrist=IMAGE, front=IMAGE), config, {}).cameras == ("/front", "/wrist")
-    with pytest.raises(BagError, match="--topics camera=/a,/b"):
-        select(topics(front=IMAGE, top=IMAGE), config, {})
-    assert select(topics(front=IMAGE, top=IMAGE), config, {"camera": "/top,/front"}).cameras == ("/top", "/front")
+@pytest.mark.parametrize(
+    ("topics", "options", "named", "message"),
+    [
+        (CAMERA, {}, "/nowhere", "has no such topic; it has /camera/image_raw"),
+        ({**CAMERA, "/joint_states": JOINTS}, {}, "/joint_states", "expected sensor_msgs/msg/Image or"),
+        ({"/front": IMAGE, "/top": IMAGE}, TWO, "", "--topics camera=/a,/b"),
+        ({"/joint_states": JOINTS}, {}, "", "no sensor_msgs/Image or CompressedImage; it has /joint_states"),
+    ],
+)
+def test_a_bag_that_does_not_fit_is_refused_with_what_it_has(topics, options, named, message):
+    with pytest.raises(BagError, match=message):
+        select(topics, build(options), {"camera": named})
 
 
-def test_a_bag_without_images_is_refused_with_what_it_has():
-    with pytest.raises(BagError, match=r"no sensor_msgs/Image or CompressedImage; it has /joint_states"):
-        select(topics(joint_states=JOINTS), Config(), {})
-
-
-def test_a_topic_without_messages_plays_no_part_unless_it_is_named():
-    """Recorders list what they subscribed to: a raw camera that was silent beside its compressed images."""
+def test_a_topic_without_messages_is_ignored_unless_it_is_named():
+    """Recorders list everything they subscribed to, such as a silent raw camera beside its compressed images."""
     topics = {"/camera/image_raw": IMAGE, "/camera/image_raw/compressed": JPEG}
     empty = {"/camera/image_raw"}
     assert select(topics, Config(), {}, empty=empty).cameras == ("/camera/image_raw/compressed",)
     named = {"camera": "/camera/image_raw"}
     assert select(topics, Config(), named, empty=empty).cameras == ("/camera/image_raw",)
-
-
-def test_a_feed_is_no_joint_state():
-    config = build({"robot.state_topics": ["objects=/sim/objects"]})
-    found = select(topics(camera__image_raw=IMAGE, sim__objects=JOINTS), config, {})
-    assert found.joint_states is None
-    assert found.state == (("objects", "/sim/objects"),)
