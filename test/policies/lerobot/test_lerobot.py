@@ -22,7 +22,7 @@ from lerobot.policies.factory import (  # noqa: E402
 )
 
 from vla_ros.config import Config  # noqa: E402
-from vla_ros.errors import CheckpointError, ConfigError  # noqa: E402
+from vla_ros.errors import CheckpointError, ConfigError, VlaRosError  # noqa: E402
 from vla_ros.policies.lerobot.options import LeRobotOptions  # noqa: E402
 from vla_ros.policies.lerobot.policy import LeRobotPolicy  # noqa: E402
 from vla_ros.types import Observation  # noqa: E402
@@ -136,6 +136,14 @@ def test_a_wrong_checkpoint_is_explained(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"name": "x", "steps": [step]}))
     with pytest.raises(CheckpointError, match="on the hub, and nothing is downloaded"):
         loaded(tmp_path)
+
+
+def test_an_image_of_another_size_is_refused(folder: Path) -> None:
+    policy = loaded(folder)
+    past = () if len(policy.spec.images[0].moments) == 1 else (2,)
+    images = {"front": np.zeros((*past, 48, 64, 3), np.uint8)}
+    with pytest.raises(VlaRosError, match="is 64x48, the checkpoint was trained on 96x64"):
+        policy.infer(policy.start_session(), Observation(images, "lift", 0, state={"state": np.zeros((*past, 7))}))
 
 
 def test_the_same_seed_gives_the_same_chunk(folder: Path) -> None:

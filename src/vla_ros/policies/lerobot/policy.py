@@ -79,8 +79,15 @@ class LeRobotPolicy(Policy):
         """Answer one observation."""
         began = time.perf_counter()
         values: dict[str, Any] = {}
-        for name in self.loaded.config.input_features:
+        for name, feature in self.loaded.config.input_features.items():
             values[name] = (observation.images if _is_image(name) else observation.state)[_key(name)]
+            expected = _shape(name, feature)
+            if _is_image(name) and values[name].shape[-3:] != expected:
+                found, trained = (f"{shape[1]}x{shape[0]}" for shape in (values[name].shape[-3:], expected))
+                raise VlaRosError(
+                    f"image '{_key(name)}' is {found}, the checkpoint was trained on {trained}; resize it, for "
+                    f'example with features.images: ["{_key(name)} = CAMERA {trained}"]'
+                )
         actions, normalized = self._predict(values, observation.instruction)
         stages = {"predict": 1e3 * (time.perf_counter() - began)}
         return ActionChunk(actions, observation.stamp, normalized=normalized, stages_ms=stages)
