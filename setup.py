@@ -94,6 +94,7 @@ setup(
         ],
         "vla_ros.policies": [
             "lerobot = vla_ros.policies.lerobot:LEROBOT",
+            "remote = vla_ros.policies.remote:REMOTE",
             "openvla = vla_ros.policies.openvla:OPENVLA",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",

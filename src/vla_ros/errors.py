@@ -38,3 +38,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """``; did you mean 'x'?`` with the nearest of ``known``, or "" if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+class ServerLostError(VlaRosError):
+    """The policy's server cannot be reached or does not answer; the text says which and why."""

@@ -9,9 +9,9 @@ import pytest
 import simplejpeg
 
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
-from vla_ros.policies.remote.dialect import openpi_answer
+from vla_ros.policies.remote.dialect import OWN, openpi_answer
 from vla_ros.policies.remote.messages import WireError, pack, unpack
-from vla_ros.serve.wire import EXTENSION, Request, Vocabulary, answer, metadata, observation, read_request
+from vla_ros.serve.wire import Request, Vocabulary, answer, metadata, observation, read_request
 from vla_ros.types import ActionChunk
 from vla_ros.vision.processors import ResizeNaive
 
@@ -140,20 +140,20 @@ def test_an_answer_is_openpis_and_says_more_to_those_who_ask() -> None:
     plain = unpack(answer(chunk, read(GOOD), {"infer_ms": 2.0}))
     assert set(plain) == {"actions", "server_timing"}
     np.testing.assert_array_equal(openpi_answer(pack(plain)).actions["actions"], chunk.actions)
-    asked = read({**GOOD, EXTENSION: {"number": 5, "deadline_ms": 250, "begins": True}})
+    asked = read({**GOOD, OWN: {"number": 5, "deadline_ms": 250, "begins": True}})
     assert (asked.number, asked.seconds, asked.begins) == (5, 0.25, True)
-    extended = unpack(answer(chunk, asked, {}))[EXTENSION]
+    extended = unpack(answer(chunk, asked, {}))[OWN]
     assert (extended["number"], extended["info"]) == (5, {"margins": [0.5, 1.0]})
     np.testing.assert_array_equal(extended["tokens"], chunk.tokens)
 
 
 @pytest.mark.parametrize("extension", [5, {"number": "x"}, {"deadline_ms": "soon"}, {"deadline_ms": -1}])
 def test_an_extension_that_is_none_is_ignored(extension: Any) -> None:
-    request = read({**GOOD, EXTENSION: extension})
+    request = read({**GOOD, OWN: extension})
     assert (request.number, request.seconds, request.begins) == (None, 0.0, False)
 
 
 def test_the_metadata_name_the_features() -> None:
     said = unpack(pack(metadata("openvla", SPEC)))
-    assert (said["server"], said["images"]["image"]["size"], said["dimension"]) == (EXTENSION, [8, 8], 7)
+    assert (said["server"], said["images"]["image"]["size"], said["dimension"]) == (OWN, [8, 8], 7)
     assert said["action"] == ["arm.tip_delta", "arm.gripper"]

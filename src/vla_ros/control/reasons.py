@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from vla_ros.errors import DeviceLostError, VlaRosError
+from vla_ros.errors import DeviceLostError, ServerLostError, VlaRosError
 
 
 class Level(str, Enum):
@@ -63,6 +63,7 @@ class Reason(str, Enum):
     JOINT_STATE_CONTESTED = "joint_state_contested", Level.HOLD, "two sources tell of the same joint in turn"
     INFERENCE_LATE = "inference_late", Level.HOLD, "an answer takes longer than timeouts.inference"
     INFERENCE_ERROR = "inference_error", Level.HOLD, "the policy failed on a frame"
+    SERVER_LOST = "server_lost", Level.HOLD, "the policy's server cannot be reached or does not answer"
     ACTION_INVALID = "action_invalid", Level.HOLD, "the policy's answer has a wrong shape or is no number"
     CLOCK_JUMP = "clock_jump", Level.HOLD, "the ROS clock jumped by more than timeouts.clock_jump"
     DRIVER_MISSING = "driver_missing", Level.HOLD, "nobody has subscribed to the command topic yet"
@@ -104,12 +105,14 @@ class Refused(VlaRosError):  # noqa: N818 - an outcome, not a mistake
 
 
 def reason_of(error: BaseException) -> Reason:
-    """``device_error`` for an error of the GPU itself, else ``inference_error``.
+    """``device_error`` for an error of the GPU itself, ``server_lost`` without a server, else ``inference_error``.
 
     A CUDA error is sticky: every later call of the process fails as well, so the arm stops and the node must be
     started again. Running out of memory is not (the next frame may fit). PyTorch raises ``RuntimeError`` or
     ``torch.AcceleratorError`` with "CUDA error" in its text, the engine :class:`DeviceLostError`; torch is not
     imported for this.
     """
+    if isinstance(error, ServerLostError):
+        return Reason.SERVER_LOST
     lost = isinstance(error, DeviceLostError) or "CUDA error" in str(error)
     return Reason.DEVICE_ERROR if lost else Reason.INFERENCE_ERROR

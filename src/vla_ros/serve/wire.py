@@ -13,13 +13,11 @@ import simplejpeg
 
 from vla_ros import __version__
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.policies.remote.dialect import OWN
 from vla_ros.policies.remote.messages import WireError, described, finite, pack, unpack
 from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import process
-
-EXTENSION = "vla_ros"
-"""The key of a request and of an answer under which this package's own client and server say more."""
 
 MAX_SIDE = 4096
 _PROMPTS = ("prompt", "task", "instruction")
@@ -71,7 +69,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
     """What the server says about itself: the policy's features, so that a robot can check its preset."""
     sizes = {key: list(one.size) for key, one in spec.processors.items()}
     return {
-        "server": EXTENSION,
+        "server": OWN,
         "version": __version__,
         "policy": name,
         "images": {
@@ -114,11 +112,11 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
         raise WireError(f"session_id is {described(session)}, expected a short text")
     if message.get("endpoint") == "reset":
         return Request(reset=True, session=session)
-    own = message.get(EXTENSION)
+    own = message.get(OWN)
     extension: Mapping[Any, Any] = own if isinstance(own, dict) else {}
     flat = {key: value for key, value in message.items() if not isinstance(value, dict)}
     for group, entries in message.items():
-        if isinstance(entries, dict) and group != EXTENSION:
+        if isinstance(entries, dict) and group != OWN:
             flat |= {f"{group}.{name}": value for name, value in entries.items()}
     number = extension.get("number")
     images = [(feature.key, _image(flat, feature, known)) for feature in known.spec.images]
@@ -184,7 +182,7 @@ def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) ->
         listed = {key: list(value) for key, value in chunk.info.items() if isinstance(value, tuple)}
         extension = {"number": request.number, "info": plain | listed, "stages_ms": dict(chunk.stages_ms)}
         arrays = {"normalized": chunk.normalized, "tokens": chunk.tokens}
-        message[EXTENSION] = extension | {key: value for key, value in arrays.items() if value is not None}
+        message[OWN] = extension | {key: value for key, value in arrays.items() if value is not None}
     return pack(message)
 
 

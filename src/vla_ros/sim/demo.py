@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="DIR", help="another checkpoint; implies --policy openvla unless --policy is given")
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="what the expert answers with (default eef_delta)")
+    add("--server", metavar="URL", help="ask a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
     add("--json", type=Path, metavar="FILE", help="write the results as JSON")
     add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
     add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
@@ -141,6 +142,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
         named = arguments.checkpoint == "demo"  # a name, not a folder
         folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
         model.append(f"policy.checkpoint:={folder}")
+    if arguments.server:
+        model += ["policy.name:=remote", f"policy.server:={arguments.server}"]
     if arguments.actions:
         model.append(f"policy.actions:={arguments.actions}")
     if arguments.actions == "joint_velocity":

@@ -23,6 +23,9 @@ Metadata = Mapping[str, Any]
 
 NO_METADATA: Metadata = MappingProxyType({})
 
+OWN = "vla_ros"
+"""``server`` in the metadata of this package's server, and the key of what only its own clients understand."""
+
 
 @dataclass(frozen=True, eq=False)
 class Query:
@@ -49,12 +52,12 @@ class Answer:
     Attributes:
         actions: Name to float64 [K, D]; a server with one unnamed action calls it ``actions``.
         timing_ms: What the server says it took, by stage.
-        info: Other plain entries of the answer.
+        extension: What this package's server says besides.
     """
 
     actions: Mapping[str, NDArray[np.float64]]
     timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)
-    info: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
+    extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
 
 
 class ServerSaidError(WireError):
@@ -118,6 +121,16 @@ def read(frame: Frame) -> Any:
     return message
 
 
+def check_reset(frame: Frame) -> None:
+    """Read what a server answers to a reset: a text, or a map.
+
+    Raises:
+        ServerSaidError: It is an error.
+    """
+    if frame != "reset successful":
+        read(frame)
+
+
 def last_line(text: str) -> str:
     """The line of a traceback that says what happened, at most 300 printable characters."""
     lines = text.strip().splitlines() or ["(empty)"]
@@ -152,8 +165,9 @@ def openpi_answer(frame: Frame) -> Answer:
     if not isinstance(message, Mapping):
         raise WireError(f"the answer is {described(message)}, expected a map with actions")
     if "actions" in message:
-        plain = {key: value for key, value in message.items() if isinstance(value, (str, int, float, bool))}
-        return Answer({"actions": chunk(message["actions"], "actions")}, _timing(message), plain)
+        extension = message.get(OWN)
+        more = extension if isinstance(extension, Mapping) else NO_METADATA
+        return Answer({"actions": chunk(message["actions"], "actions")}, _timing(message), more)
     named = {key: value for key, value in message.items() if isinstance(value, np.ndarray)}
     if not named:
         raise WireError(f"the answer is {described(message)}, expected one with actions")
@@ -194,7 +208,7 @@ def _timing(message: Mapping[str, Any]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for section in ("server_timing", "policy_timing"):
         entries = message.get(section)
-        if isinstance(entries, Mapping):
-            kept = {str(key): value for key, value in entries.items() if isinstance(value, (int, float))}
-            found |= {f"{section.partition('_')[0]}_{key.removesuffix('_ms')}": v for key, v in kept.items()}
+        for key, value in entries.items() if isinstance(entries, Mapping) else ():
+            if isinstance(value, (int, float)) and str(key).endswith("_ms") and not str(key).startswith("prev"):
+                found[f"{section.removesuffix('_timing')}/{str(key).removesuffix('_ms')}"] = float(value)
     return found

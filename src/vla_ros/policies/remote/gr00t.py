@@ -87,7 +87,7 @@ def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
 
 
 def answer(frame: Frame) -> Answer:
-    """Actions by name: a map, or a map and further information.
+    """Actions by name: a map, or a map and what the policy says besides.
 
     Raises:
         WireError: It is an error, or something else.
@@ -95,13 +95,12 @@ def answer(frame: Frame) -> Answer:
     message = unpack(_checked(frame))
     if isinstance(message, Mapping) and "error" in message:
         raise ServerSaidError(f"the server answered with an error: {last_line(str(message['error']))}")
-    info: Any = {}
     if isinstance(message, list) and len(message) == 2:
-        message, info = message
+        message = message[0]
     if not isinstance(message, Mapping) or not message:
         raise WireError(f"the answer is {described(message)}, expected a map of actions")
     actions = {str(key).removeprefix("action."): _columns(value, str(key)) for key, value in message.items()}
-    return Answer(actions, info=info if isinstance(info, Mapping) else {})
+    return Answer(actions)
 
 
 def reset(session: str) -> bytes:

@@ -1,0 +1,238 @@
+"""A connection that is made anew by itself: with growing pauses, in the background, never inside an inference."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vla_ros.errors import ServerLostError, VlaRosError
+from vla_ros.policies.remote.dialect import (
+    NO_METADATA,
+    Answer,
+    Dialect,
+    Frame,
+    Metadata,
+    Query,
+    ServerSaidError,
+    check_reset,
+)
+from vla_ros.policies.remote.dialects import by_metadata
+from vla_ros.policies.remote.transport import Target, Transport, connect
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # s
+_KEEP_ALIVE = 1.0  # s between looks at an idle connection
+_CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept none while they infer
+
+
+def pause(failures: int, chance: Callable[[], float]) -> float:
+    """Seconds to wait after so many failures in a row: doubled each time, and spread over robots.
+
+    Args:
+        failures: 0 for the first attempt after a loss.
+        chance: A number in [0, 1).
+    """
+    return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 30)) * (0.5 + 0.5 * chance()))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A connected server.
+
+    Attributes:
+        metadata: What it says about itself.
+        dialect: What it speaks.
+    """
+
+    transport: Transport
+    metadata: Metadata
+    dialect: Dialect
+
+
+def meet(target: Target, deadline: float) -> Peer:
+    """Connect and read the metadata.
+
+    Raises:
+        ServerLostError: It cannot be reached, or does not answer.
+        WireError: It refuses this client, or greets with something else.
+    """
+    transport, dialect = connect(target, deadline), target.dialect
+    try:
+        metadata: Metadata = NO_METADATA
+        if dialect.hello is not None:
+            transport.send(_signed(dialect, dialect.hello, target), deadline)
+        if dialect.hello is not None or transport.greets:
+            metadata = dialect.metadata(transport.receive(deadline))
+    except BaseException:
+        transport.close()
+        raise
+    return Peer(transport, metadata, by_metadata(dialect, metadata))
+
+
+def _signed(dialect: Dialect, message: bytes, target: Target) -> bytes:
+    return dialect.secret(message, target.api_key) if dialect.secret and target.api_key else message
+
+
+class Link:
+    """Asks one server. A thread of its own connects again after a loss and keeps an idle connection alive.
+
+    Args:
+        target: The server.
+        accept: Checks a server's metadata; raises where it is not the one that the robot was prepared for.
+        chance: A number in [0, 1), for the pauses.
+        wait: Waits for an event at most so many seconds.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        accept: Callable[[Peer], None] = lambda peer: None,
+        chance: Callable[[], float] = random.random,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        self.target = target
+        self._accept, self._chance, self._wait = accept, chance, wait
+        self._peer: Peer | None = None
+        self._why = "not connected yet"
+        self._failures = 0
+        self._using = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._keep, name="vla_remote", daemon=True)
+
+    def start(self, timeout: float) -> Peer:
+        """Connect, and stay connected from then on.
+
+        Raises:
+            ServerLostError: There is no server within ``timeout`` seconds.
+            VlaRosError: There is one, and it is not the right one.
+        """
+        deadline = time.monotonic() + timeout
+        while self._peer is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ServerLostError(f"policy.server: {self._why} (tried for {timeout:g} s)")
+            error = self._attempt(min(left, _CONNECT))
+            if error is not None and not isinstance(error, ServerLostError):
+                raise error
+            if self._peer is None:
+                self._wait(self._wake, min(pause(self._failures, self._chance), max(0.0, left)))
+        self._thread.start()
+        return self._peer
+
+    @property
+    def peer(self) -> Peer:
+        """The connected server.
+
+        Raises:
+            ServerLostError: There is none at present.
+        """
+        peer = self._peer
+        if peer is None:
+            raise ServerLostError(f"{self._why}; connecting again")
+        return peer
+
+    def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
+        """Ask one question.
+
+        Args:
+            query: The observation.
+            seconds: How long the answer may take.
+            begins: True where an episode begins; servers that know resets are told.
+
+        Raises:
+            ServerLostError: There is no connection, or no answer came in time; the connection is made anew.
+            WireError: The server answered with an error, or with something else than actions.
+        """
+        deadline = time.monotonic() + seconds
+        with self._using:
+            peer = self.peer
+            message = peer.dialect.query(query, peer.metadata)
+            try:
+                peer.transport.poll()
+                if begins and peer.dialect.reset is not None:
+                    check_reset(self._exchange(peer, peer.dialect.reset(query.session), deadline))
+                answer = peer.dialect.answer(self._exchange(peer, message, deadline))
+            except ServerSaidError:
+                raise
+            except VlaRosError as error:
+                self._drop(str(error))
+                if isinstance(error, ServerLostError):
+                    raise ServerLostError(f"{error}; connecting again") from None
+                raise
+            except BaseException:
+                self._drop("interrupted")
+                raise
+            self._failures = 0
+            return answer
+
+    def close(self) -> None:
+        """End for good."""
+        self._closing = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _CONNECT)
+        with self._using:
+            self._drop("closed")
+
+    def drop(self, why: str) -> None:
+        """Give the connection up, because what came over it cannot be trusted; another is made."""
+        with self._using:
+            self._drop(why)
+
+    def _exchange(self, peer: Peer, message: bytes, deadline: float) -> Frame:
+        peer.transport.send(_signed(peer.dialect, message, self.target), deadline)
+        return peer.transport.receive(deadline)
+
+    def _drop(self, why: str) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            self._why = why
+            peer.transport.close()
+            self._wake.set()
+
+    def _attempt(self, seconds: float) -> VlaRosError | None:
+        """Connect; what went wrong is returned and kept for whoever asks."""
+        peer = None
+        try:
+            peer = meet(self.target, time.monotonic() + seconds)
+            self._accept(peer)
+        except VlaRosError as error:
+            if peer is not None:
+                peer.transport.close()
+            if str(error) != self._why:
+                logger.warning("policy.server: %s", error)
+            self._why = str(error)
+            self._failures += 1
+            return error
+        with self._using:
+            self._peer = peer
+        logger.info("policy.server: connected to %s", self.target.url)
+        return None
+
+    def _keep(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            if self._peer is not None and not self._closing:
+                self._wait(self._wake, _KEEP_ALIVE)
+                self._look()
+                continue
+            self._wait(self._wake, pause(self._failures, self._chance))
+            if not self._closing:
+                self._attempt(_CONNECT)
+
+    def _look(self) -> None:
+        if not self._using.acquire(blocking=False):
+            return  # in use, and so alive
+        try:
+            if self._peer is not None:
+                self._peer.transport.poll()
+        except VlaRosError as error:
+            self._drop(str(error))
+        finally:
+            self._using.release()

@@ -1,0 +1,37 @@
+"""Options of a policy on another machine: ``policy.*`` where ``policy.name`` is ``remote``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_ros.config.options import option
+from vla_ros.config.policy import PolicyConfig
+
+API_KEY = "VLA_ROS_API_KEY"
+"""Environment variable with the server's key, where ``policy.api_key_file`` names none."""
+
+
+@dataclass(frozen=True)
+class RemoteOptions(PolicyConfig):
+    """Which server answers, and how it is spoken to."""
+
+    server: str = option(
+        "", "Address of the policy server: ws://HOST:PORT, wss://HOST/PATH, zmq://HOST:PORT (GR00T), http:// (OFT)"
+    )
+    dialect: str = option(
+        "auto",
+        "What the server speaks; auto recognises it by the address and by what it says about itself",
+        choices=("auto", "openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft"),
+    )
+    api_key_file: str = option("", f"File with the server's API key; empty: the environment variable {API_KEY}")
+    connect_timeout: float = option(
+        30.0, "Longest wait for the server at the start", unit="s", low=0.1, high=3600.0
+    )
+    horizon: int = option(64, "Most actions in one answer, where the server does not say", low=1, high=4096)
+    action_keys: tuple[str, ...] = option(
+        (), "The server's actions in the order of features.action, where it names them; empty: in its own order"
+    )
+    jpeg_quality: int = option(
+        0, "Send images as JPEG of this quality where the server takes them; 0 sends pixels", low=0, high=100
+    )
+    max_answer: int = option(64, "Longest answer that is read", unit="MiB", low=1, high=1024)

@@ -1,0 +1,184 @@
+"""A policy that another machine runs, behind the package's :class:`~vla_ros.policies.base.Policy`."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from vla_ros.config import Config
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.errors import ConfigError
+from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.remote import spec
+from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Query
+from vla_ros.policies.remote.dialects import by_address
+from vla_ros.policies.remote.link import Link, Peer
+from vla_ros.policies.remote.messages import WireError, finite
+from vla_ros.policies.remote.options import API_KEY, RemoteOptions
+from vla_ros.policies.remote.transport import Target
+from vla_ros.types import ActionChunk, FloatArray, Observation
+
+
+class RemoteSession(Session):
+    """One robot's connection, and whether its next observation begins an episode."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin an episode with the next observation, under a new name."""
+        self.begins, self.name, self.asked = True, uuid.uuid4().hex, 0
+
+    def close(self) -> None:
+        """Leave the server."""
+        self.link.close()
+
+
+class RemotePolicy(Policy):
+    """Sends observations to a policy server and checks what comes back."""
+
+    Options = RemoteOptions
+
+    def __init__(self, config: Config) -> None:
+        self._options = options_of(config, RemoteOptions)
+        self._seconds = config.timeouts.inference
+        self._features = config.features
+        self._link: Link | None = None
+        self._first: Link | None = None  # goes to the first session
+        self._target = target(self._options)
+
+    def load(self, progress: Progress = no_progress) -> None:
+        """Connect, and learn what the served policy needs and answers.
+
+        Raises:
+            ServerLostError: There is no server within ``policy.connect_timeout``.
+            WireError: It does not speak what was expected, or refuses this client.
+            ConfigError: What the server says of its policy contradicts ``features``.
+        """
+        self.close()
+        progress(0.0, f"connecting to {self._options.server}")
+        link = Link(self._target, self._accept)
+        self.__dict__.pop("spec", None)
+        peer = link.start(self._options.connect_timeout)
+        self._first = link
+        progress(1.0, f"{self._options.server} speaks {peer.dialect.name}")
+
+    def start_session(self) -> RemoteSession:
+        """Connect one more robot; the first takes the connection of :meth:`load`."""
+        link, self._first = self._first, None
+        if link is None:
+            link = Link(self._target, self._accept)
+            link.start(self._options.connect_timeout)
+        return RemoteSession(link)
+
+    def infer(self, session: RemoteSession, observation: Observation) -> ActionChunk:
+        """Ask the server.
+
+        Raises:
+            ServerLostError: It is not there, or did not answer within ``timeouts.inference``.
+            WireError: It answered with an error, or with no actions of this policy.
+        """
+        began = time.perf_counter()
+        peer = session.link.peer
+        own = peer.metadata.get("server") == OWN
+        session.asked += 1
+        features = {key: self._image(image, own) for key, image in observation.images.items()}
+        extension = {"number": session.asked, "deadline_ms": 1e3 * self._seconds, "begins": session.begins}
+        extras = {OWN: extension} if own else NO_METADATA
+        query = Query(features | dict(observation.state), observation.instruction, session.name, extras)
+        encoded = time.perf_counter()
+        answer = session.link.ask(query, self._seconds, begins=session.begins and not own)
+        session.begins = False
+        if own and answer.extension.get("number") != session.asked:
+            session.link.drop("the server answered another request")
+            found = f"found {str(answer.extension.get('number'))[:20]}, expected {session.asked}"
+            raise WireError(f"the server answered another request: {found}; connecting again")
+        stages = {"encode": 1e3 * (encoded - began), "round_trip": 1e3 * (time.perf_counter() - encoded)}
+        return self._chunk(answer, observation.stamp, stages)
+
+    def close(self) -> None:
+        """Leave the server."""
+        link, self._first = self._first, None
+        if link is not None:
+            link.close()
+
+    def _accept(self, peer: Peer) -> None:
+        """Take what a server says at the start; later, refuse one that serves another policy."""
+        found = spec.learned(peer.metadata, self._options.horizon)
+        known: PolicySpec | None = self.__dict__.get("spec")
+        if known is None:
+            spec.check(peer.metadata, self._features)
+        elif found != known:
+            changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
+            raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
+        self.spec = found
+
+    def _image(self, image: Any, own: bool) -> Any:
+        quality = self._options.jpeg_quality
+        if not quality or not own or image.ndim != 3:
+            return image
+        return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "444")
+
+    def _chunk(self, answer: Answer, stamp: int, stages: Mapping[str, float]) -> ActionChunk:
+        actions, more = self._joined(answer.actions), answer.extension
+        if len(actions) > self.spec.horizon or actions.shape[1] != (self.spec.dimension or actions.shape[1]):
+            expected = f"[1 to {self.spec.horizon}, {self.spec.dimension or 'D'}]"
+            raise WireError(f"the server's actions are {list(actions.shape)}, expected {expected}")
+        normalized, tokens = (
+            None if more.get(name) is None else finite(more[name], name) for name in ("normalized", "tokens")
+        )
+        info = more.get("info")
+        return ActionChunk(
+            actions,
+            stamp,
+            normalized,
+            None if tokens is None else tokens.astype(np.int64),
+            {**stages, **answer.timing_ms},
+            info if isinstance(info, dict) else {},
+        )
+
+    def _joined(self, actions: Mapping[str, FloatArray]) -> FloatArray:
+        """The named actions beside each other."""
+        keys = self._options.action_keys or tuple(actions)
+        missing = [key for key in keys if key not in actions]
+        if missing:
+            raise WireError(f"the server answers {list(actions)}, expected {missing} too (policy.action_keys)")
+        parts = [actions[key] for key in keys]
+        if len({len(part) for part in parts}) > 1:
+            raise WireError(f"the server's actions have {[len(part) for part in parts]} steps, expected one length")
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def target(options: RemoteOptions) -> Target:
+    """The server that the options name, with its key.
+
+    Raises:
+        ConfigError: The address cannot be read, or the key's file.
+    """
+    dialect = by_address(options.server, options.dialect)
+    return Target(options.server, dialect, api_key(options), options.max_answer << 20)
+
+
+def api_key(options: RemoteOptions) -> str:
+    """The key, from a file or the environment; "" where there is none. It is never shown.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no key.
+    """
+    if not options.api_key_file:
+        return os.environ.get(API_KEY, "").strip()
+    try:
+        key = Path(options.api_key_file).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"policy.api_key_file: {error}") from None
+    if not key or len(key.split()) != 1:
+        raise ConfigError(f"policy.api_key_file: {options.api_key_file} holds no key")
+    return key

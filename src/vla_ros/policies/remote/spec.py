@@ -1,0 +1,143 @@
+"""What a served policy needs and answers: from what a server says about itself, or from ``features``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vla_ros.config.sections import FeaturesConfig
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.errors import ConfigError
+from vla_ros.policies.remote.dialect import OWN, Metadata
+from vla_ros.policies.remote.messages import WireError, described
+from vla_ros.policies.remote.roboarena import CONFIG_KEYS
+
+_SPACES = {
+    "joint_position": "joint_position",
+    "joint_velocity": "joint_velocity",
+    "cartesian_position": "tip_position",
+    "cartesian_velocity": "tip_delta",
+}
+_MOST = 64  # features, and moments of each
+_LONGEST = 4096  # numbers of an action, and actions of a chunk
+
+
+def learned(metadata: Metadata, horizon: int) -> PolicySpec:
+    """What a policy needs and answers as far as its server says; ``features`` say the rest.
+
+    Args:
+        metadata: What it says about itself.
+        horizon: Most actions in a chunk where it does not say.
+
+    Raises:
+        WireError: This package's server, and the metadata are damaged.
+    """
+    if metadata.get("server") == OWN:
+        return from_metadata(metadata)
+    said: Any = metadata.get("action_horizon")
+    for group, entry in (("output", "action_horizon"), ("action", "delta_indices")):
+        section = metadata.get(group)
+        if isinstance(section, Mapping) and entry in section:
+            said = len(section[entry]) if isinstance(section[entry], list) else section[entry]
+    known = type(said) is int and 1 <= said <= _LONGEST
+    return PolicySpec((), (), (), 0, said if known else horizon, open=True)
+
+
+def check(metadata: Metadata, features: FeaturesConfig) -> None:
+    """Refuse features that a server of GR00T or RoboArena says it does not take.
+
+    Raises:
+        ConfigError: Server and ``features`` contradict each other; both are named.
+    """
+    images, states = _keys(features.images, "video."), _keys(features.state, "state.")
+    for group, ours in (("video", images), ("state", states)):
+        section = metadata.get(group)
+        theirs = section.get("modality_keys") if isinstance(section, Mapping) else None
+        if "version" in metadata and theirs is not None:
+            wanted = {key.removeprefix(f"{group}.") for key in theirs}
+            if wanted != ours:
+                option = "features.images" if group == "video" else "features.state"
+                raise ConfigError(f"the server takes the {group} {sorted(wanted)}, and {option} has {sorted(ours)}")
+    if not metadata.keys() >= CONFIG_KEYS:
+        return
+    wrist, count = metadata["needs_wrist_camera"], metadata["n_external_cameras"]
+    needed = {"observation/wrist_image_left"} if wrist else set()
+    needed |= {
+        f"observation/exterior_image_{i}_left" for i in range(count if type(count) is int and count < 9 else 0)
+    }
+    if needed - images:
+        raise ConfigError(f"the server needs the images {sorted(needed - images)}, and features.images lacks them")
+    space = _SPACES.get(str(metadata["action_space"]))
+    if space is None or not any(f".{space}" in text for text in features.action):
+        said = f"the server answers {str(metadata['action_space'])[:40]!r}"
+        raise ConfigError(f"{said}, and features.action is {list(features.action)}")
+
+
+def _keys(texts: tuple[str, ...], prefix: str) -> set[str]:
+    return {text.partition("=")[0].strip().rstrip("?").removeprefix(prefix) for text in texts}
+
+
+def from_metadata(metadata: Metadata) -> PolicySpec:
+    """The features that this package's server says its policy has.
+
+    Raises:
+        WireError: They are damaged.
+    """
+    images = tuple(
+        ImageFeature(key, moments=_moments(one), required=one.get("required") is not False)
+        for key, one in _features(metadata, "images")
+    )
+    state = tuple(
+        StateFeature(key, _parts(one.get("parts"), action=False), _count(one.get("size"), 0), _moments(one))
+        for key, one in _features(metadata, "state")
+    )
+    if not images:
+        raise WireError("the server's metadata name no images")
+    rate = metadata.get("rate_hz")
+    return PolicySpec(
+        images,
+        state,
+        _parts(metadata.get("action"), action=True),
+        _count(metadata.get("dimension"), 1),
+        _count(metadata.get("horizon"), 1),
+        float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1e4 else None,
+    )
+
+
+def _features(metadata: Metadata, group: str) -> list[tuple[str, Mapping[str, Any]]]:
+    found = metadata.get(group)
+    if not isinstance(found, Mapping) or len(found) > _MOST:
+        raise WireError(f"the server's {group} are {described(found)}, expected a map of features")
+    for key, entry in found.items():
+        if not isinstance(key, str) or not isinstance(entry, Mapping):
+            raise WireError(f"the server's {group} have {described(entry)} for {str(key)[:40]!r}, expected a map")
+    return list(found.items())
+
+
+def _moments(entry: Mapping[str, Any]) -> tuple[Moment, ...]:
+    found = entry.get("moments")
+    if not isinstance(found, list) or not 1 <= len(found) <= _MOST:
+        raise WireError(f"a feature's moments are {described(found)}, expected a list")
+    for pair in found:
+        good = (
+            isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], (int, float))
+        )
+        if not good or not 0 <= pair[0] <= 1e4 or not 0 <= pair[1] <= 1e4:
+            raise WireError(f"a feature's moment is {str(pair)[:40]}, expected [steps, seconds]")
+    return tuple(Moment(steps, float(seconds)) for steps, seconds in found)
+
+
+def _parts(found: Any, *, action: bool) -> tuple[Any, ...]:
+    if not isinstance(found, list) or len(found) > _MOST or not all(isinstance(part, str) for part in found):
+        raise WireError(f"the server's parts are {described(found)}, expected a list of texts")
+    try:
+        return tuple(part for text in found for part in parse_parts(text, action=action))
+    except ConfigError as error:
+        raise WireError(f"the server's features: {error}") from None
+
+
+def _count(value: Any, low: int) -> int:
+    if type(value) is not int or not low <= value <= _LONGEST:
+        raise WireError(f"the server's metadata have {str(value)[:40]}, expected a number of {low} to {_LONGEST}")
+    return value

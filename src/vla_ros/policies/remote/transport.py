@@ -1,0 +1,345 @@
+"""One request, one answer: over a websocket, ZeroMQ or HTTP, each step within a deadline.
+
+A transport belongs to one thread at a time. After any error it is of no use: an answer that comes too late would be
+taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import select
+import socket
+import ssl
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import zmq
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.frames import Frame as WebSocketFrame
+from websockets.frames import Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from vla_ros.errors import ServerLostError
+from vla_ros.policies.remote.dialect import Dialect, Frame
+from vla_ros.policies.remote.messages import WireError
+
+_quiet = logging.getLogger("vla_ros.policies.remote.websocket")
+_quiet.setLevel(logging.WARNING)  # its debug messages hold the API key
+
+_READ = 1 << 18
+_BUFFER = 1 << 20  # of the socket: two images leave in one piece
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server.
+
+    Attributes:
+        url: As the user gave it.
+        dialect: Says port and path where ``url`` does not.
+        api_key: "" for none.
+        max_answer: Bytes.
+    """
+
+    url: str
+    dialect: Dialect
+    api_key: str = ""
+    max_answer: int = 64 << 20
+
+    def __repr__(self) -> str:
+        return f"Target({self.url!r}, {self.dialect.name})"
+
+
+class Transport(ABC):
+    """A connection to one server."""
+
+    greets = False
+    """True where the server speaks first."""
+
+    @abstractmethod
+    def send(self, message: bytes, deadline: float) -> None:
+        """Send one message before ``deadline`` (of ``time.monotonic``)."""
+
+    @abstractmethod
+    def receive(self, deadline: float) -> Frame:
+        """The next message before ``deadline``.
+
+        Raises:
+            ServerLostError: The connection is gone, or nothing came.
+            WireError: The message is longer than allowed.
+        """
+
+    def poll(self) -> None:  # noqa: B027 (HTTP and ZeroMQ have nothing to do)
+        """Answer what keeps the connection alive; call now and then while nothing is asked.
+
+        Raises:
+            ServerLostError: The connection is gone.
+            WireError: Something came that nobody asked for.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the socket, at once."""
+
+
+def connect(target: Target, deadline: float) -> Transport:
+    """Connect to a server before ``deadline``.
+
+    Raises:
+        ServerLostError: It cannot be reached; the text says where and why.
+        WireError: It refuses this client.
+    """
+    scheme = urlsplit(target.url).scheme
+    if scheme in ("ws", "wss"):
+        return WebSocket(target, deadline)
+    return ZeroMq(target, deadline) if scheme in ("zmq", "tcp") else Http(target, deadline)
+
+
+def _left(deadline: float, what: str) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise ServerLostError(f"{what} within the deadline")
+    return left
+
+
+class WebSocket(Transport):
+    """A websocket on a blocking socket: no thread stands between the answer and whoever waits for it."""
+
+    greets = True
+
+    def __init__(self, target: Target, deadline: float) -> None:
+        self._messages: deque[Frame] = deque()
+        self._parts: list[bytes] = []
+        self._text = False
+        parts = urlsplit(target.url)
+        self._where = f"{parts.hostname}:{parts.port or target.dialect.port}"
+        path = parts.path if parts.path not in ("", "/") else target.dialect.path
+        uri = parse_uri(f"{parts.scheme}://{_host(parts.hostname)}:{parts.port or target.dialect.port}{path}")
+        try:
+            address = (uri.host, uri.port)
+            self._socket = socket.create_connection(address, _left(deadline, f"{self._where}: no connection"))
+        except OSError as error:
+            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            if uri.secure:
+                context = ssl.create_default_context()
+                self._socket = context.wrap_socket(self._socket, server_hostname=uri.host)
+            self._protocol = ClientProtocol(uri, max_size=target.max_answer, logger=_quiet)
+            request = self._protocol.connect()
+            if target.api_key:
+                request.headers["Authorization"] = f"Api-Key {target.api_key}"
+            self._protocol.send_request(request)
+            self._flush(deadline)
+            while self._protocol.state is State.CONNECTING:
+                self._read(deadline)
+                if self._protocol.handshake_exc is not None:
+                    raise self._protocol.handshake_exc
+        except InvalidStatus as error:
+            self.close()
+            passing = error.response.status_code >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+            raise (ServerLostError if passing else WireError)(
+                f"{self._where}: {_refusal(error.response)}"
+            ) from None
+        except (OSError, InvalidHandshake, EOFError) as error:
+            self.close()
+            raise ServerLostError(f"{self._where}: no websocket there ({_reason(error)})") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """Send a binary message."""
+        if self._protocol.state is not State.OPEN:
+            raise self._lost()
+        self._protocol.send_binary(message)
+        self._flush(deadline)
+
+    def receive(self, deadline: float) -> Frame:
+        """The next text or binary message; pings are answered on the way."""
+        while not self._messages:
+            if self._protocol.state is not State.OPEN:
+                raise self._lost()
+            self._read(deadline)
+        return self._messages.popleft()
+
+    def poll(self) -> None:
+        """Answer pings; notice a connection that was closed."""
+        while select.select([self._socket], [], [], 0)[0] and self._protocol.state is State.OPEN:
+            self._read(time.monotonic() + 1.0)
+        if self._messages:
+            raise WireError(f"{self._where} sent a message that nobody asked for")
+        if self._protocol.state is not State.OPEN:
+            raise self._lost()
+
+    def close(self) -> None:
+        """Say so and free the socket."""
+        try:
+            if getattr(self, "_protocol", None) and self._protocol.state is State.OPEN:
+                self._protocol.send_close(1000)
+                self._flush(time.monotonic() + 0.1)
+        except (OSError, ServerLostError):
+            pass
+        finally:
+            self._socket.close()
+
+    def _flush(self, deadline: float) -> None:
+        for data in self._protocol.data_to_send():
+            self._socket.settimeout(_left(deadline, f"{self._where}: the request could not be sent"))
+            try:
+                if data:
+                    self._socket.sendall(data)
+                else:
+                    self._socket.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+
+    def _read(self, deadline: float) -> None:
+        self._socket.settimeout(_left(deadline, f"{self._where}: no answer"))
+        try:
+            data = self._socket.recv(_READ)
+        except OSError as error:
+            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        events = self._protocol.events_received()
+        try:
+            self._flush(deadline)
+        except ServerLostError:
+            if not events:
+                raise
+        for event in events:
+            if isinstance(event, WebSocketFrame):
+                self._take(event)
+        if isinstance(self._protocol.parser_exc, Exception) and not self._messages:
+            too_long = "exceeds" in str(self._protocol.parser_exc) or "limit" in str(self._protocol.parser_exc)
+            kind = WireError if too_long else ServerLostError
+            raise kind(f"{self._where}: {self._protocol.parser_exc}")
+
+    def _take(self, frame: WebSocketFrame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
+            self._text = frame.opcode is Opcode.TEXT
+        elif frame.opcode is not Opcode.CONT:
+            return
+        self._parts.append(bytes(frame.data))
+        if frame.fin:
+            message = b"".join(self._parts) if len(self._parts) > 1 else self._parts[0]
+            self._parts = []
+            self._messages.append(message.decode("utf-8", "replace") if self._text else message)
+
+    def _lost(self) -> ServerLostError:
+        said = self._protocol.close_rcvd
+        why = f" ({said.code}{': ' + said.reason if said.reason else ''})" if said else ""
+        return ServerLostError(f"{self._where} closed the connection{why}")
+
+
+class ZeroMq(Transport):
+    """A REQ socket; GR00T's servers answer requests one after the other."""
+
+    def __init__(self, target: Target, deadline: float) -> None:
+        parts = urlsplit(target.url)
+        self._where = f"{parts.hostname}:{parts.port or target.dialect.port}"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.REQ)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, target.max_answer)
+        self._socket.connect(f"tcp://{_host(parts.hostname)}:{parts.port or target.dialect.port}")
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """Send one message."""
+        self._wait(zmq.POLLOUT, deadline, "no connection")
+        self._socket.send(message, zmq.NOBLOCK)
+
+    def receive(self, deadline: float) -> Frame:
+        """The answer."""
+        self._wait(zmq.POLLIN, deadline, "no answer")
+        return self._socket.recv(zmq.NOBLOCK)
+
+    def _wait(self, event: int, deadline: float, what: str) -> None:
+        left = _left(deadline, f"{self._where}: {what}")
+        if not self._socket.poll(max(1, int(1000 * left)), event):
+            raise ServerLostError(f"{self._where}: {what} within the deadline")
+
+    def close(self) -> None:
+        """Drop what waits and free the socket."""
+        self._context.destroy(linger=0)
+
+
+class Http(Transport):
+    """POST over one connection that is kept."""
+
+    def __init__(self, target: Target, deadline: float) -> None:
+        parts = urlsplit(target.url)
+        self._path = parts.path if parts.path not in ("", "/") else target.dialect.path
+        self._where = f"{parts.hostname}:{parts.port or target.dialect.port}"
+        self._limit = target.max_answer
+        self._headers = {"Content-Type": "application/json"}
+        if target.api_key:
+            self._headers["Authorization"] = f"Api-Key {target.api_key}"
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        left = _left(deadline, f"{self._where}: no connection")
+        self._connection = kind(parts.hostname or "", parts.port or target.dialect.port, timeout=left)
+        try:
+            self._connection.connect()
+        except OSError as error:
+            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """Send one request."""
+        self._connection.sock.settimeout(_left(deadline, f"{self._where}: the request could not be sent"))
+        try:
+            self._connection.request("POST", self._path, message, self._headers)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+
+    def receive(self, deadline: float) -> Frame:
+        """The body of the answer."""
+        self._connection.sock.settimeout(_left(deadline, f"{self._where}: no answer"))
+        try:
+            answer = self._connection.getresponse()
+            body, allowed = b"", self._limit + 1
+            while len(body) < allowed:
+                piece = answer.read1(min(_READ, allowed - len(body)))
+                if not piece:
+                    break
+                body += piece
+                if self._connection.sock is not None:
+                    self._connection.sock.settimeout(_left(deadline, f"{self._where}: no answer"))
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+        answer.close()  # read1() leaves the connection busy after the last byte
+        if len(body) > self._limit:
+            raise WireError(f"{self._where}: an answer of over {self._limit} bytes")
+        if answer.status != http.HTTPStatus.OK:
+            said = body[:200].decode("utf-8", "replace")
+            raise WireError(f"{self._where}: status {answer.status} {answer.reason}: {said}")
+        return body
+
+    def close(self) -> None:
+        """Free the socket."""
+        self._connection.close()
+
+
+def _host(name: str | None) -> str:
+    return f"[{name}]" if name and ":" in name else name or ""
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer within the deadline"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _refusal(response: Response) -> str:
+    said = (response.body or b"")[:200].decode("utf-8", "replace").strip()
+    return f"the server refuses this client: {response.status_code} {response.reason_phrase}. {said}".strip()

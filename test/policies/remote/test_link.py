@@ -1,0 +1,458 @@
+"""The client's connection: deadlines, losses, reconnecting, and what hostile servers send."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+from wire_golden import one, recorded
+
+from vla_ros.errors import ServerLostError, VlaRosError
+from vla_ros.policies.remote.dialect import Query, ServerSaidError
+from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI, ROBOARENA, Dialect
+from vla_ros.policies.remote.link import FIRST_PAUSE, LONGEST_PAUSE, Link, Peer, pause
+from vla_ros.policies.remote.messages import WireError, pack, unpack
+from vla_ros.policies.remote.transport import Target
+
+PATIENCE = 20.0
+QUERY = Query({"observation/image": np.zeros((8, 8, 3), np.uint8), "observation/state": np.ones(3)}, "go", "A")
+GOOD = pack({"actions": np.ones((2, 7), np.float32)})
+Handler = Callable[[ServerConnection], None]
+
+
+@contextlib.contextmanager
+def websocket(handler: Handler, port: int = 0, **given: Any) -> Iterator[int]:
+    """A server that greets with empty metadata and then does what ``handler`` says."""
+
+    def greet(connection: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed, OSError):
+            connection.send(pack({}))
+            handler(connection)
+
+    with serve(greet, "127.0.0.1", port, compression=None, max_size=None, **given) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.socket.getsockname()[1]
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE)
+
+
+def obliging(connection: ServerConnection) -> None:
+    for _ in connection:
+        connection.send(GOOD)
+
+
+def link_to(port: int, dialect: Dialect = OPENPI, scheme: str = "ws", **given: Any) -> Link:
+    target = Target(f"{scheme}://127.0.0.1:{port}", dialect, max_answer=given.pop("max_answer", 1 << 20))
+    return Link(target, **given)
+
+
+@contextlib.contextmanager
+def linked(port: int, *args: Any, **given: Any) -> Iterator[Link]:
+    link = link_to(port, *args, **given)
+    link.start(PATIENCE)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def connected(link: Link) -> bool:
+    try:
+        return link.peer is not None
+    except ServerLostError:
+        return False
+
+
+def test_a_question_is_answered() -> None:
+    asked: list[Any] = []
+
+    def note(connection: ServerConnection) -> None:
+        for frame in connection:
+            asked.append(unpack(bytes(frame)))  # type: ignore[arg-type]
+            connection.send(GOOD)
+
+    with websocket(note) as port, linked(port) as link:
+        for _ in range(3):
+            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (2, 7)
+    assert [message["prompt"] for message in asked] == ["go"] * 3
+
+
+def test_the_pauses_between_attempts_grow_to_a_limit_and_differ() -> None:
+    assert [pause(failures, lambda: 1.0) for failures in (0, 1, 2)] == [
+        FIRST_PAUSE,
+        2 * FIRST_PAUSE,
+        4 * FIRST_PAUSE,
+    ]
+    assert pause(1000, lambda: 1.0) == LONGEST_PAUSE
+    assert pause(3, lambda: 0.0) == pause(3, lambda: 1.0) / 2
+
+
+def test_attempts_wait_as_long_as_the_pauses_say() -> None:
+    """On a clock of the test's: no attempt is made before its time."""
+    waited: list[float] = []
+    enough = threading.Event()
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        if seconds == 1.0:  # between looks at an idle connection
+            return event.wait(0.01)
+        waited.append(seconds)
+        if len(waited) < 9:
+            return False
+        enough.set()
+        return event.wait(PATIENCE)
+
+    with websocket(obliging) as port:
+        link = link_to(port, chance=lambda: 1.0, wait=wait)
+        link.start(PATIENCE)
+    assert enough.wait(PATIENCE)
+    link.close()
+    assert waited[:9] == [pause(failures, lambda: 1.0) for failures in range(9)]
+
+
+def test_a_loss_is_named_and_ends_by_itself() -> None:
+    stop = threading.Event()
+
+    def leave(connection: ServerConnection) -> None:
+        for _ in connection:
+            if stop.is_set():
+                return
+            connection.send(GOOD)
+
+    with websocket(leave) as port, linked(port) as link:
+        link.ask(QUERY, PATIENCE)
+        stop.set()
+        with pytest.raises(ServerLostError, match=r"closed the connection \(1000\); connecting again"):
+            link.ask(QUERY, PATIENCE)
+        stop.clear()
+        until(lambda: connected(link))
+        link.ask(QUERY, PATIENCE)
+
+
+def test_without_a_connection_nobody_waits() -> None:
+    with websocket(obliging) as port:
+        link = link_to(port)
+        link.start(PATIENCE)
+    until(lambda: not connected(link))
+    began = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(ServerLostError, match="connecting again"):
+            link.ask(QUERY, PATIENCE)
+    assert time.monotonic() - began < 1.0
+    link.close()
+
+
+def test_an_answer_that_comes_too_late_is_never_taken_for_the_next() -> None:
+    late = threading.Event()
+    seen = []
+
+    def slow(connection: ServerConnection) -> None:
+        for frame in connection:
+            seen.append(frame)
+            if len(seen) == 1:
+                assert late.wait(PATIENCE)
+                connection.send(pack({"actions": np.full((2, 7), 5.0)}))
+            else:
+                connection.send(GOOD)
+
+    with websocket(slow) as port, linked(port) as link:
+        with pytest.raises(ServerLostError, match="no answer within the deadline"):
+            link.ask(QUERY, 0.1)
+        late.set()
+        until(lambda: connected(link))
+        assert link.ask(QUERY, PATIENCE).actions["actions"][0, 0] == 1.0
+
+
+def test_a_message_nobody_asked_for_ends_the_connection() -> None:
+    def twice(connection: ServerConnection) -> None:
+        for _ in connection:
+            connection.send(GOOD)
+            connection.send(GOOD)
+
+    with websocket(twice) as port, linked(port) as link:
+        link.ask(QUERY, PATIENCE)
+        until(lambda: not connected(link) or refused(link, "nobody asked for"))
+
+
+def refused(link: Link, said: str) -> bool:
+    try:
+        link.ask(QUERY, PATIENCE)
+    except VlaRosError as error:
+        return said in str(error) or "connecting again" in str(error)
+    return False
+
+
+def test_pings_are_answered_while_nothing_is_asked() -> None:
+    def ping(connection: ServerConnection) -> None:
+        assert connection.ping().wait(PATIENCE)
+        obliging(connection)
+
+    with websocket(ping) as port, linked(port) as link:
+        link.ask(QUERY, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Traceback\nValueError: no camera called wrist", "error: ValueError: no camera called wrist"),
+        (pack({"error": "out of memory"}), "error: out of memory"),
+        (pack({"type": "error", "message": "Internal inference error"}), "Internal inference error"),
+        (pack({"actions": np.full((2, 7), np.inf)}), "not finite"),
+        (pack({"actions": np.zeros((0, 7))}), "expected a chunk"),
+        (pack({"actions": "left"}), "expected numbers"),
+        (pack({}), "expected one with actions"),
+        (pack([1]), "expected a map with actions"),
+        (GOOD[:-3], "not valid msgpack"),
+        (b"", "not valid msgpack"),
+        (bytes(2 << 20), "1009|exceeds|over|limit|too big"),
+    ],
+)
+def test_a_hostile_answer_is_named_and_survived(answer: bytes | str, said: str) -> None:
+    hostile = threading.Event()
+    hostile.set()
+
+    def answers(connection: ServerConnection) -> None:
+        for _ in connection:
+            connection.send(answer if hostile.is_set() else GOOD)
+
+    with websocket(answers) as port, linked(port) as link:
+        with pytest.raises(WireError, match=said):
+            link.ask(QUERY, PATIENCE)
+        hostile.clear()
+        until(lambda: connected(link))
+        assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (2, 7)
+
+
+def test_500_damaged_answers_kill_nothing() -> None:
+    """A long run sends more (``python -m fuzz.remote``)."""
+    generator = random.Random(3)
+    seeds = [m.payload for m in recorded("openpi") if m.sender == "server" and m.kind == "binary"] + [GOOD]
+
+    def damaged(connection: ServerConnection) -> None:
+        for _ in connection:
+            data = bytearray(generator.choice(seeds))
+            for _ in range(generator.randint(0, 3)):
+                data[generator.randrange(len(data))] = generator.randrange(256)
+            connection.send(bytes(data))
+
+    with websocket(damaged) as port, linked(port, wait=lambda event, s: event.wait(min(s, 0.002))) as link:
+        done = 0
+        while done < 500:
+            try:
+                answer = link.ask(QUERY, PATIENCE)
+                assert all(np.isfinite(value).all() for value in answer.actions.values())
+            except ServerLostError:
+                until(lambda: connected(link))
+                continue
+            except WireError:
+                pass
+            done += 1
+
+
+def test_a_server_that_refuses_says_why() -> None:
+    def refuse(connection: Any, request: Any) -> Any:
+        return connection.respond(401, "a valid API key is needed\n")
+
+    said = r"401 Unauthorized. a valid API key is needed"
+    with websocket(obliging, process_request=refuse) as port, pytest.raises(WireError, match=said):
+        link_to(port).start(PATIENCE)
+
+
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"\x00" * 100, b"SSH-2.0-OpenSSH\r\n"])
+def test_what_is_no_websocket_is_named(first: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.recv(1 << 16)
+                    connection.sendall(first)
+                    connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(VlaRosError, match=r"no websocket there|tried for 0.3 s|refuses this client: 200"):
+            link_to(listener.getsockname()[1]).start(0.3)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_nobody_there_is_said_within_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(ServerLostError, match=r"Connection refused \(tried for 0.3 s\)"):
+        link_to(port).start(0.3)
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_server_with_other_metadata_is_not_asked() -> None:
+    def accept(peer: Peer) -> None:
+        if peer.metadata.get("model") == "other":
+            raise WireError("the server serves another policy now")
+
+    with websocket(obliging) as port:
+        link = link_to(port, accept=accept)
+        link.start(PATIENCE)
+    until(lambda: not connected(link))
+
+    def greet(connection: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            connection.send(pack({"model": "other"}))
+            obliging(connection)
+
+    with serve(greet, "127.0.0.1", port) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        until(lambda: refused(link, "another policy"))
+        with pytest.raises(ServerLostError):
+            link.ask(QUERY, PATIENCE)
+        server.shutdown()
+        thread.join(PATIENCE)
+    link.close()
+
+
+def test_roboarena_is_recognised_and_told_of_a_new_episode() -> None:
+    greeting = one("roboarena", "default_config", 2).payload
+    said = []
+
+    def arena(connection: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            connection.send(greeting)
+            for frame in connection:
+                message = unpack(bytes(frame))  # type: ignore[arg-type]
+                said.append(message["endpoint"])
+                connection.send("reset successful" if message["endpoint"] == "reset" else GOOD)
+
+    with serve(arena, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with linked(server.socket.getsockname()[1]) as link:
+            assert link.peer.dialect is ROBOARENA
+            link.ask(QUERY, PATIENCE, begins=True)
+            link.ask(QUERY, PATIENCE)
+        server.shutdown()
+        thread.join(PATIENCE)
+    assert said == ["reset", "infer", "infer"]
+
+
+@contextlib.contextmanager
+def gr00t(answers: dict[str, bytes]) -> Iterator[int]:
+    """A REP socket that answers each endpoint with some bytes."""
+    context = zmq.Context()
+    responder = context.socket(zmq.REP)
+    responder.setsockopt(zmq.LINGER, 0)
+    port = responder.bind_to_random_port("tcp://127.0.0.1")
+    ending = threading.Event()
+
+    def run() -> None:
+        while not ending.is_set():
+            if responder.poll(20):
+                message = unpack(responder.recv())
+                responder.send(answers.get(message["endpoint"], b"ERROR"))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield port
+    finally:
+        ending.set()
+        thread.join(PATIENCE)
+        context.destroy(linger=0)
+
+
+def test_gr00t_is_asked_over_zeromq() -> None:
+    scenario = [one("gr00t", "main_basic", number).payload for number in (11, 15, 19)]
+    answers = dict(zip(("get_modality_config", "get_action", "reset"), scenario, strict=True))
+    query = Query(
+        {"video.wrist_image_left": np.zeros((8, 8, 3), np.uint8), "state.joint_position": np.ones(7)}, "go"
+    )
+    with gr00t(answers) as port, linked(port, GR00T, "zmq") as link:
+        assert link.peer.metadata["version"] == "nd"
+        assert link.ask(query, PATIENCE, begins=True).actions["joint_position"].shape == (40, 7)
+        answers["get_action"] = pack({"error": "camera 2 lost"})
+        with pytest.raises(ServerSaidError, match="camera 2 lost"):
+            link.ask(query, PATIENCE)
+        answers["get_action"] = b"\xc1"
+        with pytest.raises(WireError, match="not valid msgpack"):
+            link.ask(query, PATIENCE)
+        until(lambda: connected(link))
+        answers["get_action"] = scenario[1]
+        link.ask(query, PATIENCE)
+
+
+def test_oft_is_asked_over_http() -> None:
+    body = next(message.payload for message in recorded("openvla_oft") if message.number == 1)
+    replies = [(200, body), (200, b'"error"'), (500, b"down"), (200, bytes(2 << 20)), (200, body)]
+
+    class Act(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, data = replies.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Act)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with linked(server.server_port, OFT, "http") as link:
+            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
+            for said in ("answered with an error: error", "status 500", "an answer of over"):
+                until(lambda: connected(link))
+                with pytest.raises(WireError, match=said):
+                    link.ask(QUERY, PATIENCE)
+            until(lambda: connected(link))
+            assert link.ask(QUERY, PATIENCE).actions["actions"].shape == (25, 14)
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE)
+        server.server_close()
+
+
+def test_a_key_is_never_shown(tmp_path: Path) -> None:
+    target = Target("ws://host", OPENPI, "a-secret-of-mine")
+    assert "secret" not in repr(target) + str(target)
+
+
+def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    subprocess.run([openssl, *words, "-keyout", key, "-out", certificate], capture_output=True, check=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with websocket(obliging, ssl=context) as port, pytest.raises(ServerLostError, match=r"certificate"):
+        link_to(port, scheme="wss").start(0.5)

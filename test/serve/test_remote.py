@@ -1,0 +1,242 @@
+"""The client policy against this package's server: nothing changes on the way."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zmq", reason="the library zmq is not installed (extra 'remote')")
+
+from vla_ros.config import Config, load
+from vla_ros.control.reasons import Level, Reason, reason_of
+from vla_ros.errors import ConfigError, ServerLostError
+from vla_ros.policies.base import create
+from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.policies.remote.options import API_KEY
+from vla_ros.policies.remote.policy import RemotePolicy
+from vla_ros.policies.remote.spec import check, from_metadata
+from vla_ros.serve.service import Service
+from vla_ros.serve.wire import metadata
+from vla_ros.types import Observation
+
+PATIENCE = 20.0
+Start = Callable[..., tuple[Service, int]]
+IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
+
+
+def config(port: int, *more: str) -> Config:
+    return load(
+        (),
+        [
+            "policy.name:=remote",
+            f"policy.server:=ws://127.0.0.1:{port}",
+            "policy.connect_timeout:=10.0",
+            f"timeouts.inference:={PATIENCE}",
+            *more,
+        ],
+    )
+
+
+def observation(text: str = "go", state: Any = (1.5, 2.0, 3.0)) -> Observation:
+    return Observation({"image": IMAGE}, text, 42, state={"state": np.array(state)})
+
+
+@pytest.fixture
+def remote() -> Iterator[Callable[[Config], RemotePolicy]]:
+    made: list[Any] = []
+
+    def connect(options: Config) -> RemotePolicy:
+        policy = create(options)
+        assert isinstance(policy, RemotePolicy)
+        made.append(policy)
+        policy.load()
+        return policy
+
+    yield connect
+    for policy in made:
+        policy.close()
+
+
+def test_chunks_are_equal_to_the_bit(serving: Start, remote: Any, policy: Any) -> None:
+    _, port = serving()
+    client = remote(config(port))
+    session = client.start_session()
+    own = policy.start_session()
+    for number in range(3):
+        asked = observation(state=(0.1 + number, 2, 3))
+        mine, theirs = policy.infer(own, asked), client.infer(session, asked)
+        assert theirs.actions.tobytes() == mine.actions.tobytes()
+        assert (theirs.stamp, theirs.actions.dtype) == (42, np.float64)
+        assert theirs.info["logit_margins"] == [0.5]
+        assert {"encode", "round_trip", "server/infer", "server/queued"} <= set(theirs.stages_ms)
+    session.close()
+
+
+def test_the_spec_is_the_served_policys(serving: Start, remote: Any, policy: Any) -> None:
+    _, port = serving()
+    assert remote(config(port)).spec == policy.spec
+    assert from_metadata(metadata("mirror", policy.spec)) == policy.spec
+
+
+def test_each_session_is_a_robot_and_begins_anew_when_reset(serving: Start, remote: Any, policy: Any) -> None:
+    _, port = serving()
+    client = remote(config(port))
+    one, two = client.start_session(), client.start_session()
+    seen = [client.infer(who, observation()).actions[0, 0] for who in (one, one, two)]
+    one.reset()
+    seen += [client.infer(who, observation()).actions[0, 0] for who in (one, two)]
+    assert seen == [1, 2, 1, 1, 2]
+    one.close()
+    two.close()
+
+
+def test_images_travel_as_jpegs_where_asked(serving: Start, remote: Any) -> None:
+    _, port = serving()
+    client = remote(config(port, "policy.jpeg_quality:=95"))
+    session = client.start_session()
+    assert client.infer(session, observation()).actions[0, 1] == pytest.approx(IMAGE.mean(), abs=3.0)
+    session.close()
+
+
+def test_an_error_of_the_policy_is_said_and_the_next_is_answered(serving: Start, remote: Any) -> None:
+    _, port = serving()
+    client = remote(config(port))
+    session = client.start_session()
+    with pytest.raises(WireError, match="the server answered with an error: a bad request"):
+        client.infer(session, observation("raise"))
+    assert client.infer(session, observation()).actions[0, 0] == 1
+    session.close()
+
+
+def test_an_answer_has_a_deadline(serving: Start, remote: Any, policy: Any) -> None:
+    _, port = serving()
+    client = remote(config(port, "timeouts.inference:=0.2"))
+    session = client.start_session()
+    policy.may_answer.clear()
+    began = time.monotonic()
+    with pytest.raises(ServerLostError, match="no answer within the deadline; connecting again") as lost:
+        client.infer(session, observation())
+    assert time.monotonic() - began < 5.0
+    assert reason_of(lost.value) is Reason.SERVER_LOST
+    assert Reason.SERVER_LOST.level is Level.HOLD
+    policy.may_answer.set()
+    session.close()
+
+
+def test_the_answer_to_another_request_is_refused(
+    serving: Start, remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, port = serving()
+    client = remote(config(port))
+    session = client.start_session()
+    honest = session.link._exchange
+    monkeypatch.setattr(
+        session.link, "_exchange", lambda *_: pack({"actions": np.ones((2, 3)), "vla_ros": {"number": 7}})
+    )
+    with pytest.raises(WireError, match="answered another request: found 7, expected 1"):
+        client.infer(session, observation())
+    monkeypatch.setattr(session.link, "_exchange", honest)
+    until(lambda: answers(client, session))
+    session.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def answers(client: RemotePolicy, session: Any) -> bool:
+    try:
+        return client.infer(session, observation()).actions.shape == (2, 3)
+    except ServerLostError:
+        return False
+
+
+def test_a_key_is_read_from_a_file_or_the_environment_and_never_shown(
+    serving: Start, remote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    _, port = serving(key="a-secret-of-mine")
+    with pytest.raises(WireError, match="401 Unauthorized"):
+        remote(config(port))
+    (tmp_path / "key").write_text("a-secret-of-mine\n")
+    options = config(port, f"policy.api_key_file:={tmp_path / 'key'}")
+    assert "secret" not in repr(options)
+    remote(options)
+    monkeypatch.setenv(API_KEY, "a-secret-of-mine")
+    remote(config(port))
+    assert "a-secret-of-mine" not in caplog.text
+    with pytest.raises(ConfigError, match=r"policy.api_key_file"):
+        remote(config(port, "policy.api_key_file:=/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"images": {}}, "name no images"),
+        ({"images": 5}, "images are int"),
+        ({"images": {"a": 5}}, "images have int for 'a'"),
+        ({"images": {"a": {"moments": []}}}, "moments are list"),
+        ({"images": {"a": {"moments": [[-1, 0]]}}}, r"moment is \[-1, 0\]"),
+        ({"dimension": "7"}, "found|expected a number"),
+        ({"horizon": 10**9}, "expected a number"),
+        ({"action": ["arm.nothing"]}, "the server's features"),
+        ({"action": 5}, "parts are int"),
+    ],
+)
+def test_metadata_that_are_damaged_are_refused(policy: Any, changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        from_metadata({**metadata("mirror", policy.spec), **changed})
+
+
+ARENA = {
+    "image_resolution": [224, 224],
+    "needs_wrist_camera": True,
+    "n_external_cameras": 1,
+    "needs_stereo_camera": False,
+    "needs_session_id": False,
+    "action_space": "joint_velocity",
+}
+DROID = (
+    'features.images:=["observation/exterior_image_0_left = front", "observation/wrist_image_left = wrist"]',
+    'features.action:=["arm.joint_velocity[1]", "arm.gripper"]',
+)
+MODALITIES = {"version": "nd", "video": {"modality_keys": ["front"]}, "state": {"modality_keys": ["single_arm"]}}
+
+
+@pytest.mark.parametrize(
+    ("said", "metadata", "features"),
+    [
+        ("", ARENA, DROID),
+        ("needs the images", ARENA, DROID[1:]),
+        ("answers 'joint_velocity', and features.action", ARENA, DROID[:1]),
+        ("takes the video .'front'., and features.images has", MODALITIES, DROID),
+        (
+            "takes the state .'single_arm'., and features.state",
+            MODALITIES,
+            ('features.images:=["video.front = front"]', 'features.state:=["arm = arm.joint_position"]'),
+        ),
+        (
+            "",
+            MODALITIES,
+            ('features.images:=["video.front = f"]', 'features.state:=["state.single_arm = arm.joint_position"]'),
+        ),
+    ],
+)
+def test_what_a_server_says_is_held_against_the_features(
+    said: str, metadata: dict[str, Any], features: tuple[str, ...]
+) -> None:
+    options = config(1, *features).features
+    if not said:
+        return check(metadata, options)
+    with pytest.raises(ConfigError, match=said):
+        check(metadata, options)
+    return None
