@@ -50,6 +50,8 @@ def test_the_table_says_what_feeds_what() -> None:
         features__images=["obs/image = front [224x160]", "wrist", "images/low?"],
         features__state=["obs/state[16] = arm.tip_position + feed.force[6] + arm.joint_position[deg]"],
         features__action=["arm.joint_velocity[1]", "arm.gripper[1..0]", "unused[2]"],
+        gripper__open_value=0.0,
+        gripper__closed_value=1.0,
         features__moments=["wrist = -15, 0", "obs/state = -0.5s, 0"],
         robot__state_topics=["force=/ft:WrenchStamped"],
         topics__gripper="/grip",
@@ -132,6 +134,12 @@ TIP = "arm.tip_position + arm.tip_rotation[rot6d]"
         (OPEN, {"features__action": ["arm.joint_delta", "arm.tip_delta"]}, "and arm.tip_delta to move 'arm'"),
         (OPEN, {"features__action": ["arm.joint_delta", "arm.gripper", "arm.gripper"]}, "arm.gripper twice"),
         (OPEN, {"features__action": ["arm.tip_position"]}, "tip_position and tip_rotation together"),
+        (
+            action("arm.joint_delta + arm.gripper[1..0]"),
+            {},
+            "found 0 and 1, and the policy answers",
+        ),
+        (action("arm.tip_delta[rotation_vector]"), {}, "control.rotation: found euler_xyz, and the policy answers"),
         (action("arm.joint_position", dimension=6), {}, "actions have 6 numbers, found .*(7)"),
         (action("arm.joint_velocity"), {"robot__urdf": "", "robot__joint_names": ["a"]}, "needs its limits"),
         (action(TIP), {"robot__urdf": "", "robot__joint_names": ["a"]}, "name the arm's URDF$"),
@@ -164,6 +172,9 @@ def test_what_a_policy_does_not_take_is_left_out_and_open_forms_are_filled() -> 
         PolicySpec(),
         features__state=["s = arm.gripper"],
         features__action=["arm.tip_delta[rotation_vector]", "arm.gripper[1..-1]"],
+        control__rotation="rotation_vector",
+        gripper__open_value=-1.0,
+        gripper__closed_value=1.0,
     )
     assert found.states == ()
     assert [str(part) for part, _ in found.columns] == ["arm.tip_delta[rotation_vector]", "arm.gripper[1..-1]"]

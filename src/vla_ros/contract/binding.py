@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vla_ros.config import ArmConfig, Config
+from vla_ros.config import ArmConfig, Config, ControlConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.parts import MOTIONS, UNUSED, Part
 from vla_ros.contract.spec import NOW, ImageFeature, Moment, PolicySpec
@@ -91,7 +91,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     counts = {name: len(arm.joints) for name, arm in arms.items()}
     if not spec.dimension:
         spec = replace(spec, dimension=sum(part.size(counts.get(part.arm, 0)) for part in spec.action))
-    _check_action(spec, arms)
+    _check_action(spec, arms, config.control)
     columns = spec.columns(counts)
     rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *_action_rows(columns, arms, config))
     return Binding(spec, cameras, states, columns, rows)
@@ -133,7 +133,7 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
     return found
 
 
-def _check_action(spec: PolicySpec, arms: Mapping[str, Arm]) -> None:
+def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:
     if not spec.action:
         raise ConfigError(
             f"features.action: found nothing, and the checkpoint does not say what its {spec.dimension} numbers "
@@ -157,6 +157,21 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm]) -> None:
             found = " and ".join(map(str, own))
             raise ConfigError(f"features.action: found {found}, expected tip_position and tip_rotation together")
         _check_motion(motions[0], arm)
+        for part in own:
+            _check_form(part, arm, control)
+
+
+def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
+    """What a number means is said twice where its part has a form; both say the same."""
+    if part.quantity == "gripper" and part.range:
+        said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
+        if said != part.range:
+            raise ConfigError(
+                f"gripper.closed_value and gripper.open_value: found {said[0]:g} and {said[1]:g}, and the "
+                f"policy answers with {part}; set them to its ends, closed first"
+            )
+    if part.quantity == "tip_delta" and part.form not in ("", control.rotation):
+        raise ConfigError(f"control.rotation: found {control.rotation}, and the policy answers with {part}")
 
 
 def _check_motion(part: Part, arm: Arm) -> None:

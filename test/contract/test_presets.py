@@ -1,0 +1,126 @@
+"""Every preset binds to a robot of its kind, and what contradicts it is refused with its name."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros import config as package
+from vla_ros.config import Config, build, flatten, load
+from vla_ros.contract.binding import Binding, bind, make_arms
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.inputs import Snapshot
+from vla_ros.errors import ConfigError
+from vla_ros.node.observer import Observer
+from vla_ros.types import JointState
+from vla_ros.vision.messages import encode_image
+
+PRESETS = sorted(path.stem for path in (Path(str(package.__file__)).parent / "presets").glob("*.yaml"))
+OPEN = PolicySpec((), action=(), dimension=0, horizon=4, open=True)  # as a policy on a server
+STAMP = 1_700_000_000_000_000_000
+
+LINK = '<link name="{child}"/>'
+JOINT = """<joint name="{name}" type="revolute"><parent link="{parent}"/><child link="{child}"/>
+  <origin xyz="0.1 0 0.05"/><axis xyz="{axis}"/><limit lower="-2" upper="2" effort="9" velocity="3"/></joint>"""
+FINGER = """<link name="jaw"/><joint name="finger" type="prismatic"><parent link="hand"/><child link="jaw"/>
+  <axis xyz="0 1 0"/><limit lower="0" upper="0.04" effort="9" velocity="1"/></joint>"""
+AXES = ("0 0 1", "0 1 0")
+
+
+def chain(joints: int) -> str:
+    """A URDF of so many joints and a finger."""
+    links = ["base", *(f"link_{number}" for number in range(1, joints)), "hand"]
+    parts = [LINK.format(child=name) for name in links]
+    for number, (parent, child) in enumerate(pairwise(links)):
+        parts.append(JOINT.format(name=f"j{number + 1}", parent=parent, child=child, axis=AXES[number % 2]))
+    return f"<robot name='chain'>{''.join(parts)}{FINGER}</robot>"
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Any:
+    """Options of a robot with so many joints in each arm."""
+
+    def make(joints: int) -> dict[str, Any]:
+        path = tmp_path / f"{joints}.urdf"
+        path.write_text(chain(joints))
+        return {"robot.urdf": str(path), "robot.tip_frame": "hand", "robot.gripper_joint_names": ["finger"]}
+
+    return make
+
+
+DEMO = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
+JOINTS = {"aloha": 6, "so101": 5}
+DIMENSIONS = {"libero": 7, "bridge": 7, "droid": 8, "aloha": 14, "so101": 6, "gr00t_droid": 8}
+IMAGES = {"libero": 2, "bridge": 1, "droid": 2, "aloha": 3, "so101": 2, "gr00t_droid": 2}
+
+
+def options(preset: str, robot: Any, **more: Any) -> Config:
+    own = robot(JOINTS[preset]) if preset in JOINTS else DEMO
+    return build({"preset": preset, **own, "policy.name": "hold", "policy.instruction": "go", **more})
+
+
+def bound(config: Config) -> Binding:
+    return bind(OPEN, config, make_arms(config))
+
+
+def test_there_are_the_presets_that_are_documented() -> None:
+    assert set(PRESETS) <= set(DIMENSIONS)
+    page = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
+    assert [name for name in PRESETS if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_binds_to_a_robot_of_its_kind_and_observes_in_its_schema(preset: str, robot: Any) -> None:
+    config = options(preset, robot)
+    binding = bound(config)
+    assert binding.spec.dimension == DIMENSIONS[preset]
+    measured = {
+        name: JointState((*arm.joints, *arm.fingers), np.full(len(arm.joints) + len(arm.fingers), 0.02), STAMP)
+        for name, arm in make_arms(config).items()
+    }
+    frame = encode_image(np.zeros((48, 64, 3), np.uint8), STAMP, "camera")
+    joints = next(iter(measured.values()))
+    found = Observer(config, binding).observe([frame] * IMAGES[preset], Snapshot(joints, instruction="go"))
+    assert len(found.images) == IMAGES[preset]
+    for image in binding.spec.images:
+        if image.size and image.key in found.images:
+            assert found.images[image.key].shape[-3:-1] == image.size
+    assert {feature.key: feature.size for feature in binding.spec.state} == {
+        key: vector.shape[-1] for key, vector in found.state.items()
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_lies_under_files_and_assignments(preset: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"/**: {{ros__parameters: {{preset: {preset}, control: {{rate_hz: 3.0}}}}}}")
+    found = load([path], ["control.execute_steps:=2"])
+    assert (found.control.rate_hz, found.control.execute_steps) == (3.0, 2)
+    assert found.features == build({"preset": preset}).features
+    again = build(flatten(found))
+    assert flatten(again) == flatten(found)
+
+
+@pytest.mark.parametrize(
+    ("preset", "values", "message"),
+    [
+        ("libero", {"control.rotation": "euler_xyz"}, "control.rotation: found euler_xyz"),
+        (
+            "libero",
+            {"gripper.open_value": 1.0, "gripper.closed_value": 0.0},
+            "found 0 and 1, and the policy answers",
+        ),
+        ("libero", {"robot.gripper_joint_names": []}, "arm.fingers"),
+        ("so101", {"robot.urdf": "demo", "robot.tip_frame": ""}, "the policy expects 6"),
+        ("gr00t_droid", {"camera.keys": ["exterior", "hand"]}, "'video.wrist_image_left' from 'wrist'"),
+    ],
+)
+def test_an_override_that_contradicts_a_preset_is_refused(
+    preset: str, values: dict[str, Any], message: str, robot: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{message}.*\(preset: {preset}\)"):
+        bound(options(preset, robot, **values))
