@@ -67,7 +67,7 @@ _LOW = 0.05
 _FINGER_SPEED = 0.5  # m/s
 _GRASPED = 0.021  # m, opening of a finger that touches an object
 _CONTACT = 0.034  # m between tool and object when closed fingers push it
-_ITERATIONS = 4  # of inverse kinematics, for a step of a few centimetres
+_ITERATIONS = 2  # of inverse kinematics, for a step of a few centimetres
 
 
 def decide(
@@ -176,6 +176,35 @@ def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArr
     return Situation(goal, fingers, target)
 
 
+def plan(
+    task: Task | None, now: Situation, actions: str = "eef_delta", horizon: int = 1, rate_hz: float = RATE_HZ
+) -> FloatArray:
+    """The next ``horizon`` actions of one arm in the form ``actions``, float64 [horizon, D].
+
+    The arm keeps still without a task. Steps after the first are as good as the prediction of what happens.
+    """
+    rows: list[FloatArray] = []
+    for left in reversed(range(horizon)):
+        pose, goal = arm.forward(now.joints), now.joints
+        if task is None or now.target is None:
+            motion = np.array([0.0] * 6 + [OPEN if now.fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
+        else:
+            motion = decide(task, pose, now.fingers, {task.target: now.target}, rate_hz)
+            if left or actions.startswith("joint"):
+                goal = arm.solve(*_moved(pose, motion), now.joints, _ITERATIONS)
+        if actions == "eef_delta":
+            rows.append(motion[:6])
+        elif actions == "eef_pose":
+            position, rotation = _moved(pose, motion)
+            rows += [position, write_rotation(rotation, "rot6d")]
+        else:
+            rows.append(goal if actions == "joint_position" else (goal - now.joints) * rate_hz)
+        rows.append(motion[6:])
+        if left:
+            now = predict(now, motion, pose, goal, 1 / rate_hz)
+    return np.concatenate(rows).reshape(horizon, -1)
+
+
 @dataclass(frozen=True)
 class ExpertOptions(PolicyConfig):
     """What the scripted expert answers with."""
@@ -231,43 +260,19 @@ class ExpertPolicy(Policy):
         if len(targets) != len(self._mounts) or not {*targets} <= objects.keys():
             targets = (None,) * len(self._mounts)
         columns = [
-            self._chunk(
+            plan(
                 replace(task, targets=(target,)) if task and target else None,
                 Situation(
                     joints[index], float(fingers[index]), objects[target] - mount.position if target else None
                 ),
+                self._actions,
+                self.spec.horizon,
+                self._rate_hz,
             )
             for index, (mount, target) in enumerate(zip(self._mounts, targets, strict=True))
         ]
         elapsed = (time.perf_counter() - begin) * 1e3
         return ActionChunk(np.concatenate(columns, axis=1), observation.stamp, stages_ms={"expert": elapsed})
-
-    def _chunk(self, task: Task | None, now: Situation) -> FloatArray:
-        """One arm's actions [horizon, D of the arm] from a situation; it keeps still without a task."""
-        rows: list[FloatArray] = []
-        for left in reversed(range(self.spec.horizon)):
-            pose, goal = arm.forward(now.joints), now.joints
-            if task is None or now.target is None:
-                motion = np.array([0.0] * 6 + [OPEN if now.fingers > arm.FINGER_TRAVEL / 2 else CLOSED])
-            else:
-                motion = decide(task, pose, now.fingers, {task.target: now.target}, self._rate_hz)
-                if left or self._actions.startswith("joint"):
-                    goal = arm.solve(*_moved(pose, motion), now.joints, _ITERATIONS)
-            rows += [self._answer(motion, pose, now.joints, goal), motion[6:]]
-            if left:
-                now = predict(now, motion, pose, goal, 1 / self._rate_hz)
-        return np.concatenate(rows).reshape(self.spec.horizon, -1)
-
-    def _answer(self, motion: FloatArray, pose: FloatArray, joints: FloatArray, goal: FloatArray) -> FloatArray:
-        """A step of the tip [6] from ``pose`` [4, 4], and of the joints from ``joints`` [7] to ``goal`` [7]."""
-        if self._actions == "eef_delta":
-            return motion[:6]
-        if self._actions == "joint_position":
-            return goal
-        if self._actions == "joint_velocity":
-            return (goal - joints) * self._rate_hz
-        position, rotation = _moved(pose, motion)
-        return np.concatenate([position, write_rotation(rotation, "rot6d")])
 
 
 def _names(mounts: tuple[arm.Mount, ...]) -> list[str]:
