@@ -16,7 +16,7 @@ import numpy as np
 
 from tools.train import shards
 from tools.train.episode import make_controller, run_episode
-from tools.train.labels import counterfactual_actions, kinds_of, patch_of
+from tools.train.labels import counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
@@ -143,10 +143,10 @@ class Recorder:
 
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
-        config: Config = load([config_file("demo")])
+        config: Config = load([config_file("demo")], [f"control.rate_hz:={recipe.rate_hz}"])
         self._expert = ExpertPolicy(config)
         self._controller: Controller = make_controller(self._expert.spec, config)
-        self._world = TableTop(WorldOptions(tasks=recipe.tasks))
+        self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz))
 
     def close(self) -> None:
         """Free the renderer."""
@@ -195,8 +195,12 @@ class Recorder:
     def _note(self, observation: Observation, seed: int, sd: float, notes: _Notes) -> None:
         world, scene = self._world, self._world.scene
         objects = world.object_positions()
-        pose = arm.forward(observation.state["joints"])
-        fingers = float(np.mean(observation.state["fingers"]))
+        recipe, joints = self._recipe, observation.state["joints"]
+        state = np.append(joints, np.mean(observation.state["fingers"]))
+        if recipe.horizon > 1:
+            actions = counterfactual_chunks(state, objects, recipe.tasks, recipe.horizon, recipe.rate_hz)
+        else:
+            actions = counterfactual_actions(arm.forward(joints), float(state[7]), objects, recipe.tasks)
         patches = [patch_of(world.project(place)) for place in objects.values()]
         notes.rows.append(
             {
@@ -204,9 +208,10 @@ class Recorder:
                 "steps": np.int16(len(notes.frames)),
                 "kinds": kinds_of(list(objects)),
                 "patches": np.array(patches + [-1] * (len(kinds_of([])) - len(patches)), np.int16),
-                "actions": counterfactual_actions(pose, fingers, objects, self._recipe.tasks),
+                "states": state.astype(np.float32),
+                "actions": actions,
                 "asked": np.array(
-                    [self._recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
+                    [recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
                 ),
                 "noise": np.float32(sd),
             }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.sim.expert import decide
+from vla_ros.sim.expert import Situation, decide, plan
 from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
 
@@ -39,6 +39,29 @@ def counterfactual_actions(
         for slot, thing in enumerate(objects):
             actions[row, slot] = decide(make_task(name, thing), pose, fingers, objects)
     return actions
+
+
+def counterfactual_chunks(
+    state: FloatArray, objects: Mapping[str, FloatArray], tasks: Sequence[str], horizon: int, rate_hz: float
+) -> NDArray[np.float32]:
+    """The expert's next ``horizon`` joint positions and gripper for each task and object in the same state.
+
+    Args:
+        state: Joint positions, radians, and opening of one finger, metres, float64 [8].
+        objects: As for :func:`counterfactual_actions`.
+        tasks: Names of tasks.
+        horizon: H.
+        rate_hz: Steps a second.
+
+    Returns:
+        Float32 [tasks, SLOTS, H, 8]; zeros for empty slots.
+    """
+    chunks = np.zeros((len(tasks), SLOTS, horizon, 8), np.float32)
+    for row, name in enumerate(tasks):
+        for slot, (thing, place) in enumerate(objects.items()):
+            now = Situation(state[:7], float(state[7]), place)
+            chunks[row, slot] = plan(make_task(name, thing), now, "joint_position", horizon, rate_hz)
+    return chunks
 
 
 def kinds_of(objects: Sequence[str]) -> NDArray[np.int8]:

@@ -37,6 +37,8 @@ class DataRecipe:
         flip_chance: Probability per step that the gripper does the opposite for a few steps.
         switch_share: Share of episodes in which the instruction switches to another object.
         shard_episodes: Episodes in one file.
+        rate_hz: Control steps a second; the disturbance is per step.
+        horizon: Steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper.
     """
 
     episodes: int = 8000
@@ -48,6 +50,8 @@ class DataRecipe:
     flip_chance: float = 0.02
     switch_share: float = 0.2
     shard_episodes: int = 20
+    rate_hz: float = 10.0
+    horizon: int = 1
 
 
 @dataclass(frozen=True)

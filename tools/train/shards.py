@@ -29,7 +29,9 @@ class Labels:
         steps: Int16 [N], step within it.
         kinds: Int8 [N, SLOTS], index in :data:`~.labels.KINDS` of each object, -1 for empty slots.
         patches: Int16 [N, SLOTS], patch of the object's centre, -1 if it is not visible.
-        actions: Float32 [N, tasks, SLOTS, 7], the expert's clean action for every task and object.
+        states: Float32 [N, 8], joint positions (radians) and opening of one finger (metres).
+        actions: Float32 [N, tasks, SLOTS, 7], the expert's clean action for every task and object; with a horizon
+            H chunks [N, tasks, SLOTS, H, 8] of joint positions and gripper.
         asked: Int8 [N, 2], task and slot that the arm was following.
         noise: Float32 [N], standard deviation of the episode's disturbance, metres.
     """
@@ -38,6 +40,7 @@ class Labels:
     steps: NDArray[np.int16]
     kinds: NDArray[np.int8]
     patches: NDArray[np.int16]
+    states: NDArray[np.float32]
     actions: NDArray[np.float32]
     asked: NDArray[np.int8]
     noise: NDArray[np.float32]

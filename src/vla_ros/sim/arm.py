@@ -34,6 +34,7 @@ CHAIN = (
     Joint("y", 0.18, (-2.0, 2.4)),
     Joint("z", 0.09, (-2.8, 2.8)),
 )
+_LIMITS = np.array([joint.limits for joint in CHAIN]).T
 JOINT_NAMES = tuple(f"joint_{number}" for number in range(1, 8))
 FINGER_NAMES = ("finger_left", "finger_right")
 HOME: FloatArray = np.array([0.0, 0.438, 0.0, 1.834, 0.0, math.pi - 0.438 - 1.834, 0.0])
@@ -68,6 +69,7 @@ ONE_ARM = (Mount("arm"),)
 TWO_ARMS = tuple(Mount(name, f"{name}_", place) for name, place in urdf.TWO_ARMS.items())
 
 _TOOL_OFFSET = 0.117  # m from the last joint
+_DAMPING, _EYE = 0.01**2 * np.eye(6), np.eye(7)
 
 
 def forward(joints: FloatArray) -> FloatArray:
@@ -75,26 +77,31 @@ def forward(joints: FloatArray) -> FloatArray:
     return _chain(joints)[0]
 
 
-def _chain(joints: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Tool pose [4, 4] and its geometric Jacobian [6, 7] (linear above angular) in the base frame."""
-    rotation = np.eye(3)
+def _chain(joints: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Tool pose [4, 4], and axes [7, 3] and origins [7, 3] of the joints, in the base frame."""
+    x, y, z = np.eye(3)
     origin = np.zeros(3)
     axes, origins = np.empty((7, 3)), np.empty((7, 3))
-    for index, (joint, angle) in enumerate(zip(CHAIN, joints, strict=True)):
-        origin = origin + rotation[:, 2] * joint.offset
+    for index, (joint, angle) in enumerate(zip(CHAIN, joints.tolist(), strict=True)):
+        origin = origin + z * joint.offset
+        origins[index] = origin
         cos, sin = math.cos(angle), math.sin(angle)
-        x, y, z = rotation.T
-        axes[index], origins[index] = (y if joint.axis == "y" else z), origin
-        columns = (
-            (cos * x - sin * z, y, sin * x + cos * z)
-            if joint.axis == "y"
-            else (cos * x + sin * y, cos * y - sin * x, z)
-        )
-        rotation = np.stack(columns, axis=1)
+        if joint.axis == "y":
+            axes[index] = y
+            x, z = cos * x - sin * z, sin * x + cos * z
+        else:
+            axes[index] = z
+            x, y = cos * x + sin * y, cos * y - sin * x
     pose = np.eye(4)
-    pose[:3, :3] = rotation
-    pose[:3, 3] = origin + rotation[:, 2] * _TOOL_OFFSET
-    return pose, np.concatenate([np.cross(axes, pose[:3, 3] - origins).T, axes.T])
+    pose[:3, 0], pose[:3, 1], pose[:3, 2] = x, y, z
+    pose[:3, 3] = origin + z * _TOOL_OFFSET
+    return pose, axes, origins
+
+
+def _jacobian(pose: FloatArray, axes: FloatArray, origins: FloatArray) -> FloatArray:
+    """Geometric Jacobian of the tool, linear above angular, [6, 7]."""
+    (ax, ay, az), (lx, ly, lz) = axes.T, (pose[:3, 3] - origins).T
+    return np.stack((ay * lz - az * ly, az * lx - ax * lz, ax * ly - ay * lx, ax, ay, az))
 
 
 def rotation_vector(rotation: FloatArray) -> FloatArray:
@@ -127,11 +134,11 @@ def solve(position: FloatArray, rotation: FloatArray, start: FloatArray, iterati
     Damped least squares (Nakamura and Hanafusa, 1986) with a pull to :data:`HOME` in the null space.
     """
     joints = np.array(start, dtype=np.float64)
-    low, high = (np.array([joint.limits[side] for joint in CHAIN]) for side in (0, 1))
     for _ in range(iterations):
-        pose, jacobian = _chain(joints)
+        pose, *frames = _chain(joints)
+        jacobian = _jacobian(pose, *frames)
         error = np.concatenate([position - pose[:3, 3], rotation_vector(rotation @ pose[:3, :3].T)])
-        inverted = jacobian.T @ np.linalg.inv(jacobian @ jacobian.T + 0.01**2 * np.eye(6))
-        rest = (np.eye(7) - inverted @ jacobian) @ (HOME - joints)
-        joints = np.clip(joints + inverted @ error + 0.1 * rest, low, high)
+        inverted = jacobian.T @ np.linalg.inv(jacobian @ jacobian.T + _DAMPING)
+        rest = (_EYE - inverted @ jacobian) @ (HOME - joints)
+        joints = np.clip(joints + inverted @ error + 0.1 * rest, *_LIMITS)
     return joints

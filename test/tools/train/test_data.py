@@ -83,6 +83,29 @@ def test_labels_are_the_experts_action_for_each_object_and_task() -> None:
     assert not np.allclose(actions[0, 0], actions[0, 1])
 
 
+def test_chunks_are_the_experts_next_joint_positions_for_each_object(recipe: DataRecipe, tmp_path: Path) -> None:
+    """The chunk of the object that the arm follows is what it does next, where nothing disturbs it."""
+    calm = dataclasses.replace(
+        recipe,
+        episodes=1,
+        tasks=("pick",),
+        rate_hz=20.0,
+        horizon=16,
+        noise_m=(0.0,),
+        switch_share=0.0,
+        max_steps=20,
+    )
+    data.generate(tmp_path, calm, processes=1)
+    labels = shards.read(data.shard_paths(tmp_path)[0]).labels
+    assert labels.actions.shape == (20, 1, SLOTS, 16, 8)
+    followed = labels.actions[0, 0, labels.asked[0, 1]]
+    np.testing.assert_allclose(labels.states[1:17, :7], followed[:, :7], atol=0.06)  # the arm lags
+    assert np.abs(followed[-1, :7] - labels.states[0, :7]).max() > 0.2
+    present = labels.kinds[0] >= 0
+    assert len(np.unique(labels.actions[0, 0, present].reshape(present.sum(), -1), axis=0)) == present.sum()
+    assert not labels.actions[0, 0, ~present].any()
+
+
 def test_all_objects_are_labelled_and_the_followed_one_is_named(demonstrations: Path) -> None:
     labels = shards.read_labels(data.shard_paths(demonstrations))
     present = labels.kinds >= 0
