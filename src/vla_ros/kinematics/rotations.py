@@ -37,7 +37,7 @@ def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
 
 
 def _quaternion_xyzw(matrix: FloatArray) -> FloatArray:
-    """By the largest of the four, so that nothing small is divided by (Shepperd 1978)."""
+    """Starts from the largest component, which avoids divisions by small numbers (Shepperd 1978)."""
     m = matrix
     trace = m[0, 0] + m[1, 1] + m[2, 2]
     squares = np.array([m[0, 0], m[1, 1], m[2, 2], trace])
@@ -65,7 +65,7 @@ def _matrix_of_xyzw(q: FloatArray) -> FloatArray:
 
 
 def _euler_xyz(matrix: FloatArray) -> FloatArray:
-    """Roll, pitch, yaw; where pitch is a right angle, yaw takes what turns about the same axis as roll."""
+    """Roll, pitch and yaw; at a pitch of 90 degrees, yaw takes the whole rotation about the shared axis."""
     cosine = float(np.hypot(matrix[0, 0], matrix[1, 0]))
     pitch = np.arctan2(-matrix[2, 0], cosine)
     if cosine < _SMALLEST:

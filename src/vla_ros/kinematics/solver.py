@@ -127,19 +127,19 @@ class Kinematics:
         posture_gain: float = 0.1,
         iterations: int = 10,
     ) -> FloatArray:
-        """Joint positions [N] near ``q`` that bring the tip to ``target``, or as near as it gets.
+        """Joint positions [N] near ``q`` that bring the tip to ``target``, or as near as possible.
 
-        The result is within ``low`` and ``high`` always (the start is moved there first), finite, and at most
-        ``iterations * 0.3`` away. A target that is already met gives ``q`` back unchanged.
+        The result is always finite, within ``low`` and ``high`` (the start is clipped first), and at most
+        ``iterations * 0.3`` away. If the target is already reached, ``q`` is returned unchanged.
 
         Args:
-            q: Where to start, [N].
-            target: Wanted pose in the base frame.
+            q: Start, [N].
+            target: Target pose in the base frame.
             low: Lower limits [N]; None takes the URDF's.
             high: Upper limits [N]; None takes the URDF's.
-            posture: Joint positions towards which spare degrees of freedom drift, [N]; None: none do.
+            posture: Joint positions towards which redundant degrees of freedom drift, [N]; None for no drift.
             posture_gain: Share of the way to ``posture`` per call (at most 0.02 rad in any joint).
-            iterations: Steps at most.
+            iterations: Maximum number of steps.
         """
         low = self.position_low if low is None else low
         high = self.position_high if high is None else high
@@ -168,7 +168,7 @@ class Kinematics:
     def _step(
         self, q: FloatArray, error: FloatArray, low: FloatArray, high: FloatArray, drift: FloatArray | None
     ) -> FloatArray:
-        """One damped step that stays within the limits: joints that would pass theirs go there and are fixed."""
+        """One damped step within the limits: joints that would exceed theirs are set to it and fixed."""
         jacobian = self._weights[:, None] * self._jacobian(q)  # [6, N]
         error = self._weights * error
         down, up = low - q, high - q
@@ -193,7 +193,7 @@ class Kinematics:
         return error
 
     def _pose(self, q: FloatArray) -> Pose:
-        """The tip's pose; the last ones are remembered, since one command asks for the same few."""
+        """The tip's pose; recent ones are cached, because one command needs the same few."""
         key = q.tobytes()
         pose = self._poses.get(key)
         if pose is None:
@@ -213,7 +213,7 @@ class Kinematics:
         return result
 
     def _full(self, q: FloatArray) -> FloatArray:
-        """Our joint order into Pinocchio's."""
+        """Converts from the order of ``joint_names`` to Pinocchio's."""
         full: FloatArray = np.empty(len(self._order))
         full[self._order] = q
         return full
@@ -222,7 +222,7 @@ class Kinematics:
 def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatArray | None = None) -> FloatArray:
     """The joint step [N] for a tip error [6], damped near singularities, with ``drift`` [N] in the null space.
 
-    No direction's error is amplified by more than 1 / 0.05, however singular it is.
+    An error is amplified by at most 1 / 0.05 in any direction, even at a singularity.
     """
     # By the eigenvalues of J J^T [6, 6], the squares of the singular values: half the time of an SVD of J.
     squares, directions = np.linalg.eigh(jacobian @ jacobian.T)
@@ -234,20 +234,20 @@ def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatAr
 
 
 def _clip(values: FloatArray, low: FloatArray | float, high: FloatArray | float) -> FloatArray:
-    """`numpy.clip` in a fifth of its time."""
+    """`numpy.clip`, five times as fast."""
     clipped: FloatArray = np.minimum(np.maximum(values, low), high)
     return clipped
 
 
 def _distance(pose: Pose, target: Pose) -> float:
-    """Length of the error, [6], between two poses (rad and m); the chord in place of the angle."""
+    """Length of the error [6] between two poses (rad and m), with the chord instead of the angle."""
     shift = target.position - pose.position
     turn = (target.rotation - pose.rotation).ravel()  # its length is sqrt(8) sin(angle / 2)
     return math.sqrt(shift @ shift + 0.5 * (turn @ turn))
 
 
 def _bounded(step: FloatArray) -> FloatArray:
-    """``step`` shortened until no joint moves by more than one iteration may."""
+    """Scales ``step`` down to the largest step of one iteration."""
     largest = float(np.abs(step).max())
     return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
 

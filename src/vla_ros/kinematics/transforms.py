@@ -1,6 +1,6 @@
 """Rotations and poses as small functions over numpy arrays.
 
-Three numbers are too few for numpy: inside, these reckon with plain floats, which takes a fifth of the time.
+For three numbers plain floats are five times as fast as numpy, so the functions compute with floats inside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vla_ros.types import FloatArray
 
 @dataclass(frozen=True)
 class Pose:
-    """Where a frame is, seen from the base frame.
+    """A frame's pose in the base frame.
 
     Attributes:
         position: Float64 [3], metres.

@@ -1,4 +1,4 @@
-"""What kinematics needs to know of a URDF before Pinocchio reads it: the chain from base to tip."""
+"""Reads what kinematics needs from a URDF before Pinocchio does: the chain from base to tip."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Description:
-    """A URDF with every continuous joint written as a revolute one with very wide limits.
+    """A URDF whose continuous joints are rewritten as revolute ones with very wide limits.
 
     Attributes:
         text: The XML, for Pinocchio.
@@ -48,7 +48,7 @@ class Description:
 
     @property
     def root(self) -> str:
-        """The link that is no joint's child."""
+        """The link that is not the child of any joint."""
         children = {joint.child for joint in self.joints}
         return next(link for link in self.links if link not in children)
 
@@ -71,7 +71,7 @@ class Description:
         return tuple(reversed(found))
 
     def tip_of(self, link: str) -> str:
-        """The end of what is fixed to ``link``: itself, or the only link at the end of fixed joints.
+        """The end of the fixed joints below ``link``: the only link there, or ``link`` itself.
 
         Raises:
             ConfigError: There are several; ``robot.tip_frame`` must say which.
@@ -95,7 +95,7 @@ class Description:
         return ends[0]
 
     def serial_end(self, base: str) -> str:
-        """The last link of the movable joints that follow ``base`` one after the other, before any branch."""
+        """The last link of the unbranched chain of movable joints below ``base``."""
         link = base
         while True:
             below = self._movable_below(link)
@@ -182,7 +182,7 @@ def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
 
 
 def _bound(joint: ElementTree.Element) -> None:
-    """Write a continuous joint as a revolute one, whose position is one number for Pinocchio too."""
+    """Rewrites a continuous joint as a revolute one, which Pinocchio represents by a single number."""
     joint.set("type", "revolute")
     limit = joint.find("limit")
     if limit is None:

@@ -1,8 +1,8 @@
 """Ends the processes of a launch with it, in order.
 
 Processes watch their launcher themselves (:mod:`vla_ros.graph.launcher`), so that even SIGKILL ends them. On
-SIGTERM `launch` exits at once. Where it is the first process of a container, that kills the others before the node
-can send its hold, so it waits for its children at exit.
+SIGTERM `launch` exits at once. As the first process of a container it would thereby kill the others before the node
+has sent its hold, so it waits for its children at exit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Action = TypeVar("_Action", bound=ExecuteLocal)
 
 
 def interrupted_with_launch(*command: str) -> list[str]:
-    """Make ``command`` get SIGINT when the launch is gone, for programs that do not watch their launcher.
+    """Sends SIGINT to ``command`` when the launch ends, for programs that do not watch their launcher.
 
-    Linux sends the signal when the thread that started the process ends: the one on which `launch` runs.
+    Linux sends the signal when the thread that started the process ends, here the thread that runs `launch`.
     """
     setpriv = shutil.which("setpriv")  # of util-linux
     return [*([setpriv, "--pdeathsig", "INT", "--"] if setpriv else []), *command]
@@ -53,10 +53,10 @@ def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[A
 
 
 def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
-    """Interrupt the process of ``action`` when the launch shuts down.
+    """Interrupts the process of ``action`` when the launch shuts down.
 
-    An interactive `launch` that gets SIGINT takes it for Ctrl-C, which its processes get as well, and does nothing
-    for five seconds. Use it only for processes that tolerate a second SIGINT.
+    An interactive `launch` treats SIGINT as Ctrl-C, which its processes receive as well, and does nothing for five
+    seconds. Use this only for processes that tolerate a second SIGINT.
     """
 
     def on_shutdown(event: object, shut: LaunchContext) -> None:
@@ -67,7 +67,7 @@ def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
 
 
 def _interrupt(action: ExecuteLocal) -> int | None:
-    """Send SIGINT if the process still runs; returns its id, else None."""
+    """Sends SIGINT if the process still runs; returns its id, or None."""
     details = action.process_details
     if details is None or action.return_code is not None:
         return None

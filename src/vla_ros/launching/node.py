@@ -53,7 +53,7 @@ def policy_node(
 
 
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Command that runs Python scripts of this package; empty where they name their interpreter themselves."""
+    """Command that runs Python scripts of this package; empty if the scripts name their interpreter themselves."""
     variables = os.environ if environment is None else environment
     chosen = value(context, "python")
     if not chosen and variables.get("VIRTUAL_ENV"):

@@ -1,7 +1,7 @@
-"""Camera messages to RGB: from CDR bytes to `DecodedImage`, without ROS and without a per-pixel Python loop.
+"""Decodes camera messages to RGB without ROS and without a per-pixel Python loop.
 
 Encoding names and layouts are those of ``sensor_msgs/image_encodings.hpp``; the ``format`` strings of compressed
-images are those that ``compressed_image_transport`` writes. Whatever arrives, the only exception is `ImageError`.
+images are those that ``compressed_image_transport`` writes. Any input either decodes or raises `ImageError`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class DecodedImage:
     """One decoded camera image.
 
     Attributes:
-        image: Uint8 [height, width, 3] RGB. For ``rgb8`` it is a view of the message's bytes (read-only where they
-            are), so whoever keeps it keeps the message, and whoever reuses the buffer must copy first.
+        image: Uint8 [height, width, 3] RGB. For ``rgb8`` a view of the message's bytes, so it keeps the message
+            alive and must be copied before the buffer is reused.
         stamp: Nanoseconds of the ROS clock at exposure.
         frame_id: Coordinate frame of the camera.
-        encoding: What the message was in: ``encoding`` of a raw, ``format`` of a compressed image.
+        encoding: ``encoding`` of a raw image, ``format`` of a compressed one.
     """
 
     image: UInt8Array
@@ -56,7 +56,7 @@ class DecodedImage:
 
 @dataclass(frozen=True)
 class _Encoding:
-    """Layout of one 8-bit encoding: bytes per pixel, how they become RGB, of what the width must be a multiple."""
+    """Layout of an 8-bit encoding: bytes per pixel, conversion to RGB, and the divisor of valid widths."""
 
     channels: int
     code: int | None  # of cv2.cvtColor; None where the bytes are RGB already
@@ -86,14 +86,14 @@ _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 
 
 def decode_image(cdr: CdrBytes) -> DecodedImage:
-    """Image in a serialised ``sensor_msgs/Image``.
+    """Decodes a serialised ``sensor_msgs/Image``.
 
-    ``step`` padding is honoured. ``is_bigendian`` decides where a channel has two bytes and is accepted with any
-    value where it has one; the CDR itself may be of either byte order.
+    ``step`` padding is honoured. ``is_bigendian`` applies to two-byte channels and is ignored for others; the CDR
+    itself may have either byte order.
 
     Raises:
         ImageError: Truncated or damaged CDR, no pixels, too many pixels, a step or data length that does not fit
-            the size, or an encoding that is no colour or 8-bit grey image.
+            the size, or an encoding other than colour or 8-bit grey.
     """
     header, data = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
@@ -108,12 +108,11 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:
-    """Image in a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG of 8 bits, grey or colour.
+    """Decodes a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG with 8 bits, grey or colour.
 
-    An EXIF orientation is obeyed, as cv_bridge and image_transport do.
-
-    The leading bytes of the data decide what it is, since drivers write ``format`` as they please; ``format`` is
-    consulted for what the bytes cannot tell (depth, raw Bayer mosaics, swapped channels).
+    The EXIF orientation is applied, as in cv_bridge and image_transport. The leading bytes of the data identify the
+    format, because drivers fill ``format`` inconsistently; ``format`` tells what the bytes cannot: depth, raw Bayer
+    mosaics, swapped channels.
 
     Raises:
         ImageError: Truncated or damaged CDR or image, too many pixels, depth or Bayer data, another format.
@@ -155,7 +154,7 @@ def _check_size(message: str, height: int, width: int) -> None:
 
 
 def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> UInt8Array:
-    """RGB of an 8-bit encoding; a view of ``data`` where that is RGB already."""
+    """Converts an 8-bit encoding to RGB; returns a view of ``data`` if that is RGB already."""
     height, width = header.height, header.width
     if width % layout.multiple:
         raise ImageError(
@@ -167,7 +166,7 @@ def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> U
 
 
 def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
-    """View of the pixels' bytes, [height, width * pixel_bytes]: without the padding."""
+    """View of the pixel bytes without padding, [height, width * pixel_bytes]."""
     height, width = header.height, header.width
     row = width * pixel_bytes
     if header.step < row:
@@ -184,7 +183,7 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
 
 
 def _other(header: ImageHeader) -> ImageError:
-    """Why an encoding is not taken, and what to do."""
+    """Explains why an encoding is not supported, and what to do."""
     _refuse_depth(IMAGE, "encoding", header.encoding)
     return ImageError(
         f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {', '.join(ENCODINGS)}, a Bayer mosaic"
@@ -193,7 +192,7 @@ def _other(header: ImageHeader) -> ImageError:
 
 
 def _refuse_depth(message: str, what: str, name: str) -> None:
-    """Raise where an encoding or format says that this is no image in colours or greys."""
+    """Raises if the encoding or format is not a colour or grey image."""
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
@@ -203,10 +202,10 @@ def _refuse_depth(message: str, what: str, name: str) -> None:
 
 
 def _is_swapped(header: CompressedHeader) -> bool:
-    """True where red and blue changed places before compression.
+    """True if red and blue were swapped before compression.
 
-    ``compressed_image_transport`` names the channel order that it handed to OpenCV's encoder, which expects BGR;
-    "compressed rgb8" therefore is a file with the two swapped, and its own subscriber swaps them back.
+    ``compressed_image_transport`` names the channel order that it passed to OpenCV's encoder, which expects BGR.
+    "compressed rgb8" is therefore a file with swapped channels, which its own subscriber swaps back.
     """
     return "compressed rgb" in header.format.lower()
 

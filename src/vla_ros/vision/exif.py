@@ -1,4 +1,4 @@
-"""EXIF orientation of compressed images, obeyed as ``cv2.imdecode`` does, and so cv_bridge and image_transport."""
+"""Applies the EXIF orientation of compressed images, as ``cv2.imdecode``, cv_bridge and image_transport do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TURNS: dict[int, Callable[[UInt8Array], UInt8Array]] = {
 
 
 def jpeg_exif(data: memoryview) -> bytes:
-    """The EXIF segment of a JPEG, or nothing; some microseconds, as it stops at the first pixel."""
+    """The EXIF segment of a JPEG, or empty bytes; takes microseconds, because it stops at the first pixel."""
     at = 2  # after the start marker
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         length = int.from_bytes(data[at + 2 : at + 4], "big")
@@ -37,7 +37,7 @@ def jpeg_exif(data: memoryview) -> bytes:
 
 
 def turned(image: UInt8Array, exif: bytes) -> UInt8Array:
-    """``image`` as the orientation of its EXIF data says; as it is where that is missing or damaged."""
+    """Applies the orientation in the image's EXIF data, if they are present and intact."""
     orientation = None
     if exif:
         with contextlib.suppress(Exception):  # foreign bytes: whatever Pillow raises, they say nothing

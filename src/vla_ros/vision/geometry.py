@@ -1,4 +1,4 @@
-"""Turning an image upright, and the box of the centre crop."""
+"""Image orientation and the box of the centre crop."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ _TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
 
 
 def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
-    """The turn that ``camera.orientation`` names: a function of uint8 [H, W, 3], giving that or [W, H, 3].
+    """Returns the function that applies ``camera.orientation`` to uint8 [H, W, 3].
 
-    Args:
-        name: ``none`` (the image itself comes back), ``rotate_90``, ``rotate_180`` or ``rotate_270`` clockwise,
-            ``flip_horizontal`` (left and right change places) or ``flip_vertical``. LIBERO's renderer gives
-            images that need ``rotate_180``, as the OpenVLA evaluation does with ``[::-1, ::-1]``. Results are
-            contiguous except with ``none``.
+    ``name`` is ``none`` (returns the image itself), ``rotate_90``, ``rotate_180`` or ``rotate_270`` clockwise,
+    ``flip_horizontal`` (swaps left and right) or ``flip_vertical``. Images of LIBERO's renderer need
+    ``rotate_180``, which the OpenVLA evaluation applies as ``[::-1, ::-1]``. Results are contiguous except with
+    ``none``.
 
     Raises:
-        ConfigError: No such orientation.
+        ConfigError: Unknown orientation.
     """
     if name not in _TURNS:
         raise ConfigError(f"camera.orientation: found {name!r}, expected one of {', '.join(ORIENTATIONS)}")
@@ -40,11 +39,11 @@ def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
 
 
 def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
-    """Where the centre crop that keeps ``area`` of the image begins and ends, as shares of either side.
+    """Start and end of the centre crop that keeps ``area`` of the image, as shares of each side.
 
-    Sides are scaled by ``sqrt(area)``, in float32, as the OpenVLA evaluation code does (``crop_scale=0.9`` mirrors
-    the random crops of training). The shares are those of ``tf.image.crop_and_resize``: 0 is the centre of the
-    first pixel and 1 that of the last.
+    Sides are scaled by ``sqrt(area)`` in float32, as in the OpenVLA evaluation code (``crop_scale=0.9`` mirrors the
+    random crops of training). The shares are those of ``tf.image.crop_and_resize``: 0 is the centre of the first
+    pixel and 1 that of the last.
 
     Raises:
         ConfigError: ``area`` is not in (0, 1].

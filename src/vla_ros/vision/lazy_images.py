@@ -1,6 +1,6 @@
-"""The images of an observation, each turned and resized on first access.
+"""The images of an observation, each oriented and resized on first access.
 
-A policy that answers without them (``hold``, an open-loop baseline, one camera of two) then costs no resize.
+Policies that do not use them (``hold``, an open-loop baseline, one camera of two) cost no resize.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from vla_ros.types import UInt8Array
 
 
 class LazyImages(Mapping[str, UInt8Array]):
-    """Image key to uint8 [H, W, 3], each prepared when it is first asked for.
+    """Maps image keys to uint8 [H, W, 3]; each image is prepared on first access.
 
     Args:
-        makers: Image key to what prepares it; called at most once by each thread that asks.
+        makers: Image key to the function that prepares it; called at most once by each accessing thread.
 
     Attributes:
-        spent_ms: Milliseconds that preparing took so far.
+        spent_ms: Milliseconds spent on preparation so far.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], UInt8Array]]) -> None:
@@ -28,7 +28,7 @@ class LazyImages(Mapping[str, UInt8Array]):
 
     @property
     def prepared(self) -> int:
-        """How many images were prepared."""
+        """Number of images that were prepared."""
         return len(self._made)
 
     def __getitem__(self, key: str) -> UInt8Array:

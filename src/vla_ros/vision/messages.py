@@ -29,13 +29,13 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """Everything of a ``sensor_msgs/Image`` but its pixels.
+    """All fields of a ``sensor_msgs/Image`` except its pixels.
 
     Attributes:
         stamp: Nanoseconds of the ROS clock at exposure.
         encoding: Pixel format by its name in ``sensor_msgs/image_encodings.hpp``.
-        is_bigendian: Byte order of channels wider than a byte; without meaning for 8-bit encodings.
-        step: Bytes from one row to the next, padding included.
+        is_bigendian: Byte order of channels wider than a byte; meaningless for 8-bit encodings.
+        step: Bytes from one row to the next, including padding.
         data_length: Bytes of pixel data.
     """
 
@@ -51,11 +51,11 @@ class ImageHeader:
 
 @dataclass(frozen=True)
 class CompressedHeader:
-    """Everything of a ``sensor_msgs/CompressedImage`` but its bytes.
+    """All fields of a ``sensor_msgs/CompressedImage`` except its data.
 
     Attributes:
         stamp: Nanoseconds of the ROS clock at exposure.
-        format: What the publisher says the data are, such as ``rgb8; jpeg compressed bgr8``.
+        format: The publisher's description of the data, such as ``rgb8; jpeg compressed bgr8``.
     """
 
     stamp: int
@@ -64,12 +64,12 @@ class CompressedHeader:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """``text`` quoted and cut to ``limit`` characters: foreign strings in messages stay short and on one line."""
+    """Quotes ``text`` and truncates it to ``limit`` characters, so that foreign strings in messages stay short."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
 class _Reader:
-    """Reads CDR fields in order; every length is checked against the bytes that are left."""
+    """Reads CDR fields in order and checks every length against the remaining bytes."""
 
     def __init__(self, cdr: CdrBytes, message: str) -> None:
         try:
@@ -93,7 +93,7 @@ class _Reader:
         self._offset = _HEADER_BYTES
 
     def _take(self, count: int, what: str) -> int:
-        """Offset of the next ``count`` bytes, which are then consumed."""
+        """Consumes the next ``count`` bytes and returns their offset."""
         start = self._offset
         if count > len(self._bytes) - start:
             raise ImageError(
@@ -140,8 +140,8 @@ def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
     """Header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
 
     Raises:
-        ImageError: The bytes are no such message: truncated, lengths beyond the buffer, an impossible stamp.
-            Whether size, step and data agree is `decode.decode_image`'s question.
+        ImageError: The bytes are not such a message: truncated, lengths beyond the buffer, an impossible stamp.
+            `decode.decode_image` checks that size, step and data agree.
     """
     reader = _Reader(cdr, IMAGE)
     stamp = reader.stamp()
@@ -169,7 +169,7 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Header of a serialised ``sensor_msgs/Image``: some microseconds, whatever the size of the image.
+    """Header of a serialised ``sensor_msgs/Image``, in microseconds whatever the image size.
 
     Raises:
         ImageError: As for `read_image`.
@@ -219,7 +219,7 @@ def _header(stamp: int, frame_id: str) -> bytes:
 def encode_image(
     image: UInt8Array, stamp: int, frame_id: str, encoding: str = "rgb8", step: int | None = None
 ) -> bytes:
-    """Little-endian CDR of a ``sensor_msgs/Image`` whose bytes are those of ``image``; nothing is converted.
+    """Little-endian CDR of a ``sensor_msgs/Image`` with the bytes of ``image``, without conversion.
 
     Args:
         image: Uint8 [height, width] or [height, width, channels] in the channel order of ``encoding``.
@@ -249,7 +249,7 @@ def encode_image(
 
 
 def encode_compressed(data: CdrBytes, stamp: int, frame_id: str, image_format: str = "jpeg") -> bytes:
-    """Little-endian CDR of a ``sensor_msgs/CompressedImage`` that carries ``data`` as it is.
+    """Little-endian CDR of a ``sensor_msgs/CompressedImage`` with the bytes ``data``.
 
     Raises:
         ImageError: The stamp does not fit into ``builtin_interfaces/Time``.

@@ -1,4 +1,4 @@
-"""One camera message to one image for the policy: decode, turn upright, process as in training."""
+"""Turns one camera message into one image for the policy: decode, orient, process as in training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vla_ros.vision.processors import PROCESSORS, ResizeWithPad
 
 
 class Preprocessor:
-    """What policy and configuration say is done to the images of each camera; one for the live node and replay.
+    """Prepares the images of each camera as policy and configuration require, for the live node and replay.
 
     It keeps no state between frames and may be called from several threads.
 
     Raises:
-        ConfigError: An option of ``camera`` is unknown or does not go with the policy's processor.
+        ConfigError: An option of ``camera`` is unknown or does not fit the policy's processor.
     """
 
     def __init__(self, camera: CameraConfig, spec: PolicySpec) -> None:
@@ -43,12 +43,12 @@ class Preprocessor:
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
     def raw(self, image: UInt8Array, camera_index: int = 0, stamp: int = 0) -> RawImage:
-        """A decoded image, uint8 [H, W, 3] RGB, with what is to be done to it."""
+        """A decoded image, uint8 [H, W, 3] RGB, with its pending orientation and processor."""
         return RawImage(image, *self._cameras[camera_index], stamp)
 
 
 def process(raw: RawImage) -> UInt8Array:
-    """Orientation, then the image processor, on the host.
+    """Applies orientation and image processor on the host.
 
     Returns:
         Uint8 [height, width, 3] RGB of the processor's size.
@@ -65,7 +65,7 @@ def _named(image: ImageFeature) -> ImageProcessor | None:
 
 
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
-    """The policy's processor, unless the user says otherwise for this camera."""
+    """The policy's processor, unless the user overrides it for this camera."""
     if camera.pipeline != "policy":
         if camera.pipeline not in PROCESSORS:
             known = ", ".join(("policy", *PROCESSORS))

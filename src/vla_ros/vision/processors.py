@@ -1,6 +1,6 @@
-"""Image processors: how published code brings an image to the size of the network, reproduced exactly.
+"""Image processors that reproduce exactly how published code resizes images for the network.
 
-Each takes and returns uint8 RGB; normalisation belongs to the policy.
+Each takes and returns uint8 RGB; normalisation is the policy's task.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
 
 
 def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Pillow's bicubic resize with antialias: ``resize-naive`` of the OpenVLA processor.
+    """Pillow's antialiased bicubic resize: ``resize-naive`` of the OpenVLA processor.
 
-    Columns first, then rows, with rounding to 8 bits between, is the order of the Pillow versions with which the
-    checkpoints were trained. It is spelled out because newer versions may choose another one for tall images.
+    Columns first, then rows, with rounding to 8 bits in between, as in the Pillow versions with which the
+    checkpoints were trained. Newer versions may choose another order for tall images.
     """
     height, width = size
     resized = Image.fromarray(np.ascontiguousarray(image))
@@ -40,13 +40,11 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
 
 
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
-    """``image`` after TensorFlow's JPEG encoder and decoder, the loss that the training data has.
+    """Encodes and decodes ``image`` like TensorFlow's JPEG codec, for the same loss as in the training data.
 
-    Pillow's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, which is TensorFlow's
-    default, give the same pixels as TensorFlow 2.
-
-    Args:
-        image: Uint8 [height, width, 3], already upright: the loss depends on where the 16 x 16 blocks lie.
+    Pillow's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, TensorFlow's default,
+    produce the pixels of TensorFlow 2. ``image`` is uint8 [height, width, 3] and already upright, because the loss
+    depends on the position of the 16 x 16 blocks.
     """
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:0")
@@ -62,10 +60,10 @@ def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UI
 
 
 def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Centre crop that keeps the share ``area`` in (0, 1], resized bilinearly, as the OpenVLA evaluation does it.
+    """Centre crop that keeps the share ``area`` in (0, 1], resized bilinearly as in the OpenVLA evaluation.
 
-    TensorFlow's ``crop_and_resize`` on [0, 1], then its conversion to uint8, which is ``floor(255.5 x)``; in its
-    order of float32 operations, which gives its bits.
+    TensorFlow's ``crop_and_resize`` on [0, 1] and its conversion to uint8, ``floor(255.5 x)``, in its order of
+    float32 operations, for bit-equal results.
     """
     rows = resample.crop_taps(image.shape[0], size[0], area)
     columns = resample.crop_taps(image.shape[1], size[1], area)
@@ -85,14 +83,14 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
 
 
 def _in_one(image: UInt8Array) -> Levels:
-    """Levels in [0, 1], as ``tf.image.convert_image_dtype`` makes them."""
+    """Scales levels to [0, 1] as ``tf.image.convert_image_dtype`` does."""
     levels = image.astype(np.float32)
     levels *= np.float32(1 / 255)
     return levels
 
 
 def _between(one: Levels, other: Levels, share: Levels) -> Levels:
-    """``one + (other - one) * share``, in place of ``other``."""
+    """Computes ``one + (other - one) * share`` in place of ``other``."""
     other -= one
     other *= share
     other += one
@@ -104,7 +102,7 @@ class _Resize(ImageProcessor):
     """Size of the result, and the share of the area that the centre crop keeps (1 crops nothing).
 
     Raises:
-        ConfigError: When made, with an area or size out of range.
+        ConfigError: On construction, if the area or size is out of range.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -120,8 +118,8 @@ class _Resize(ImageProcessor):
 class ResizeNaive(_Resize):
     """``resize-naive`` of the OpenVLA processor: bicubic, whatever the aspect ratio.
 
-    With a crop that comes first, straight to ``size``, as the OpenVLA code does before its processor (bilinear
-    without antialias: meant for images near ``size``).
+    A crop comes first and resizes straight to ``size``, as the OpenVLA code does before its processor (bilinear
+    without antialiasing, meant for images near ``size``).
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
@@ -140,9 +138,9 @@ class ResizeNaive(_Resize):
 
 @dataclass(frozen=True)
 class LiberoResize(_Resize):
-    """JPEG round trip, Lanczos-3, then the crop: what RLDS and the LIBERO evaluation did to images.
+    """JPEG round trip, Lanczos-3, then the crop, as RLDS and the LIBERO evaluation process images.
 
-    For a checkpoint fine-tuned on an RLDS data set with image augmentation, with ``crop_area`` 0.9.
+    For checkpoints fine-tuned on an RLDS data set; with image augmentation, set ``crop_area`` to 0.9.
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
@@ -154,7 +152,7 @@ class LiberoResize(_Resize):
 
 @dataclass(frozen=True)
 class ResizeWithPad(ImageProcessor):
-    """openpi's ``resize_with_pad``: bilinear with antialias, the aspect ratio kept, centred on black."""
+    """openpi's ``resize_with_pad``: bilinear with antialiasing, keeps the aspect ratio, centred on black."""
 
     size: tuple[int, int] = (224, 224)
 
@@ -181,11 +179,7 @@ PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {
 
 
 def require_image(image: UInt8Array) -> None:
-    """Refuse what is no image.
-
-    Raises:
-        ImageError: ``image`` is not uint8 [height, width, 3] with pixels.
-    """
+    """Raises unless ``image`` is uint8 [height, width, 3] with pixels."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
             f"image of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"

@@ -1,8 +1,8 @@
-"""Resampling without TensorFlow: its Lanczos-3 as matrix products, and where its ``crop_and_resize`` looks.
+"""Resampling without TensorFlow: its Lanczos-3 as matrix products, and the taps of its ``crop_and_resize``.
 
-A resize along one axis is a banded matrix. Multiplying by the whole band as it is would mostly multiply zeros, so
-the matrix is cut into blocks of output samples, each with just the input samples that it needs. Columns are handled
-in place with the matrix's Kronecker product with the 3 x 3 identity, which leaves the channels interleaved.
+A resize along one axis is a banded matrix. It is split into blocks of output samples, each with only the input
+samples that it needs, to avoid multiplying zeros. Columns use the matrix's Kronecker product with the 3 x 3
+identity, which leaves the channels interleaved.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _CHANNELS = 3
 def lanczos3_matrix(source: int, target: int) -> Matrix:
     """Weights of ``tf.image.resize(method="lanczos3", antialias=True)`` along one axis, to the bit.
 
-    Sample ``i`` of the result sits at ``(i + 0.5) * source / target`` with pixel centres at halves; the kernel is
-    stretched by the scale where the image shrinks, cut at the border, and normalised to a sum of one.
+    Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at halves. The kernel is
+    stretched by the scale when the image shrinks, truncated at the border, and normalised to a sum of one.
 
     Returns:
         Float32 [target, source].
@@ -59,7 +59,7 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
 
 
 def _lanczos3(distance: Matrix) -> Matrix:
-    """The kernel in TensorFlow's order of float32 operations."""
+    """The kernel, computed in TensorFlow's order of float32 operations."""
     pi, radius = np.float32(math.pi), np.float32(3)
     inner = np.maximum(distance, np.float32(1e-3))
     weights = radius * _sine(pi * inner) * _sine(pi * inner / radius) / (pi * pi * inner * inner)
@@ -69,9 +69,9 @@ def _lanczos3(distance: Matrix) -> Matrix:
 
 
 def _sine(angle: Matrix) -> Matrix:
-    """C's ``sinf``, as TensorFlow calls it, for angles from 0 up: glibc's polynomials in float64.
+    """C's ``sinf``, as TensorFlow calls it, for non-negative angles: glibc's polynomials in float64.
 
-    They are not always the nearest float32, and numpy's own sine differs from both.
+    They do not always round to the nearest float32, and numpy's own sine differs from both.
     """
     x = angle.astype(np.float64)
     quarter = np.floor(x * (2 / np.pi) + 0.5)
@@ -87,7 +87,7 @@ def _sine(angle: Matrix) -> Matrix:
 
 @lru_cache(maxsize=32)
 def crop_taps(source: int, target: int, area: float) -> CropTaps:
-    """Where ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialias) looks for a centre crop."""
+    """Taps of ``tf.image.crop_and_resize`` (bilinear, corners aligned, no antialiasing) for a centre crop."""
     low, high = center_crop_box(area)
     last = np.float32(source - 1)
     if target > 1:
@@ -180,7 +180,7 @@ class Separable:
 
 
 def _blocks(matrix: Matrix, size: int) -> list[Block]:
-    """Cut a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of those rows."""
+    """Splits a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of its rows."""
     blocks = []
     for start in range(0, matrix.shape[0], size):
         rows = matrix[start : start + size]
@@ -202,10 +202,10 @@ def _column_blocks(matrix: Matrix) -> list[Block]:
 
 
 class Lanczos3:
-    """TensorFlow's Lanczos-3 with antialias between two sizes (height, width), rounded to uint8: its bits.
+    """TensorFlow's antialiased Lanczos-3 between two sizes (height, width), rounded to uint8, to the bit.
 
-    TensorFlow adds up one tap after the other, rows first. Matrix products add in another order, several times as
-    fast, and that shows only where a sum lies next to the middle between two levels: there it is done again in
+    TensorFlow sums tap by tap, rows first. Matrix products sum in another order, several times as fast; the results
+    can only differ if a sum is close to the midpoint between two levels, and those samples are recomputed in
     TensorFlow's order.
     """
 
@@ -273,5 +273,5 @@ def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
 
 @lru_cache(maxsize=16)
 def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Lanczos3:
-    """The resize between two sizes (height, width); cached, as cameras do not change."""
+    """The resize between two sizes (height, width), cached because cameras keep their size."""
     return Lanczos3(source, target)

@@ -1,6 +1,6 @@
-"""Resizes images without distortion and pads them with black, as openpi and as LeRobot do.
+"""Resizes images without distortion and pads them with black, as openpi and LeRobot do.
 
-The two differ where an image shrinks: openpi uses Pillow's filter with antialias, LeRobot interpolates between four
+They differ for images that shrink: openpi uses Pillow's antialiasing filter, LeRobot interpolates between four
 pixels. A checkpoint needs the one it was trained with; on fine structure they are up to 70 levels apart.
 """
 
