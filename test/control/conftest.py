@@ -32,8 +32,8 @@ def configure() -> Callable[..., Config]:
             "robot.gripper_joint_names": list(FINGERS),
             "control.delta_from": "measured",
         }
-        for section, fields in sections.items():
-            values.update({f"{section}.{name}": value for name, value in fields.items()})
+        for section, values_of in sections.items():
+            values.update({f"{section}.{name}": value for name, value in values_of.items()})
         return build(values)
 
     return make
@@ -46,5 +46,21 @@ def state(arm: Kinematics) -> Callable[..., JointState]:
     def make(arm_positions: Any = HOME, fingers: float = 0.04, stamp: int = 1_000) -> JointState:
         positions = np.array([*arm_positions, fingers, fingers], dtype=np.float64)
         return JointState((*arm.joint_names, *FINGERS), positions, stamp)
+
+    return make
+
+
+@pytest.fixture
+def several() -> Callable[[Config, list[str]], Config]:
+    """Copies of the one arm of a config, called ``arm_0``, ``arm_1``, ..., each with its own output and topics."""
+
+    def make(config: Config, outputs: list[str]) -> Config:
+        values: dict[str, Any] = {"robot.arms": [f"arm_{number}" for number in range(len(outputs))]}
+        for number, output in enumerate(outputs):
+            own = {"output": output} | {
+                topic: f"/arm_{number}/{topic}" for topic in ("command", "gripper", "joint_states")
+            }
+            values.update({f"arm_{number}.{leaf}": value for leaf, value in own.items()})
+        return build(values, base=config)
 
     return make

@@ -11,7 +11,7 @@ import pytest
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.controller import Controller
+from vla_ros.control.arm import ArmController
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import JointState
@@ -24,7 +24,7 @@ DT = 0.1
 
 
 def drive(
-    controller: Controller, state: State, start: np.ndarray, action: list[float], steps: int, follow: float = 1.0
+    controller: ArmController, state: State, start: np.ndarray, action: list[float], steps: int, follow: float = 1.0
 ) -> list[np.ndarray]:
     """Joint positions [7] after each step of an arm that goes ``follow`` of the way to each command."""
     q, way = start.copy(), []
@@ -40,7 +40,7 @@ def drive(
 def test_thirty_steps_of_a_centimetre_are_a_straight_line(
     arm: Kinematics, configure: Configure, state: State, home: list[float]
 ) -> None:
-    controller = Controller(configure(robot={"home": home}), PolicySpec(), arm)
+    controller = ArmController(configure(robot={"home": home}), PolicySpec().columns(), arm)
     start = arm.forward(HOME)
     way = [arm.forward(q) for q in drive(controller, state, HOME, [0, 0.01, 0, 0, 0, 0], 30)]
     for number, pose in enumerate(way, start=1):
@@ -52,7 +52,7 @@ def test_thirty_steps_of_a_centimetre_are_a_straight_line(
 def test_turning_on_the_spot_leaves_the_tip_where_it_is(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller = Controller(configure(), PolicySpec(), arm)
+    controller = ArmController(configure(), PolicySpec().columns(), arm)
     start = arm.forward(HOME)
     pose = arm.forward(drive(controller, state, HOME, [0, 0, 0, 0, 0, 0.05], 20)[-1])
     np.testing.assert_allclose(pose.position, start.position, atol=1e-3)
@@ -65,7 +65,9 @@ def test_at_the_wall_of_the_box_the_tip_slides_and_comes_back_at_once(
 ) -> None:
     start = arm.forward(HOME).position
     box = {"workspace_low": [0.0, -0.5, 0.0], "workspace_high": [float(start[0]) + 0.03, 0.5, 1.2]}
-    controller = Controller(configure(limits=box, control={"delta_from": delta_from}), PolicySpec(), arm)
+    controller = ArmController(
+        configure(limits=box, control={"delta_from": delta_from}), PolicySpec().columns(), arm
+    )
     way = drive(controller, state, HOME, [0.01, 0.005, 0, 0, 0, 0], 20)
     tips = np.array([arm.forward(q).position for q in way])
     assert tips[:, 0].max() <= start[0] + 0.03 + 1e-6
@@ -77,7 +79,7 @@ def test_at_the_wall_of_the_box_the_tip_slides_and_comes_back_at_once(
 def test_pushed_out_of_reach_for_long_the_arm_comes_to_rest_and_obeys_again(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller = Controller(configure(), PolicySpec(), arm)
+    controller = ArmController(configure(), PolicySpec().columns(), arm)
     way = drive(controller, state, HOME, [0.05, 0, 0, 0, 0, 0], 80)
     late = np.array(way[-20:])
     assert np.abs(np.diff(late, axis=0)).max() < 0.1, "it thrashes"
@@ -90,7 +92,7 @@ def test_pushed_out_of_reach_for_long_the_arm_comes_to_rest_and_obeys_again(
 def test_an_arm_that_lags_goes_on_and_never_beyond_what_was_asked(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller = Controller(configure(), PolicySpec(), arm)
+    controller = ArmController(configure(), PolicySpec().columns(), arm)
     start = arm.forward(HOME).position
     way = drive(controller, state, HOME, [0.01, 0, 0, 0, 0, 0], 15, follow=0.5)
     gone = arm.forward(way[-1]).position - start
@@ -99,7 +101,7 @@ def test_an_arm_that_lags_goes_on_and_never_beyond_what_was_asked(
 
 def test_control_loads_neither_torch_nor_pinocchio_nor_ros() -> None:
     code = (
-        "import sys, vla_ros.control.controller, vla_ros.control.watchdog, vla_ros.control.safety, "
+        "import sys, vla_ros.control.robot, vla_ros.control.watchdog, vla_ros.control.safety, "
         "vla_ros.control.schedule, vla_ros.control.mailbox\n"
         "heavy = {'torch', 'pinocchio', 'rclpy', 'cyclonedds', 'mujoco', 'transformers'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"

@@ -13,6 +13,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 
 from rosbags.typesys import Stores, get_typestore
 
+from vla_ros.config.sections import OUTPUTS
 from vla_ros.control.command import Command, message_type, split, to_message
 from vla_ros.graph.messages import message_types
 
@@ -26,6 +27,7 @@ COMMAND = Command(
     duration=0.2,
     frame_id="base_link",
     twist=(np.array([0.1, 0.0, -0.2]), np.array([0.0, 0.5, 0.0])),
+    velocities={"joint_1": 0.5, "joint_2": -0.1},
 )
 
 
@@ -105,28 +107,37 @@ def test_a_hold_of_a_twist_is_stamped_with_the_present(make: Make) -> None:
 
 
 def test_a_command_is_split_for_a_gripper_that_listens_elsewhere() -> None:
-    command = replace(COMMAND, names=("joint_1", "finger"), velocities=np.array([0.5, 0.1]))
+    command = replace(COMMAND, names=("joint_1", "finger"), velocities={"joint_1": 0.5})
     arm, fingers = split(command, ("finger",))
-    assert (arm.names, values(arm.positions), values(arm.velocities)) == (("joint_1",), [0.25], [0.5])
-    assert (fingers.names, values(fingers.positions), values(fingers.velocities)) == (("finger",), [-1.5], [0.1])
+    assert (arm.names, values(arm.positions), arm.velocities) == (("joint_1",), [0.25], {"joint_1": 0.5})
+    assert (fingers.names, values(fingers.positions), fingers.velocities) == (("finger",), [-1.5], None)
     assert (arm.twist, fingers.twist) == (COMMAND.twist, None)
     assert arm.stamp == fingers.stamp == STAMP
     assert split(command, ()) == (command, None)
     assert split(COMMAND, ("finger",)) == (COMMAND, None)
 
 
-def test_velocities_are_sent_where_there_are_some(make: Make) -> None:
-    moving = Command(("j",), np.array([1.0]), STAMP, velocities=np.array([0.5]))
-    assert values(to_message(moving, "joint_state", make).velocity) == [0.5]
-    assert values(to_message(moving, "joint_trajectory", make).points[0].velocities) == [0.5]
+def test_joint_velocities_are_sent_alone_and_stop_as_zeros(make: Make) -> None:
+    moving = replace(COMMAND, twist=None, velocities={"joint_1": 0.5, "joint_2": -0.1})
+    assert values(to_message(moving, "joint_velocity", make).data) == [0.5, -0.1]
+    state = to_message(moving, "joint_velocity_state", make)
+    assert (list(state.name), values(state.velocity)) == (["joint_1", "joint_2"], [0.5, -0.1])
+    assert values(state.position) == values(state.effort) == []
+    assert values(to_message(moving, "joint_state", make).velocity) == []
+    assert moving.moves_on
+    assert not moving.stopped().moves_on
+    stopped = to_message(moving.stopped(), "joint_velocity_state", make, STAMP + 7)
+    assert values(stopped.velocity) == [0.0, 0.0]
+    assert nanoseconds(stopped.header.stamp) == STAMP + 7, "to stand still is right whenever it is heard"
 
 
-def test_a_command_without_a_twist_is_no_twist(make: Make) -> None:
-    with pytest.raises(ValueError, match="without a twist"):
-        to_message(Command(("j",), np.zeros(1), 0), "twist_stamped", make)
+@pytest.mark.parametrize("output", ["twist_stamped", "joint_velocity", "joint_velocity_state"])
+def test_a_command_without_a_velocity_is_none(make: Make, output: str) -> None:
+    with pytest.raises(ValueError, match="without a velocity"):
+        to_message(Command(("j",), np.zeros(1), 0), output, make)
 
 
-@pytest.mark.parametrize("output", ["joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped"])
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_rosbags_serialises_the_message_and_reads_the_same_back(output: str) -> None:
     message = to_message(COMMAND, output, STORE.types.__getitem__, STAMP)
     kind = message_type(output)
@@ -135,7 +146,7 @@ def test_rosbags_serialises_the_message_and_reads_the_same_back(output: str) -> 
 
 
 @pytest.mark.ros
-@pytest.mark.parametrize("output", ["joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped"])
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_what_rclpy_serialises_is_the_same_message_to_rosbags(output: str) -> None:
     serialization = pytest.importorskip("rclpy.serialization", reason="needs a sourced ROS 2 installation")
     ours = to_message(COMMAND, output, rclpy_class, STAMP)

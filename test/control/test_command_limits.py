@@ -1,128 +1,196 @@
-"""Whatever a policy says, no command is outside any limit: a search for counter-examples."""
+"""Whatever a policy says, in any mode and with any number of arms, no command is outside any limit.
+
+A search for counter-examples.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.controller import Controller
+from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.robot import RobotController
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_angle
-from vla_ros.types import JointState
+from vla_ros.types import FloatArray, JointState
 
 Configure = Callable[..., Config]
 State = Callable[..., JointState]
+Several = Callable[[Config, list[str]], Config]
 
-POSE = PolicySpec()
-JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)
-JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8)
-STAMP, DT = 123_456_789, 0.1
+STAMP, SLACK = 123_456_789, 1e-6
+MARGIN, STEP, SPEED, FAR, TURN = 0.02, 0.15, 0.5, 0.04, 0.2
+BOX = ((0.2, 0.8), (-0.3, 0.3), (0.05, 0.9))
+LIMITS = {
+    "joint_margin": MARGIN,
+    "max_joint_step": STEP,
+    "velocity_scale": SPEED,
+    "max_translation_step": FAR,
+    "max_rotation_step": TURN,
+}
+MOTIONS = [
+    *(f"tip_delta[{form}]" for form in ("euler_xyz", "rotation_vector")),
+    *(f"joint_position[{form}]" for form in ("rad", "deg", "-100..100")),
+    *(f"joint_delta[{form}]" for form in ("rad", "deg")),
+    *(f"joint_velocity[{form}]" for form in ("rad/s", "deg/s", "1")),
+    *(f"tip_rotation[{form}] + NAME.tip_position" for form in ROTATION_SIZES),
+]
+OUTPUTS = ["joint_state", "joint_trajectory", "twist_stamped", "joint_velocity", "joint_velocity_state"]
+GRIPPERS = ["", " + NAME.gripper", " + NAME.gripper[1..-1]", " + NAME.gripper[m]"]
 
 wild = st.one_of(
-    st.floats(-0.1, 0.1), st.floats(-1e300, 1e300), st.just(math.nan), st.just(math.inf), st.just(-math.inf)
+    st.floats(-0.1, 0.1),
+    st.floats(-4.0, 4.0),
+    st.floats(-1e300, 1e300),
+    st.sampled_from([0.0, math.nan, math.inf, -math.inf]),
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def action_of(motions: list[str], grippers: list[str]) -> str:
+    """The parts of an action of all arms."""
+    texts = [
+        f"NAME.{motion}{gripper}".replace("NAME", f"arm_{number}")
+        for number, (motion, gripper) in enumerate(zip(motions, grippers, strict=True))
+    ]
+    return " + ".join(texts)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    actions=st.lists(st.tuples(*[wild] * 7), min_size=1, max_size=4),
-    start=st.tuples(*[st.floats(0.0, 1.0)] * 7),
+    data=st.data(),
+    motions=st.lists(st.sampled_from(MOTIONS), min_size=1, max_size=3),
+    steps=st.integers(1, 4),
     follow=st.floats(0.0, 1.0),
     dt=st.floats(0.001, 1.0),
+    stands=st.sampled_from([0.0, 0.5]),
     delta_from=st.sampled_from(["measured", "commanded"]),
     delta_frame=st.sampled_from(["base", "tip"]),
-    rotation=st.sampled_from(["euler_xyz", "rotation_vector"]),
     boxed=st.booleans(),
     acceleration=st.sampled_from([0.0, 2.0]),
 )
 def test_whatever_a_policy_says_no_command_is_outside_any_limit(
     arm: Kinematics,
     configure: Configure,
+    several: Several,
     state: State,
-    actions: list[tuple[float, ...]],
-    start: tuple[float, ...],
+    data: Any,
+    motions: list[str],
+    steps: int,
     follow: float,
     dt: float,
+    stands: float,
     delta_from: str,
     delta_frame: str,
-    rotation: str,
     boxed: bool,
     acceleration: float,
 ) -> None:
-    margin, step, speed = 0.02, 0.15, 0.5
-    limits: dict[str, object] = {
-        "joint_margin": margin,
-        "max_joint_step": step,
-        "velocity_scale": speed,
-        "max_joint_acceleration": acceleration,
-        "max_translation_step": 0.04,
-        "max_rotation_step": 0.2,
-    }
+    count = len(motions)
+    outputs = [data.draw(st.sampled_from(OUTPUTS)) for _ in motions]
+    grippers = [data.draw(st.sampled_from(GRIPPERS)) for _ in motions]
+    limits: dict[str, Any] = LIMITS | {"max_joint_acceleration": acceleration}
     if boxed:
-        limits |= {"workspace_low": [0.2, -0.3, 0.05], "workspace_high": [0.8, 0.3, 0.9]}
-    control = {"delta_from": delta_from, "delta_frame": delta_frame, "rotation": rotation}
-    controller = Controller(configure(limits=limits, control=control), POSE, arm)
-    low, high = arm.position_low + margin, arm.position_high - margin
-    q = low + np.array(start) * (high - low)
-    sent = None
-    for values in actions:
+        low, high = zip(*BOX, strict=True)
+        limits |= {"workspace_low": list(low), "workspace_high": list(high)}
+    config = several(
+        configure(
+            limits=limits,
+            control={"delta_from": delta_from, "delta_frame": delta_frame, "rate_hz": 1 / dt},
+            gripper={"mode": data.draw(st.sampled_from(["binary", "continuous"])), "max_speed": 0.1},
+            timeouts={"twist": stands},
+            topics={"gripper": "/gripper"},
+        ),
+        outputs,
+    )
+    parts = parse_parts(action_of(motions, grippers), action=True)
+    spec = PolicySpec(action=parts, dimension=sum(part.size(7) for part in parts))
+    controller = RobotController(config, spec, {each.name: arm for each in config.arms})
+    span = arm.position_high - arm.position_low - 2 * MARGIN
+    # Anywhere, and one joint in four so near to its limit that a single step might pass it.
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    near = np.where(rng.random((count, 7)) < 0.25, rng.choice([0.002, 0.998], (count, 7)), rng.random((count, 7)))
+    where = list(arm.position_low + MARGIN + span * near)
+    fingers, sent, speeds = [0.04] * count, [None] * count, [np.zeros(7)] * count
+    for _ in range(steps):
+        action = np.array(data.draw(st.tuples(*[wild] * spec.dimension)))
+        joints = {each.name: state(q, finger) for each, q, finger in zip(config.arms, where, fingers, strict=True)}
         try:
-            command = controller.command(np.array(values), state(q), STAMP, dt)
+            commands = controller.command(action, joints, STAMP, dt)
         except Refused as refused:
-            assert (refused.reason, np.isfinite(values).all()) == (Reason.ACTION_INVALID, False)  # noqa: PT017
+            assert refused.reason is Reason.ACTION_INVALID  # noqa: PT017
+            assert not np.isfinite(action).all() or "no direction" in refused.detail  # noqa: PT017
             continue
-        positions, slack = command.positions[:7], 1e-6
-        origin = q if sent is None or delta_from == "measured" else np.clip(sent, q - step, q + step)
-        assert np.isfinite(command.positions).all()
-        assert np.all((positions >= low - slack) & (positions <= high + slack)), "joint limits"
-        assert np.all(np.abs(positions - q) <= step + slack), "distance from the measurement"
-        assert np.all(np.abs(positions - origin) <= speed * arm.velocity_limits * dt + slack), "velocity"
-        before, after = arm.forward(origin), arm.forward(positions)
-        assert np.linalg.norm(after.position - before.position) <= 0.04 * 1.01 + 1e-4 + slack, "translation"
-        assert rotation_angle(after.rotation @ before.rotation.T) <= 0.2 * 1.01 + 1e-4 + slack, "rotation"
-        if boxed:
-            for axis, (least, most) in enumerate(((0.2, 0.8), (-0.3, 0.3), (0.05, 0.9))):
-                was, now = before.position[axis], after.position[axis]
-                assert min(least, was) - slack <= now <= max(most, was) + slack, "workspace"
-        assert np.all((command.positions[7:] >= 0) & (command.positions[7:] <= 0.04)), "fingers"
+        assert [command.arm for command in commands] == [each.name for each in config.arms]
         controller.executed()
-        sent = positions
-        q = q + follow * (positions - q)
+        for index, command in enumerate(commands):
+            q = where[index]
+            is_velocity = "velocity" in outputs[index]
+            origin = q
+            if sent[index] is not None and delta_from == "commanded" and not is_velocity:
+                origin = np.clip(sent[index], q - STEP, q + STEP)
+            within_limits(arm, command, q, origin, dt, boxed)
+            speed = np.abs(command.positions[:7] - origin) / dt
+            if acceleration:
+                assert np.all(speed <= speeds[index] + acceleration * dt + SLACK / dt), "acceleration"
+            speeds[index] = speed
+            if is_velocity:
+                velocity_within_limits(arm, command, q, dt, max(dt, lifetime(config)), boxed)
+            for finger in command.positions[7:]:
+                assert 0 <= finger <= 0.04, "fingers"
+                assert abs(finger - fingers[index]) <= 0.1 * dt + SLACK, "speed of the fingers"
+                fingers[index] = finger
+            sent[index] = command.positions[:7]
+            where[index] = q + follow * (command.positions[:7] - q)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    action=st.tuples(*[wild] * 8),
-    start=st.tuples(*[st.floats(0.0, 1.0)] * 7),
-    mode=st.sampled_from([JOINTS, JOINT_DELTAS]),
-)
-def test_nor_does_a_policy_in_joint_space(
-    arm: Kinematics,
-    configure: Configure,
-    state: State,
-    action: tuple[float, ...],
-    start: tuple[float, ...],
-    mode: PolicySpec,
+def within_limits(
+    arm: Kinematics, command: Command, q: FloatArray, origin: FloatArray, dt: float, boxed: bool
 ) -> None:
-    box = {"workspace_low": [0.2, -0.3, 0.05], "workspace_high": [0.8, 0.3, 0.9]}
-    controller = Controller(configure(limits=box), mode, arm)
-    q = arm.position_low + np.array(start) * (arm.position_high - arm.position_low)
-    try:
-        command = controller.command(np.array(action), state(q), STAMP, DT)
-    except Refused as refused:
-        assert refused.reason is Reason.ACTION_INVALID  # noqa: PT017 - good actions are not refused
-        return
-    positions, slack = command.positions[:7], 1e-6
-    assert np.all((positions >= arm.position_low - slack) & (positions <= arm.position_high + slack))
-    assert np.all(np.abs(positions - q) <= np.minimum(0.2, arm.velocity_limits * DT) + slack)
-    before, after = arm.forward(q).position, arm.forward(positions).position
-    assert np.all(after >= np.minimum([0.2, -0.3, 0.05], before) - slack)
-    assert np.all(after <= np.maximum([0.8, 0.3, 0.9], before) + slack)
+    """Every limit of docs/safety.md for one arm that is measured at ``q``."""
+    positions = command.positions[:7]
+    low, high = arm.position_low + MARGIN, arm.position_high - MARGIN
+    assert np.isfinite(command.positions).all()
+    assert np.all((positions >= low - SLACK) & (positions <= high + SLACK)), "joint limits"
+    assert np.all(np.abs(positions - q) <= STEP + SLACK), "distance from the measurement"
+    assert np.all(np.abs(positions - origin) <= SPEED * arm.velocity_limits * dt + SLACK), "velocity"
+    before, after = arm.forward(origin), arm.forward(positions)
+    moved = np.linalg.norm(after.position - before.position)
+    turned = rotation_angle(after.rotation @ before.rotation.T)
+    assert moved <= FAR * 1.01 + 1e-4 + SLACK, "translation"
+    assert turned <= TURN * 1.01 + 1e-4 + SLACK, "rotation"
+    if boxed:
+        in_box(before.position, after.position)
+    if command.twist is not None:
+        assert np.linalg.norm(command.twist[0]) * dt == pytest.approx(moved, abs=1e-6)
+        assert np.linalg.norm(command.twist[1]) * dt == pytest.approx(turned, abs=1e-6)
+
+
+def velocity_within_limits(
+    arm: Kinematics, command: Command, q: FloatArray, dt: float, stands: float, boxed: bool
+) -> None:
+    """A velocity that stands for as long as it may: limits of positions and the box hold until then."""
+    assert command.velocities is not None
+    velocity = np.array(list(command.velocities.values()))
+    assert tuple(command.velocities) == arm.joint_names
+    np.testing.assert_allclose(q + velocity * dt, command.positions[:7], atol=1e-9)
+    assert np.all(np.abs(velocity) <= SPEED * arm.velocity_limits * (1 + 1e-6) + SLACK / dt), "velocity"
+    end = q + velocity * stands
+    low, high = arm.position_low + MARGIN, arm.position_high - MARGIN
+    assert np.all(end >= np.minimum(low, q) - SLACK), "joint limits"
+    assert np.all(end <= np.maximum(high, q) + SLACK), "joint limits"
+    if boxed:
+        in_box(arm.forward(q).position, arm.forward(end).position)
+
+
+def in_box(before: FloatArray, after: FloatArray) -> None:
+    for was, now, (least, most) in zip(before, after, BOX, strict=True):
+        assert min(least, was) - SLACK <= now <= max(most, was) + SLACK, "workspace"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from vla_ros.config import Config, build
-from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.parts import ROTATION_SIZES, parse_parts
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.controller import Controller
-from vla_ros.control.fit import unused_gripper
+from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.errors import ConfigError
+from vla_ros.kinematics.rotations import write_rotation
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import euler_xyz_matrix, rotation_vector_matrix
 from vla_ros.types import ActionChunk, JointState
@@ -22,10 +25,18 @@ from vla_ros.types import ActionChunk, JointState
 Configure = Callable[..., Config]
 State = Callable[..., JointState]
 
-POSE = PolicySpec()
-JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8)
-JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8)
+POSE = PolicySpec().columns()
+JOINTS = PolicySpec(action=parse_parts("arm.joint_position + arm.gripper", action=True), dimension=8).columns()
+JOINT_DELTAS = PolicySpec(action=parse_parts("arm.joint_delta + arm.gripper", action=True), dimension=8).columns()
 STAMP, DT = 123_456_789, 0.1
+
+
+HOME = np.array([0.0, 0.5, 0.0, 1.2, 0.0, 0.8, 0.0])
+NEAR = HOME + 0.02
+
+
+def spec_of(text: str, dimension: int) -> PolicySpec:
+    return PolicySpec(action=parse_parts(text, action=True), dimension=dimension)
 
 
 def action(*motion: float, gripper: float = 1.0) -> np.ndarray:
@@ -39,7 +50,7 @@ def moved(arm: Kinematics, joints: JointState, positions: np.ndarray) -> tuple[n
 
 
 def test_a_delta_in_the_base_frame_moves_the_tip_by_it(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = Controller(configure(), POSE, arm), state()
+    controller, joints = ArmController(configure(), POSE, arm), state()
     command = controller.command(action(0.02, 0.01, -0.01, 0.05, -0.02, 0.1), joints, STAMP, DT)
     translation, turn = moved(arm, joints, command.positions)
     np.testing.assert_allclose(translation, [0.02, 0.01, -0.01], atol=1e-4)
@@ -52,7 +63,7 @@ def test_a_delta_in_the_base_frame_moves_the_tip_by_it(arm: Kinematics, configur
 def test_a_delta_in_the_tips_frame_is_turned_with_the_tip(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller = Controller(configure(control={"delta_frame": "tip"}), POSE, arm)
+    controller = ArmController(configure(control={"delta_frame": "tip"}), POSE, arm)
     joints = state()
     command = controller.command(action(0.0, 0.0, 0.02, 0.0, 0.0, 0.1), joints, STAMP, DT)
     start = arm.forward(joints.positions[:7]).rotation
@@ -65,7 +76,7 @@ def test_scales_and_the_kind_of_rotation_are_the_options(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
     options = {"rotation": "rotation_vector", "translation_scale": 0.05, "rotation_scale": 0.5}
-    controller, joints = Controller(configure(control=options), POSE, arm), state()
+    controller, joints = ArmController(configure(control=options), POSE, arm), state()
     command = controller.command(action(0.4, 0.0, 0.0, 0.2, 0.2, 0.1), joints, STAMP, DT)
     translation, turn = moved(arm, joints, command.positions)
     np.testing.assert_allclose(translation, [0.02, 0, 0], atol=1e-4)
@@ -75,7 +86,7 @@ def test_scales_and_the_kind_of_rotation_are_the_options(
 def test_no_motion_leaves_every_joint_exactly_where_it_was_measured(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller = Controller(configure(robot={"home": [0.1] * 7}), POSE, arm)
+    controller = ArmController(configure(robot={"home": [0.1] * 7}), POSE, arm)
     joints = state()
     command = controller.command(action(), joints, STAMP, DT)
     np.testing.assert_array_equal(command.positions[:7], joints.positions[:7])
@@ -86,7 +97,7 @@ def test_deltas_of_an_arm_that_does_not_follow(
     arm: Kinematics, configure: Configure, state: State, delta_from: str, expected: float
 ) -> None:
     """Counted from the measurement they do not add up; counted from the command they do, within limits."""
-    controller, joints = Controller(configure(control={"delta_from": delta_from}), POSE, arm), state()
+    controller, joints = ArmController(configure(control={"delta_from": delta_from}), POSE, arm), state()
     for _ in range(3):
         command = controller.command(action(0.01), joints, STAMP, DT)
         controller.executed()
@@ -99,7 +110,10 @@ def test_deltas_of_an_arm_that_does_not_follow(
 
 
 def test_a_command_that_was_not_sent_leaves_no_trace(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = Controller(configure(control={"delta_from": "commanded"}), POSE, arm), state(fingers=0.04)
+    controller, joints = (
+        ArmController(configure(control={"delta_from": "commanded"}), POSE, arm),
+        state(fingers=0.04),
+    )
     for _ in range(3):
         command = controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)
     translation, _ = moved(arm, joints, command.positions)
@@ -110,7 +124,8 @@ def test_a_command_that_was_not_sent_leaves_no_trace(arm: Kinematics, configure:
 def test_joint_positions_are_taken_as_they_are_and_far_ones_step_by_step(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller, joints = Controller(configure(), JOINTS, arm), state()
+    wide = configure(limits={"max_translation_step": 1.0, "max_rotation_step": 3.0})
+    controller, joints = ArmController(wide, JOINTS, arm), state()
     near = joints.positions[:7] + 0.1
     command = controller.command(np.append(near, 1.0), joints, STAMP, DT)
     np.testing.assert_allclose(command.positions[:7], near)
@@ -122,14 +137,14 @@ def test_joint_positions_are_taken_as_they_are_and_far_ones_step_by_step(
 
 
 def test_joint_deltas_add_to_the_measured_positions(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = Controller(configure(), JOINT_DELTAS, arm), state()
+    controller, joints = ArmController(configure(), JOINT_DELTAS, arm), state()
     command = controller.command(np.array([0.01, 0, 0, -0.02, 0, 0, 0, 0.0]), joints, STAMP, DT)
     np.testing.assert_allclose(command.positions[:7] - joints.positions[:7], [0.01, 0, 0, -0.02, 0, 0, 0])
     assert command.positions[7:].tolist() == [0.0, 0.0]
 
 
 def test_joints_are_found_by_name_in_any_order(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = Controller(configure(), POSE, arm), state()
+    controller, joints = ArmController(configure(), POSE, arm), state()
     order = np.random.default_rng(0).permutation(9)
     shuffled = JointState(tuple(joints.names[i] for i in order), joints.positions[order], joints.stamp)
     expected = controller.command(action(0.01), joints, STAMP, DT)
@@ -142,13 +157,13 @@ def test_joints_are_found_by_name_in_any_order(arm: Kinematics, configure: Confi
 def test_fingers_are_commanded_where_the_options_say(
     arm: Kinematics, configure: Configure, state: State, mode: str, names: int
 ) -> None:
-    controller = Controller(configure(gripper={"mode": mode}), POSE, arm)
+    controller = ArmController(configure(gripper={"mode": mode}), POSE, arm)
     assert len(controller.command(action(), state(), STAMP, DT).positions) == names
     assert len(controller.hold(state()).positions) == names
 
 
 def test_fingers_move_no_faster_than_the_option(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller = Controller(configure(gripper={"max_speed": 0.1}), POSE, arm)
+    controller = ArmController(configure(gripper={"max_speed": 0.1}), POSE, arm)
     found = []
     for _ in range(5):
         found.append(controller.command(action(gripper=0.0), state(), STAMP, DT).positions[-1])
@@ -162,7 +177,7 @@ def test_an_action_of_another_shape_is_refused(
     arm: Kinematics, configure: Configure, state: State, shape: tuple[int, ...]
 ) -> None:
     with pytest.raises(Refused, match="expected 7 finite numbers"):
-        Controller(configure(), POSE, arm).command(np.zeros(shape), state(), STAMP, DT)
+        RobotController(configure(), PolicySpec(), {"arm": arm}).command(np.zeros(shape), state(), STAMP, DT)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +194,7 @@ def test_an_action_of_another_shape_is_refused(
 def test_a_chunk_is_checked_before_its_first_step(
     arm: Kinematics, configure: Configure, actions: np.ndarray, message: str
 ) -> None:
-    controller = Controller(configure(), PolicySpec(horizon=4), arm)
+    controller = RobotController(configure(), PolicySpec(horizon=4), {"arm": arm})
     controller.check(ActionChunk(np.zeros((4, 7)), 0))
     with pytest.raises(Refused, match=message) as refused:
         controller.check(ActionChunk(actions, 0))
@@ -187,7 +202,7 @@ def test_a_chunk_is_checked_before_its_first_step(
 
 
 def test_a_joint_state_that_cannot_be_used_is_refused(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, good = Controller(configure(), POSE, arm), state()
+    controller, good = ArmController(configure(), POSE, arm), state()
     nan = good.positions.copy()
     nan[3] = math.nan
     outside = good.positions.copy()
@@ -214,11 +229,13 @@ def test_a_step_without_time_is_a_clock_that_jumped(
     arm: Kinematics, configure: Configure, state: State, dt: float
 ) -> None:
     with pytest.raises(Refused) as refused:
-        Controller(configure(), POSE, arm).command(action(), state(), STAMP, dt)
+        RobotController(configure(), PolicySpec(), {"arm": arm}).command(action(), state(), STAMP, dt)
     assert refused.value.reason is Reason.CLOCK_JUMP
 
 
 LIMITED = [
+    ({"max_translation_step": 0.01}, JOINTS, np.array([0.1, 0.5, 0, 1.2, 0, 0.8, 0, 1]), "limit_translation"),
+    ({"max_rotation_step": 0.05}, JOINTS, np.array([0, 0.5, 0, 1.2, 0, 0.8, 0.1, 1]), "limit_rotation"),
     ({"max_translation_step": 0.01}, POSE, action(0.02), "limit_translation"),
     ({"max_rotation_step": 0.05}, POSE, action(0, 0, 0, 0, 0, 0.1), "limit_rotation"),
     (
@@ -250,52 +267,177 @@ def test_each_limit_clamps_and_counts_or_stops_as_the_option_says(
     wanted: np.ndarray,
     name: str,
 ) -> None:
-    clamping = Controller(configure(limits=limits), spec, arm)
+    clamping = ArmController(configure(limits=limits), spec, arm)
     clamping.command(wanted, state(), STAMP, DT)
     assert clamping.counters[name] == 1
-    stopping = Controller(configure(limits={**limits, "on_violation": "stop"}), spec, arm)
+    stopping = ArmController(configure(limits={**limits, "on_violation": "stop"}), spec, arm)
     with pytest.raises(Refused) as refused:
         stopping.command(wanted, state(), STAMP, DT)
     assert refused.value.reason.value == name
     assert refused.value.reason.level.value == "stop"
 
 
+JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
+
+
 @pytest.mark.parametrize(
     ("values", "spec", "message"),
     [
-        ({}, POSE, r"robot.urdf: found no value.*end-effector deltas"),
+        ({}, PolicySpec(), r"robot.urdf: found no value, and the policy gives arm.tip_delta; name one, or set"),
         ({}, PolicySpec(dimension=8), r"8 numbers, found arm.tip_delta \(6\)"),
-        ({"robot.joint_names": ["a"]}, JOINTS, r"robot.joint_names: found 1 joints \['a'\].*7 numbers"),
+        ({"robot.joint_names": ["a"]}, JOINT_SPEC, r"8 numbers, found arm.joint_position\[rad\] \(1\)"),
+        ({}, JOINT_SPEC, r"robot.joint_names: found 0 joints \[\].*7 numbers"),
         (
             {
                 "control.output": "twist_stamped",
                 "limits.workspace_low": [0.0] * 3,
                 "limits.workspace_high": [1.0] * 3,
             },
-            POSE,
+            PolicySpec(),
             "workspace_low needs it",
         ),
-        ({"control.output": "twist_stamped", "robot.joint_names": list("abcdefg")}, JOINTS, "a twist from joint"),
-        ({"robot.joint_names": list("abcdefg"), "robot.home": [0.0]}, JOINTS, "robot.home: found 1 numbers"),
+        (
+            {"control.output": "twist_stamped", "robot.joint_names": list("abcdefg")},
+            JOINT_SPEC,
+            "a twist from joint",
+        ),
+        ({"robot.joint_names": list("abcdefg"), "robot.home": [0.0]}, JOINT_SPEC, "robot.home: found 1 numbers"),
+        ({"robot.urdf": "demo"}, spec_of("left.joint_position", 7), r"left.joint_position\[rad\], expected one of"),
+        ({"robot.urdf": "demo"}, spec_of("arm.gripper", 1), "found nothing for 'arm', expected one of"),
+        ({"robot.urdf": "demo"}, spec_of("arm.tip_position + arm.gripper", 4), "expected one of .*tip_rotation"),
+        ({"robot.urdf": "demo"}, spec_of("arm.tip_delta + arm.joint_delta", 13), "expected one of joint_position"),
+        ({"robot.urdf": "demo"}, spec_of("arm.joint_delta + arm.gripper + arm.gripper", 9), "found 2 grippers"),
+        (
+            {"robot.joint_names": ["a"]},
+            spec_of("arm.joint_velocity", 1),
+            r"robot.urdf: found no velocity limit of \['a'\]",
+        ),
+        (
+            {"robot.joint_names": ["a"]},
+            spec_of("arm.joint_position[-100..100]", 1),
+            r"robot.urdf: found no value.*\[-100..100\]",
+        ),
+        ({}, spec_of("arm.tip_position + arm.tip_rotation[rot6d]", 9), "robot.urdf: found no value"),
     ],
 )
 def test_what_does_not_belong_together_is_refused_at_start(
     values: dict[str, object], spec: PolicySpec, message: str
 ) -> None:
+    config = build(values)
     with pytest.raises(ConfigError, match=message):
-        Controller(build(values), spec)
+        RobotController(config, spec, make_kinematics(config))
+
+
+def test_a_joint_without_limits_has_neither_range_nor_velocity(tmp_path: Path) -> None:
+    path = tmp_path / "wheel.urdf"
+    path.write_text(
+        '<robot name="wheel"><link name="a"/><link name="b"/><joint name="axle" type="continuous">'
+        '<parent link="a"/><child link="b"/><axis xyz="0 0 1"/></joint></robot>'
+    )
+    config = build({"robot.urdf": str(path)})
+    for text, what in (("arm.joint_position[0..1]", "position"), ("arm.joint_velocity[1]", "velocity")):
+        with pytest.raises(ConfigError, match=rf"no {what} limit of \['axle'\]"):
+            RobotController(config, spec_of(text, 1), make_kinematics(config))
 
 
 @pytest.mark.parametrize(
     ("values", "spec", "warned"),
     [
-        ({}, POSE, True),
-        ({"gripper.mode": "none"}, POSE, False),
-        ({"robot.gripper_joint_names": ["finger"]}, POSE, False),
-        ({}, PolicySpec(action=parse_parts("arm.tip_delta", action=True), dimension=6), False),
+        ({}, JOINT_SPEC, True),
+        ({"gripper.mode": "none"}, JOINT_SPEC, False),
+        ({"robot.gripper_joint_names": ["finger"]}, JOINT_SPEC, False),
+        ({}, spec_of("arm.joint_position", 7), False),
     ],
 )
 def test_a_gripper_that_would_never_close_is_said(
     values: dict[str, object], spec: PolicySpec, warned: bool
 ) -> None:
-    assert ("gripper_joint_names is empty" in unused_gripper(build(values), spec)) == warned
+    arm = ArmController(build(values | {"robot.joint_names": list("abcdefg")}), spec.columns())
+    assert ("gripper_joint_names is empty" in arm.unused_gripper) == warned
+
+
+@pytest.mark.parametrize(
+    ("motion", "numbers", "expected"),
+    [
+        ("joint_position[deg]", np.rad2deg(NEAR), NEAR),
+        ("joint_position[-100..100]", None, NEAR),
+        ("joint_delta[deg]", np.full(7, 0.5), HOME + np.deg2rad(0.5)),
+        ("joint_velocity[rad/s]", np.full(7, 0.1), HOME + 0.01),
+        ("joint_velocity[deg/s]", np.full(7, 5.0), HOME + np.deg2rad(0.5)),
+        ("joint_velocity[1]", np.full(7, 0.05), None),
+    ],
+)
+def test_joint_quantities_in_every_unit(
+    arm: Kinematics, configure: Configure, state: State, motion: str, numbers: Any, expected: Any
+) -> None:
+    if numbers is None:  # from the lowest to the highest position of each joint
+        numbers = -100 + 200 * (NEAR - arm.position_low) / (arm.position_high - arm.position_low)
+    if expected is None:
+        expected = HOME + 0.05 * arm.velocity_limits * DT
+    controller = ArmController(configure(gripper={"mode": "none"}), spec_of(f"arm.{motion}", 7).columns(), arm)
+    command = controller.command(np.asarray(numbers), state(HOME), STAMP, DT)
+    np.testing.assert_allclose(command.positions, expected, atol=1e-9)
+    assert controller.counters == {}
+
+
+@pytest.mark.parametrize("form", ROTATION_SIZES)
+def test_an_absolute_pose_is_reached_in_every_form_of_its_rotation(
+    arm: Kinematics, configure: Configure, state: State, form: str
+) -> None:
+    wanted = arm.forward(NEAR)
+    spec = spec_of(f"arm.gripper + arm.tip_rotation[{form}] + arm.tip_position", 4 + ROTATION_SIZES[form])
+    limits = {"max_translation_step": 0.01, "max_rotation_step": 0.05}
+    controller, q = ArmController(configure(limits=limits), spec.columns(), arm), HOME
+    scale = 3.0 if form.startswith(("rot6d", "quaternion")) else 1.0  # what has a direction may have any length
+    numbers = np.concatenate([[1.0], scale * write_rotation(wanted.rotation, form), wanted.position])
+    for _ in range(30):
+        before = arm.forward(q)
+        q = controller.command(numbers, state(q), STAMP, DT).positions[:7]
+        assert math.dist(arm.forward(q).position, before.position) <= 0.01 * 1.01 + 1e-4
+    reached = arm.forward(q)
+    np.testing.assert_allclose(reached.position, wanted.position, atol=1e-4)
+    np.testing.assert_allclose(reached.rotation, wanted.rotation, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["quaternion_xyzw", "quaternion_wxyz", "rot6d", "rot6d_columns"])
+def test_a_rotation_without_a_direction_is_refused(
+    arm: Kinematics, configure: Configure, state: State, form: str
+) -> None:
+    spec = spec_of(f"arm.tip_position + arm.tip_rotation[{form}]", 3 + ROTATION_SIZES[form])
+    parallel = np.ones(ROTATION_SIZES[form]) if form.startswith("rot6d") else np.zeros(4)
+    for rotation in (np.zeros(ROTATION_SIZES[form]), parallel):
+        with pytest.raises(Refused, match=rf"tip_rotation\[{form}\].*no direction") as refused:
+            ArmController(configure(), spec.columns(), arm).command(
+                np.concatenate([np.zeros(3), rotation]), state(), STAMP, DT
+            )
+        assert refused.value.reason is Reason.ACTION_INVALID
+
+
+@pytest.mark.parametrize(
+    ("form", "closed", "half"), [("", 0.0, 0.5), ("1..0", 1.0, 0.5), ("-1..1", -1.0, 0.0), ("m", 0.0, 0.02)]
+)
+def test_a_gripper_means_what_its_part_says(
+    arm: Kinematics, configure: Configure, state: State, form: str, closed: float, half: float
+) -> None:
+    spec = spec_of("arm.gripper" + (f"[{form}]" if form else "") + " + arm.joint_delta", 8)
+    controller = ArmController(configure(gripper={"mode": "continuous"}), spec.columns(), arm)
+    for number, expected in ((closed, 0.0), (half, 0.02)):
+        command = controller.command(np.array([number, *[0.0] * 7]), state(), STAMP, DT)
+        np.testing.assert_allclose(command.positions[7:], [expected] * 2, atol=1e-12)
+
+
+def test_a_joint_velocity_stays_within_limits_for_as_long_as_it_may_stand(
+    arm: Kinematics, configure: Configure, state: State
+) -> None:
+    control = {"output": "joint_velocity", "rate_hz": 10.0}
+    robot = {"gripper_joint_names": []}
+    config = configure(control=control, robot=robot, timeouts={"twist": 0.3})
+    controller = ArmController(config, spec_of("arm.joint_velocity[rad/s]", 7).columns(), arm)
+    q = HOME.copy()
+    q[3] = arm.position_high[3] - 0.03
+    command = controller.command(np.array([0, 0, 0, 1.0, 0, 0, 0]), state(q), STAMP, DT)
+    assert command.velocities == pytest.approx(dict(zip(arm.joint_names, [0, 0, 0, 0.1, 0, 0, 0], strict=True)))
+    assert controller.counters == {"limit_position": 1}
+    held = controller.hold(None)
+    assert held.velocities == dict.fromkeys(arm.joint_names, 0.0)
+    assert held.hold

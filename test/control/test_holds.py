@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vla_ros.config import Config, build
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.controller import Controller
+from vla_ros.control.arm import ArmController
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import JointState
@@ -20,7 +20,7 @@ from vla_ros.types import JointState
 Configure = Callable[..., Config]
 State = Callable[..., JointState]
 
-POSE = PolicySpec()
+POSE = PolicySpec().columns()
 STAMP, DT = 123_456_789, 0.1
 
 
@@ -29,7 +29,7 @@ def action(*motion: float, gripper: float = 1.0) -> np.ndarray:
 
 
 def test_a_hold_is_the_measured_position_never_zeros(arm: Kinematics, configure: Configure, state: State) -> None:
-    controller, joints = Controller(configure(), POSE, arm), state(fingers=0.02, stamp=77)
+    controller, joints = ArmController(configure(), POSE, arm), state(fingers=0.02, stamp=77)
     command = controller.hold(joints)
     np.testing.assert_array_equal(command.positions, joints.positions)
     assert (command.hold, command.stamp, command.duration) == (True, 77, 0.0)
@@ -38,7 +38,7 @@ def test_a_hold_is_the_measured_position_never_zeros(arm: Kinematics, configure:
 def test_a_hold_keeps_the_grip_and_does_not_creep_with_a_sagging_arm(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
-    controller, joints = Controller(configure(), POSE, arm), state(fingers=0.02)
+    controller, joints = ArmController(configure(), POSE, arm), state(fingers=0.02)
     controller.command(action(gripper=0.0), joints, STAMP, DT)
     controller.executed()
     first = controller.hold(joints)
@@ -53,7 +53,7 @@ def test_after_a_hold_the_arm_starts_from_rest_where_it_is(
     arm: Kinematics, configure: Configure, state: State
 ) -> None:
     config = configure(control={"delta_from": "commanded"}, limits={"max_joint_acceleration": 5.0})
-    controller = Controller(config, POSE, arm)
+    controller = ArmController(config, POSE, arm)
     for _ in range(5):
         controller.command(action(0.03), state(), STAMP, DT)
         controller.executed()
@@ -68,16 +68,16 @@ def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses(
 ) -> None:
     """A trajectory or an array that lacks a joint is refused by ros2_control as a whole, and nobody would know."""
     joints = JointState(arm.joint_names, state().positions[:7], 5)
-    assert Controller(configure(), POSE, arm).hold(joints).names == arm.joint_names
+    assert ArmController(configure(), POSE, arm).hold(joints).names == arm.joint_names
     for output in ("float64_multi_array", "joint_trajectory"):
-        controller = Controller(configure(control={"output": output}), POSE, arm)
+        controller = ArmController(configure(control={"output": output}), POSE, arm)
         with pytest.raises(Refused, match=rf"finger_left.*told nothing yet.*{output}") as refused:
             controller.hold(joints)
         assert refused.value.reason is Reason.JOINT_STATE_INVALID
         controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)
         controller.executed()
         assert controller.hold(joints).positions[7:].tolist() == [0.0, 0.0], "what the fingers were told is known"
-        apart = Controller(configure(control={"output": output}, topics={"gripper": "/gripper"}), POSE, arm)
+        apart = ArmController(configure(control={"output": output}, topics={"gripper": "/gripper"}), POSE, arm)
         assert apart.hold(joints).names == arm.joint_names
 
 
@@ -96,7 +96,7 @@ def test_a_hold_on_an_old_measurement_goes_back_one_step_at_most_and_not_faster_
     dt: float,
 ) -> None:
     """The joint states went silent while the arm was sent on: the hold is the last of them."""
-    controller, measured = Controller(configure(control={"delta_from": delta_from}), POSE, arm), state()
+    controller, measured = ArmController(configure(control={"delta_from": delta_from}), POSE, arm), state()
     for motion in motions:
         last = controller.command(action(*motion), measured, STAMP, dt)
         controller.executed()
@@ -111,7 +111,7 @@ def test_a_hold_on_an_old_measurement_goes_back_one_step_at_most_and_not_faster_
 
 def test_a_twist_stands_still_whatever_is_measured(arm: Kinematics, configure: Configure) -> None:
     config = configure(control={"output": "twist_stamped"}, topics={"gripper": "/gripper"})
-    controller = Controller(config, POSE, arm)
+    controller = ArmController(config, POSE, arm)
     broken = JointState((arm.joint_names[0],), np.array([math.nan]), 9)
     for joints in (None, broken):
         held = controller.hold(joints)
@@ -123,7 +123,7 @@ def test_a_twist_stands_still_whatever_is_measured(arm: Kinematics, configure: C
 
 def test_fingers_go_beside_a_twist_that_a_servo_turns_into_joints(state: State) -> None:
     values = {"control.output": "twist_stamped", "robot.gripper_joint_names": ["finger_left"]}
-    controller = Controller(build({**values, "topics.gripper": "/gripper", "gripper.max_speed": 0.1}), POSE)
+    controller = ArmController(build({**values, "topics.gripper": "/gripper", "gripper.max_speed": 0.1}), POSE)
     command = controller.command(action(0.01, gripper=0.0), state(fingers=0.04), STAMP, DT)
     assert command.names == ("finger_left",)
     assert command.positions.tolist() == pytest.approx([0.03])
@@ -135,7 +135,7 @@ def test_fingers_go_beside_a_twist_that_a_servo_turns_into_joints(state: State) 
 def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Configure, state: State) -> None:
     limits = {"max_translation_step": 0.02}
     options = configure(control={"output": "twist_stamped"}, robot={"gripper_joint_names": []}, limits=limits)
-    controller = Controller(options, POSE, arm)
+    controller = ArmController(options, POSE, arm)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), state(), STAMP, 0.5)
     np.testing.assert_allclose(command.twist[0], [0.04, 0, 0], atol=1e-3)  # 0.02 m in 0.5 s
     np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-3)
@@ -147,11 +147,11 @@ def test_a_twist_is_the_limited_motion_per_second(arm: Kinematics, configure: Co
 
 def test_a_servo_can_do_the_kinematics(state: State) -> None:
     config = build({"control.output": "twist_stamped", "robot.base_frame": "base", "robot.tip_frame": "tool0"})
-    controller = Controller(config, POSE)
+    controller = ArmController(config, POSE)
     command = controller.command(action(0.2, 0, 0, 0, 0, 0.1), None, STAMP, 0.5)
     assert (command.names, command.frame_id) == ((), "base")
     np.testing.assert_allclose(command.twist[0], [0.1, 0, 0])
     np.testing.assert_allclose(command.twist[1], [0, 0, 0.2], atol=1e-12)
     assert controller.hold(None).twist is not None
     tip = build({"control.delta_frame": "tip"}, base=config)
-    assert Controller(tip, POSE).command(action(), None, STAMP, DT).frame_id == "tool0"
+    assert ArmController(tip, POSE).command(action(), None, STAMP, DT).frame_id == "tool0"

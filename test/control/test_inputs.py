@@ -16,29 +16,29 @@ JOINTS = JointState(("a",), np.array([0.5]), 10)
 def test_joints_are_fresh_for_the_timeout_and_no_longer() -> None:
     clock = SimulatedClock()
     inputs = Inputs(clock, "go")
-    assert inputs.fresh_joints(1.0) is None
+    assert not inputs.fresh_joints(1.0)
     inputs.set_joints(JOINTS)
     clock.sleep(1.0)
-    assert inputs.fresh_joints(1.0) is JOINTS
+    assert inputs.fresh_joints(1.0) == {"arm": JOINTS}
     clock.sleep(0.01)
-    assert inputs.fresh_joints(1.0) is None
+    assert not inputs.fresh_joints(1.0)
     assert inputs.snapshot.joints is JOINTS, "a hold may still use it"
     inputs.set_instruction("stay")
-    assert inputs.fresh_joints(1.0) is None, "another instruction is no measurement"
+    assert not inputs.fresh_joints(1.0), "another instruction is no measurement"
     inputs.set_joints(JOINTS)
-    assert inputs.fresh_joints(1.0) is JOINTS
+    assert inputs.fresh_joints(1.0) == {"arm": JOINTS}
     inputs.forget_measurements()
-    assert inputs.fresh_joints(1.0) is None
+    assert not inputs.fresh_joints(1.0)
 
 
 def test_the_joint_state_nearest_to_a_stamp_is_found() -> None:
     inputs = Inputs(SimulatedClock())
-    assert inputs.joints_at(0) is None
+    assert not inputs.joints_at(0)
     for stamp in range(0, 10**9, 10**7):
         inputs.set_joints(dataclasses.replace(JOINTS, stamp=stamp))
-    found = inputs.joints_at(123_456_789)
+    found = inputs.joints_at(123_456_789)["arm"]
     assert found.stamp == 120_000_000
-    assert inputs.joints_at(5 * 10**9) is None
+    assert not inputs.joints_at(5 * 10**9)
 
 
 def test_blanks_are_no_instruction() -> None:

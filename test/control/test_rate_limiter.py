@@ -106,7 +106,7 @@ def test_a_command_lasts_until_the_next_step():
 
 
 def test_a_velocity_command_always_lasts_a_whole_period():
-    limiter = RateLimiter.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}).control)
+    limiter = RateLimiter.from_config(build({"control.output": "twist_stamped", "control.rate_hz": RATE}))
     limiter.answered(5.0, 5.02)
     assert limiter.frame_due == pytest.approx(5.09)
     assert limiter.step_time(5.09) == PERIOD

@@ -236,7 +236,7 @@ def test_joint_states_without_a_stamp_count_as_measured_on_arrival() -> None:
 
 
 def test_joint_states_may_be_missing_where_none_are_needed() -> None:
-    watchdog = Watchdog(LiveConfig(Config(timeouts=TIMEOUTS)), (), joints_required=False)
+    watchdog = Watchdog(LiveConfig(Config(timeouts=TIMEOUTS)), (), ())
     assert set(watchdog.active(Now(1, EPOCH))) == {Reason.DRIVER_MISSING, Reason.HEARTBEAT_MISSING}
 
 

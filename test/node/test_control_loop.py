@@ -7,7 +7,7 @@ chunks and frames keep the rate; options apply to whole steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -103,8 +103,8 @@ class LiveLoop:
     def frame(self, outcome: FrameOutcome) -> None:
         self.outcomes.append(outcome)
 
-    def prepare(self, command: Command) -> Callable[[], None]:
-        return lambda: self.sent.append((self.clock.steady(), command))
+    def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
+        return lambda: self.sent.extend((self.clock.steady(), command) for command in commands)
 
     def supervise(self) -> None:
         now = self.clock.now()
@@ -388,7 +388,7 @@ def test_a_twist_expires_after_its_timeout_or_two_periods(urdf: str, timeout: fl
     live.loop.run_once()
     (_, command), *_ = live.sent
     for _ in range(3):  # twists that follow each other in time
-        outputs.prepare(command)()
+        outputs.prepare([command])()
         live.clock.sleep(0.9 * expected)
         outputs.expire()
     assert min(speeds()) > 0

@@ -84,9 +84,9 @@ def test_the_command_moves_the_tip_by_the_action_and_carries_the_stamp_of_the_fr
     policy = Forward()
     step = loaded(policy).step([message()], INPUTS, 0.2)
     assert step.refused is None
-    assert step.stamp == step.command.stamp == STAMP
+    assert step.stamp == step.commands[0].stamp == STAMP
     arm = Kinematics.from_urdf("demo")
-    moved = arm.forward(step.command.positions[:7]).position - arm.forward(JOINTS.positions).position
+    moved = arm.forward(step.commands[0].positions[:7]).position - arm.forward(JOINTS.positions).position
     assert np.allclose(moved, [0.01, 0, 0], atol=2e-4)
     assert {"preprocess", "inference", "policy/decode", "control"} <= set(step.stages_ms)
     assert policy.seen[0].instruction == "pick up the cube"
@@ -97,7 +97,7 @@ def test_a_truncated_message_raises_an_error_that_names_the_topic(keep: int) -> 
     stepper = loaded(Forward())
     with pytest.raises(ImageError, match="/camera/image_raw"):
         stepper.step([message()[:keep]], INPUTS, 0.2)
-    assert stepper.step([message()], INPUTS, 0.2).command is not None
+    assert stepper.step([message()], INPUTS, 0.2).commands
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_missing_feeds_and_joints_are_refused() -> None:
     with pytest.raises(Refused, match="wrench"):
         stepper.step([message()], INPUTS, 0.2)
     ready = Snapshot(JOINTS, {"wrench": dataclasses.replace(JOINTS, stamp=STAMP)}, "go")
-    assert stepper.step([message()], ready, 0.2).command is not None
+    assert stepper.step([message()], ready, 0.2).commands
 
 
 def test_a_stale_feed_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_an_answer_of_a_wrong_type_is_refused(answer: object) -> None:
 def test_without_a_joint_state_there_is_an_action_and_no_command() -> None:
     step = loaded(Forward()).step([message()], Snapshot(instruction="go"), 0.2)
     assert step.action is not None
-    assert step.command is None
+    assert not step.commands
     assert step.refused is not None
 
 
@@ -163,7 +163,7 @@ def test_a_delta_counts_from_the_pose_at_the_stamp_of_the_frame() -> None:
     step = stepper.next_command(moved, 0.2, JOINTS, answer)
     arm = Kinematics.from_urdf("demo")
     expected = arm.forward(JOINTS.positions).position + np.array([0.01, 0, 0])
-    assert np.allclose(arm.forward(step.command.positions[:7]).position, expected, atol=3e-4)
+    assert np.allclose(arm.forward(step.commands[0].positions[:7]).position, expected, atol=3e-4)
 
 
 def test_an_image_that_no_camera_provides_is_refused_at_start() -> None:
@@ -191,15 +191,16 @@ def test_a_new_task_does_not_open_the_gripper() -> None:
     stepper.new_task()
     assert stepper.wants_frame
     assert policy.resets == 1
-    assert stepper.hold(gripping).positions[-1] == 0.0, "closed on the object, which keeps the fingers at 13 mm"
+    held = stepper.hold(gripping)[0][0]
+    assert held.positions[-1] == 0.0, "closed on the object, which keeps the fingers at 13 mm"
     stepper.forget_commands()
-    assert stepper.hold(gripping).positions[-1] == 0.013, "somebody else had the gripper: touch nothing"
+    assert stepper.hold(gripping)[0][0].positions[-1] == 0.013, "somebody else had the gripper: touch nothing"
 
 
 def test_execute_steps_may_shrink_in_the_middle_of_a_chunk() -> None:
     policy = Forward()
     stepper = loaded(policy)
-    assert stepper.step([message()], INPUTS, 0.2).command is not None
+    assert stepper.step([message()], INPUTS, 0.2).commands
     stepper.executed()
     assert not stepper.wants_frame
     stepper.configure(config(control__execute_steps=1))

@@ -17,8 +17,8 @@ from tools.faults.processes import wait_until
 from tools.faults.rig import Rig
 from tools.faults.rows import OPTIONS, Reaction, Row
 from vla_ros.config import load
+from vla_ros.control.robot import make_kinematics
 from vla_ros.errors import VlaRosError
-from vla_ros.node.stepper import make_kinematics
 
 _GUESS = 1 / 30  # s; the node's guess of a step's time where control.rate_hz is 0
 _STATUS_PERIOD = 1.0  # s
@@ -206,7 +206,7 @@ class Director:
         row, rig = self._row, self._rig
         options = {**OPTIONS, **row.options}
         config = load((), [f"{name}:={value}" for name, value in options.items()])
-        kinematics = make_kinematics(config)
+        kinematics = make_kinematics(config).get("arm")
         assert kinematics is not None
         period = 1 / config.control.rate_hz if config.control.rate_hz else _GUESS
         judge = Judge(

@@ -20,7 +20,7 @@ from tools.train.labels import counterfactual_actions, counterfactual_chunks, ki
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
-from vla_ros.control.controller import Controller
+from vla_ros.control.robot import RobotController
 from vla_ros.sim import arm
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.scene import Scene
@@ -145,7 +145,7 @@ class Recorder:
         self._recipe = recipe
         config: Config = load([config_file("demo")], [f"control.rate_hz:={recipe.rate_hz}"])
         self._expert = ExpertPolicy(config)
-        self._controller: Controller = make_controller(self._expert.spec, config)
+        self._controller: RobotController = make_controller(self._expert.spec, config)
         self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz))
 
     def close(self) -> None:

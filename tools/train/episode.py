@@ -1,6 +1,6 @@
 """Episodes in one process, without a ROS graph, for demonstrations, evaluation and fast tests.
 
-Actions go through the node's own :class:`vla_ros.control.controller.Controller`.
+Actions go through the node's own :class:`vla_ros.control.robot.RobotController`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.controller import Controller
-from vla_ros.kinematics.solver import Kinematics
+from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.trace import Trace
@@ -27,18 +26,16 @@ Noise = Callable[[int, FloatArray], FloatArray]
 """Maps a step and the clean action [D] to the action to execute."""
 
 
-def make_controller(spec: PolicySpec, config: Config | None = None) -> Controller:
+def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotController:
     """The node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
-    robot = config.robot
-    kinematics = Kinematics.from_urdf(robot.urdf, robot.joint_names, robot.base_frame, robot.tip_frame)
-    return Controller(config, spec, kinematics)
+    return RobotController(config, spec, make_kinematics(config))
 
 
 def run_episode(
     world: TableTop,
     infer: Infer,
-    controller: Controller,
+    controller: RobotController,
     seed: int,
     *,
     max_steps: int = 80,
@@ -80,8 +77,8 @@ def run_episode(
             trace.add(world, image)
             trace.actions.append(action)
             executed = action if noise is None else noise(step, np.array(action))
-            command = controller.command(executed, world.joint_state(stamp), stamp, seconds)
-            world.command_named(command.names, command.positions.tolist())
+            for command in controller.command(executed, world.joint_state(stamp), stamp, seconds):
+                world.command_named(command.names, command.positions.tolist())
             controller.executed()
             decided = world.step()
             step += 1

@@ -13,6 +13,7 @@ from vla_ros.config.loading import (
 from vla_ros.config.options import Option
 from vla_ros.config.policy import PolicyConfig
 from vla_ros.config.sections import (
+    VELOCITY_OUTPUTS,
     CameraConfig,
     ControlConfig,
     FeaturesConfig,
@@ -26,6 +27,7 @@ from vla_ros.config.sections import (
 from vla_ros.config.tree import ArmConfig, Config, LiveConfig
 
 __all__ = [
+    "VELOCITY_OUTPUTS",
     "ArmConfig",
     "CameraConfig",
     "Config",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from vla_ros.config.options import option_of
-from vla_ros.config.sections import FEED_TYPES
+from vla_ros.config.sections import FEED_TYPES, VELOCITY_OUTPUTS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 
@@ -78,10 +78,11 @@ def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
     elif any(a >= b for a, b in zip(low, high, strict=True)):
         yield f"{names[0]}: found {list(low)}, expected each below {names[1]} {list(high)}"
     fingers = arm.robot.gripper_joint_names
-    if arm.output == "twist_stamped" and fingers and not arm.gripper_topic:
+    if arm.output in VELOCITY_OUTPUTS and fingers and not arm.gripper_topic:
+        named = _name(config, arm, "gripper_joint_names")
         yield (
-            f"{_name(config, arm, 'gripper_joint_names')}: found {list(fingers)} with twist_stamped, which has no "
-            f"room for fingers; give them a topic of their own ({_name(config, arm, 'gripper')}), or set it to []"
+            f"{named}: found {list(fingers)} with {arm.output}, which has no room for fingers; give "
+            f"them a topic of their own ({_name(config, arm, 'gripper')}), or set it to []"
         )
 
 
@@ -105,8 +106,9 @@ def _between_arms(config: Config) -> Iterator[str]:
 
 def _of_control(config: Config) -> Iterator[str]:
     policy = config.policy
-    if config.control.rate_hz == 0 and any(arm.output == "twist_stamped" for arm in config.arms):
-        yield "control.rate_hz: found 0 with twist_stamped; a velocity needs to know how long a step lasts"
+    velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
+    if config.control.rate_hz == 0 and velocities:
+        yield f"control.rate_hz: found 0 with {velocities[0]}; a velocity needs to know how long a step lasts"
     if len(policy.instruction) > policy.max_instruction_length:
         yield (
             f"policy.instruction: found {len(policy.instruction)} characters, policy.max_instruction_length is "

@@ -12,7 +12,9 @@ from typing import Any
 from vla_ros.config.options import option
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
-OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", "twist_stamped")
+VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
+"""Outputs that move the arm until another command comes, and have no room for fingers."""
+OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *VELOCITY_OUTPUTS)
 GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
 
 
@@ -153,6 +155,9 @@ class ControlConfig:
     rotation_scale: float = option(
         1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", unit="rad", low=1e-6, high=10.0
     )
+    arms_hold_alone: bool = option(
+        False, "true: an arm that must hold leaves the others moving. false: all arms hold with it", live=True
+    )
     lockstep: bool = option(False, "Simulation only: wait for joint and extra state with the frame's stamp")
     delta_from: str = option(
         "measured",
@@ -255,7 +260,7 @@ class TimeoutsConfig:
     )
     twist: float = _seconds(
         0.0,
-        "A twist that no other has followed for this long is ended by a zero twist; 0: two control periods",
+        "A twist or joint velocity that no other has followed for this long becomes zero; 0: two control periods",
         low=0.0,
     )
     publisher: float = _seconds(5.0, "Warn when a topic has had no publisher for this long", low=0.1, live=False)

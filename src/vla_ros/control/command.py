@@ -1,13 +1,15 @@
-"""A command to arm and fingers, and the four ROS messages that it can become."""
+"""A command to arm and fingers, and the ROS messages that it can become."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.control.reasons import Refused
 from vla_ros.types import FloatArray
 
 _LEAST_DURATION = 0.1
@@ -18,33 +20,57 @@ _TYPES = {
     "float64_multi_array": "std_msgs/msg/Float64MultiArray",
     "joint_trajectory": "trajectory_msgs/msg/JointTrajectory",
     "twist_stamped": "geometry_msgs/msg/TwistStamped",
+    "joint_velocity": "std_msgs/msg/Float64MultiArray",
+    "joint_velocity_state": "sensor_msgs/msg/JointState",
 }
+_PERIODS = 2  # for which a velocity lasts where timeouts.twist is 0
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the driver is told.
+    """What the driver of one arm is told.
 
     Attributes:
-        names: Joints, the arm's first and then the fingers, N of them; of a twist without kinematics the fingers
-            alone.
+        names: Joints, the arm's first and then the fingers, N of them; the fingers alone where a twist has no
+            kinematics, and where a velocity becomes zero.
         positions: Float64 [N], radians or metres.
         stamp: Nanoseconds; stamp of the frame from which it came (of the joint state for a hold).
+        arm: Which of ``Config.arms``.
         hold: True where the arm is to keep its last measured position.
         duration: Seconds in which the positions are to be reached; of a hold, what the way back takes at least.
         frame_id: Frame in which the twist is given.
         twist: Linear [3] m/s and angular [3] rad/s of the tip, or None.
-        velocities: Float64 [N], or None.
+        velocities: The arm's joints to rad/s or m/s, in command order, where its driver wants those; else None.
+        refused: Why this arm holds while others move (``control.arms_hold_alone``), or None.
     """
 
     names: tuple[str, ...]
     positions: FloatArray
     stamp: int
+    arm: str = "arm"
     hold: bool = False
     duration: float = 0.0
     frame_id: str = ""
     twist: tuple[FloatArray, FloatArray] | None = None
-    velocities: FloatArray | None = None
+    velocities: Mapping[str, float] | None = None
+    refused: Refused | None = None
+
+    @property
+    def moves_on(self) -> bool:
+        """True where it moves the arm until another command comes."""
+        return not self.hold and (self.twist is not None or self.velocities is not None)
+
+    def stopped(self) -> Command:
+        """The same with zero velocity."""
+        twist = None if self.twist is None else (np.zeros(3), np.zeros(3))
+        velocities = None if self.velocities is None else dict.fromkeys(self.velocities, 0.0)
+        return replace(self, hold=True, twist=twist, velocities=velocities)
+
+
+def lifetime(config: Config) -> float:
+    """Seconds for which a velocity moves the arm at most, where no other command follows it."""
+    rate = config.control.rate_hz
+    return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
 
 
 def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:
@@ -56,10 +82,9 @@ def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command 
     def part(wanted: bool) -> Command:
         chosen = [index for index, finger in enumerate(is_finger) if finger is wanted]
         names = tuple(command.names[index] for index in chosen)
-        velocities = None if command.velocities is None else command.velocities[chosen]
-        return replace(command, names=names, positions=command.positions[chosen], velocities=velocities)
+        return replace(command, names=names, positions=command.positions[chosen])
 
-    return part(False), replace(part(True), twist=None)
+    return part(False), replace(part(True), twist=None, velocities=None)
 
 
 def message_type(output: str) -> str:
@@ -75,28 +100,32 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
     frame's age plus the command's duration. A hold gets 0.1 s at least, or it would have ended on arrival. A stamp
     of 0 says "now" to that controller.
 
-    A twist that holds is stamped with ``now``: to stand still is right whenever it is heard, and MoveIt Servo
+    A velocity that holds is stamped with ``now``: to stand still is right whenever it is heard, and MoveIt Servo
     ignores what is older than its ``incoming_command_timeout``.
 
     ``make`` gives the class of ``pkg/msg/Type``; ``now`` is in nanoseconds of the ROS clock, None takes the stamp.
 
     Raises:
-        ValueError: ``twist_stamped`` for a command without a twist.
+        ValueError: A velocity is wanted of a command that has none.
     """
-    if output == "float64_multi_array":
+    nothing, velocities = np.zeros(0), command.velocities or {}
+    if (output == "twist_stamped" and command.twist is None) or ("velocity" in output and not velocities):
+        raise ValueError(f"a command without a velocity cannot be sent as {output}")
+    if output in ("float64_multi_array", "joint_velocity"):
         layout = _fill(make("std_msgs/msg/MultiArrayLayout"), dim=[], data_offset=0)
-        return _fill(make(message_type(output)), layout=layout, data=command.positions)
-    is_twist = output == "twist_stamped"
-    stamp = now if is_twist and command.hold and now is not None else command.stamp
-    header = _header(stamp, make, command.frame_id if is_twist else "")
-    if output == "joint_state":
+        data = command.positions if output == "float64_multi_array" else np.array(list(velocities.values()))
+        return _fill(make(message_type(output)), layout=layout, data=data)
+    stamp = now if output in VELOCITY_OUTPUTS and command.hold and now is not None else command.stamp
+    header = _header(stamp, make, command.frame_id if output == "twist_stamped" else "")
+    if output in ("joint_state", "joint_velocity_state"):
+        by_position = output == "joint_state"
         return _fill(
             make(message_type(output)),
             header=header,
-            name=list(command.names),
-            position=command.positions,
-            velocity=_or_empty(command.velocities),
-            effort=_or_empty(None),
+            name=list(command.names if by_position else velocities),
+            position=command.positions if by_position else nothing,
+            velocity=nothing if by_position else np.array(list(velocities.values())),
+            effort=nothing,
         )
     if output == "joint_trajectory":
         age = max(0, now - command.stamp) if now is not None and command.stamp else 0
@@ -104,21 +133,16 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
         point = _fill(
             make("trajectory_msgs/msg/JointTrajectoryPoint"),
             positions=command.positions,
-            velocities=_or_empty(command.velocities),
-            accelerations=_or_empty(None),
-            effort=_or_empty(None),
+            velocities=nothing,
+            accelerations=nothing,
+            effort=nothing,
             time_from_start=_time(make("builtin_interfaces/msg/Duration"), age + round(duration * 1e9)),
         )
         return _fill(make(message_type(output)), header=header, joint_names=list(command.names), points=[point])
-    if command.twist is None:
-        raise ValueError("a command without a twist cannot be sent as geometry_msgs/TwistStamped")
+    assert command.twist is not None
     linear, angular = (_vector(make, part) for part in command.twist)
     twist = _fill(make("geometry_msgs/msg/Twist"), linear=linear, angular=angular)
     return _fill(make(message_type(output)), header=header, twist=twist)
-
-
-def _or_empty(values: FloatArray | None) -> FloatArray:
-    return np.zeros(0) if values is None else values
 
 
 def _header(stamp: int, make: Callable[[str], Any], frame_id: str) -> Any:

@@ -10,18 +10,29 @@ from __future__ import annotations
 import math
 
 from vla_ros.config import GripperConfig
+from vla_ros.contract.parts import Part
 
 
 class Gripper:
-    """Reads gripper values; remembers whether it is open (binary mode) and where the fingers were sent."""
+    """Reads gripper values; remembers whether it is open (binary mode) and where the fingers were sent.
 
-    def __init__(self, config: GripperConfig) -> None:
+    Args:
+        part: Says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
+            (``[m]``); without a form the options do.
+    """
+
+    def __init__(self, config: GripperConfig, part: Part | None = None) -> None:
+        self._part = part
         self.configure(config)
         self.reset()
 
     def configure(self, config: GripperConfig) -> None:
         """Take new options; what is remembered stays."""
         self._config = config
+        self._closed, self._open_value = config.closed_value, config.open_value
+        if self._part is not None and self._part.form:
+            ends = self._part.range or (config.closed_position, config.open_position)  # [m]
+            self._closed, self._open_value = ends
 
     @property
     def is_used(self) -> bool:
@@ -45,7 +56,7 @@ class Gripper:
         ``threshold - hysteresis``, and between them as before (by the threshold alone at first).
 
         Args:
-            value: The action's gripper number, between ``closed_value`` and ``open_value``; clipped beyond.
+            value: The action's gripper number; clipped beyond what means closed and open.
 
         Raises:
             ValueError: Not a finite number.
@@ -53,7 +64,7 @@ class Gripper:
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
         config = self._config
-        share = (value - config.closed_value) / (config.open_value - config.closed_value)
+        share = (value - self._closed) / (self._open_value - self._closed)
         share = min(max(share, 0.0), 1.0)
         if config.mode != "binary":
             return share

@@ -5,7 +5,6 @@ Receiving threads write, the working thread reads one consistent snapshot. Nothi
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from vla_ros.control.clock import Clock
+from vla_ros.control.joints import together
 from vla_ros.types import JointState
 
 
@@ -21,16 +21,18 @@ class Snapshot:
     """The inputs at one moment.
 
     Attributes:
-        joints: Newest joint state, or None before the first.
+        joints: Newest joint state of all arms, or None before the first.
         state: Feed name to its newest message.
         instruction: Newest instruction, "" before the first.
         epoch: Grows with every new task: what was inferred in an earlier epoch is void.
+        arms: Arm to its newest joint state.
     """
 
     joints: JointState | None = None
     state: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
     instruction: str = ""
     epoch: int = 0
+    arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
 
 _REMEMBERED = 1024  # joint states: a second at the fastest drivers' 1 kHz
@@ -42,39 +44,40 @@ class Inputs:
     def __init__(self, clock: Clock, instruction: str = "") -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._history: deque[JointState] = deque(maxlen=_REMEMBERED)
+        self._history: dict[str, deque[JointState]] = {}
         self._snapshot = Snapshot(instruction=instruction.strip())
-        self._joints_seen = -math.inf  # steady clock
+        self._joints_seen: dict[str, float] = {}  # arm to steady clock
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest inputs; never waits."""
         return self._snapshot
 
-    def set_joints(self, joints: JointState) -> None:
-        """Store a measured joint state."""
+    def set_joints(self, joints: JointState, arm: str = "arm") -> None:
+        """Store a measured joint state of one arm."""
         with self._changed:
-            self._snapshot = replace(self._snapshot, joints=joints)
-            self._joints_seen = self._clock.steady()
-            self._history.append(joints)
+            arms = MappingProxyType({**self._snapshot.arms, arm: joints})
+            self._snapshot = replace(self._snapshot, joints=together(arms.values()), arms=arms)
+            self._joints_seen[arm] = self._clock.steady()
+            self._history.setdefault(arm, deque(maxlen=_REMEMBERED)).append(joints)
             self._changed.notify_all()
 
-    def fresh_joints(self, timeout: float) -> JointState | None:
-        """The newest joint state where it came within ``timeout`` seconds, else None.
+    def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:
+        """Each arm's newest joint state, where it came within ``timeout`` seconds.
 
         A command built on an older one must not be sent, even if a fresh one arrives and ends the hold before the
         command goes out: the arm may have moved meanwhile.
         """
         with self._changed:
-            joints, age = self._snapshot.joints, self._clock.steady() - self._joints_seen
-        return joints if age <= timeout else None
+            since = self._clock.steady() - timeout
+            return {arm: joints for arm, joints in self._snapshot.arms.items() if self._joints_seen[arm] >= since}
 
-    def joints_at(self, stamp: int, tolerance: float = 0.1) -> JointState | None:
-        """The joint state measured nearest to ``stamp``, or None where none is within ``tolerance`` seconds."""
+    def joints_at(self, stamp: int, tolerance: float = 0.1) -> Mapping[str, JointState]:
+        """Each arm's joint state measured nearest to ``stamp``, where one is within ``tolerance`` seconds."""
         with self._changed:
-            history = list(self._history)
-        best = min(history, key=lambda joints: abs(joints.stamp - stamp), default=None)
-        return best if best is not None and abs(best.stamp - stamp) <= tolerance * 1e9 else None
+            histories = {arm: list(history) for arm, history in self._history.items()}
+        best = {arm: min(known, key=lambda joints: abs(joints.stamp - stamp)) for arm, known in histories.items()}
+        return {arm: joints for arm, joints in best.items() if abs(joints.stamp - stamp) <= tolerance * 1e9}
 
     def set_state(self, key: str, state: JointState) -> None:
         """Store a message of a further feed."""
@@ -108,8 +111,10 @@ class Inputs:
             self._snapshot = Snapshot(instruction=self._snapshot.instruction, epoch=self._snapshot.epoch + 1)
             self._history.clear()
 
-    def wait_for_stamp(self, stamp: int, keys: tuple[str, ...], timeout: float) -> bool:
-        """Wait up to ``timeout`` s until joint state and the feeds ``keys`` are as new as ``stamp`` (lockstep).
+    def wait_for_stamp(
+        self, stamp: int, keys: tuple[str, ...], timeout: float, arms: tuple[str, ...] = ("arm",)
+    ) -> bool:
+        """Wait up to ``timeout`` s until ``arms`` and the feeds ``keys`` are as new as ``stamp`` (lockstep).
 
         Returns:
             False after the timeout.
@@ -117,7 +122,7 @@ class Inputs:
 
         def ready() -> bool:
             now = self._snapshot
-            feeds = [now.joints, *(now.state.get(key) for key in keys)]
+            feeds = [*(now.arms.get(arm) for arm in arms), *(now.state.get(key) for key in keys)]
             return all(feed is not None and feed.stamp >= stamp for feed in feeds)
 
         with self._changed:

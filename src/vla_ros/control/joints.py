@@ -6,6 +6,7 @@ On many robots the arm's and the gripper's drivers publish on the same ``/joint_
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from vla_ros.control.sources import Contest, Continuity, Source, Sources
-from vla_ros.types import JointState
+from vla_ros.types import FloatArray, JointState
 
 _SECOND = 1_000_000_000
 _SETTLE = 0.1  # s; a joint that jumps further than it can move is believed where it stays for so long
@@ -22,9 +23,11 @@ _SETTLE = 0.1  # s; a joint that jumps further than it can move is believed wher
 
 @dataclass(frozen=True)
 class _Joint:
-    """What was said of one joint last."""
+    """What was said of one joint last; velocity and effort are NaN where its publisher gives none."""
 
     position: float
+    velocity: float
+    effort: float
     stamp: int  # ROS clock; the time of arrival where the message has no stamp
     stamped: bool
     seen: int  # steady clock
@@ -35,8 +38,8 @@ class Whole:
     """A joint state made of the newest of every joint.
 
     Attributes:
-        joints: Positions of all joints that were heard of within the timeout; its stamp is that of the oldest
-            among the needed joints.
+        joints: All joints that were heard of within the timeout; its stamp is that of the oldest among the needed
+            joints. Velocities and efforts are empty where no joint has one.
         stamp: The same, or 0 where one of those came without a stamp: its age is not known then.
     """
 
@@ -50,10 +53,17 @@ class JointStates:
     Args:
         needed: Joints without which nothing can be commanded (the arm's). Empty gives every message back as it is.
         speeds: Velocity limits of joints, where they are known.
+        own: The only joints of interest, where several arms are on one topic; empty for all.
     """
 
-    def __init__(self, needed: Iterable[str], speeds: Mapping[str, float] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        needed: Iterable[str],
+        speeds: Mapping[str, float] = MappingProxyType({}),
+        own: Iterable[str] = (),
+    ) -> None:
         self._needed = frozenset(needed)
+        self._own = frozenset(own)
         self._sources = Sources(_SETTLE)
         self._continuity = Continuity(speeds)
         self._lock = threading.Lock()
@@ -94,19 +104,53 @@ class JointStates:
             self._known = {
                 name: joint for name, joint in self._known.items() if steady - joint.seen <= timeout * _SECOND
             }
-            for name, position in zip(message.names, message.positions.tolist(), strict=False):
+            numbers = (
+                message.positions.tolist(),
+                _padded(message.velocities, message),
+                _padded(message.efforts, message),
+            )
+            for name, position, velocity, effort in zip(message.names, *numbers, strict=False):
+                if self._own and name not in self._own:
+                    continue
                 if name in concerns:
                     source = Source(publisher, self._continuity.track(name, position, steady))
                     if not self._sources.follows(name, source, steady, timeout):
                         concerns -= {name}
                         continue
-                known = self._known.get(name)
-                if known is None or message.stamp >= known.stamp:
-                    self._known[name] = _Joint(position, message.stamp, bool(stamp), steady)
+                before = self._known.get(name)
+                if before is None or message.stamp >= before.stamp:
+                    self._known[name] = _Joint(position, velocity, effort, message.stamp, bool(stamp), steady)
             known_needed = [self._known[name] for name in self._needed if name in self._known]
             if not concerns and len(known_needed) == len(self._needed):
                 return None
             oldest = min((joint.stamp for joint in known_needed), default=message.stamp)
-            positions = np.array([joint.position for joint in self._known.values()], dtype=np.float64)
-            joints = JointState(tuple(self._known), positions, oldest)
+            known = self._known.values()
+            positions = np.array([joint.position for joint in known], dtype=np.float64)
+            velocities = _unless_empty([joint.velocity for joint in known])
+            efforts = _unless_empty([joint.effort for joint in known])
+            joints = JointState(tuple(self._known), positions, oldest, velocities, efforts)
             return Whole(joints, oldest if all(joint.stamped for joint in known_needed) else 0)
+
+
+def together(states: Iterable[JointState]) -> JointState | None:
+    """One joint state with the joints of all and the oldest stamp; None for none."""
+    each = tuple(states)
+    if len(each) < 2:
+        return each[0] if each else None
+    return JointState(
+        tuple(name for state in each for name in state.names),
+        np.concatenate([state.positions for state in each]),
+        min(state.stamp for state in each),
+        _unless_empty([value for state in each for value in _padded(state.velocities, state)]),
+        _unless_empty([value for state in each for value in _padded(state.efforts, state)]),
+    )
+
+
+def _padded(values: FloatArray, state: JointState) -> list[float]:
+    """Velocities or efforts of all joints; NaN where the publisher gives none."""
+    return values.tolist() if len(values) == len(state.names) else [math.nan] * len(state.names)
+
+
+def _unless_empty(values: list[float]) -> FloatArray:
+    """The values, or none where no joint has one."""
+    return np.zeros(0) if all(map(math.isnan, values)) else np.array(values)

@@ -20,13 +20,13 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """One step: the action, and the command that was made of it.
+    """One step: the action, and the commands that were made of it.
 
     Attributes:
         stamp: Stamp of the frame behind it, nanoseconds.
         index: Position of the step in its chunk.
         action: Float64 [D], un-normalised, before limits and kinematics.
-        command: What may be sent, or None where it was refused.
+        commands: What may be sent, one of each arm; empty where it was refused.
         refused: Why not, or None.
         chunk: The policy's answer where it was asked for this step, else None.
         observation: What the policy was asked, where it was.
@@ -37,7 +37,7 @@ class StepResult:
     stamp: int
     index: int
     action: FloatArray
-    command: Command | None = None
+    commands: tuple[Command, ...] = ()
     refused: Refused | None = None
     chunk: ActionChunk | None = None
     observation: Observation | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from vla_ros.config import ControlConfig
+from vla_ros.config import VELOCITY_OUTPUTS, Config
 
 _SHORTEST = 0.9  # of a period; between two inference steps while lost time is made up
 _LATE = 0.1  # of a period; how long to wait for a frame that is about to arrive
@@ -37,9 +37,9 @@ class RateLimiter:
         self._lead = 0.0  # from taking a frame to sending its command
 
     @classmethod
-    def from_config(cls, config: ControlConfig) -> RateLimiter:
+    def from_config(cls, config: Config) -> RateLimiter:
         """The rate limiter that the options describe."""
-        return cls(config.rate_hz, velocities=config.output == "twist_stamped")
+        return cls(config.control.rate_hz, velocities=any(arm.output in VELOCITY_OUTPUTS for arm in config.arms))
 
     def configure(self, rate_hz: float) -> None:
         """Change the rate from the next step on."""

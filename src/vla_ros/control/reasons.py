@@ -46,7 +46,7 @@ class Reason(str, Enum):
     TWIST_EXPIRED = (
         "twist_expired",
         Level.DROP,
-        "no twist followed the last one for timeouts.twist: a zero was sent",
+        "no velocity followed the last one for timeouts.twist: zeros were sent",
     )
     FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
     FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"

@@ -224,6 +224,11 @@ class Safety:
                 self._counters[reason.value] += 1
         self._deliver()
 
+    def count(self, reason: Reason) -> None:
+        """Count a reason that holds one arm and not the others (``control.arms_hold_alone``)."""
+        with self._lock:
+            self._counters[reason.value] += 1
+
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
         """Apply a watchdog's findings: hold or stop for what is active, clear the ``watched`` holds that are not.
 

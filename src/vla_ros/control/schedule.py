@@ -83,7 +83,7 @@ class ChunkSchedule:
         self.reset()
 
     @classmethod
-    def from_config(cls, config: ControlConfig, spec: PolicySpec, binary_gripper: bool = True) -> ChunkSchedule:
+    def from_config(cls, config: ControlConfig, spec: PolicySpec, unblended: tuple[int, ...] = ()) -> ChunkSchedule:
         """The schedule that the options and the policy describe."""
         return cls(
             spec.horizon,
@@ -91,7 +91,7 @@ class ChunkSchedule:
             blending=config.chunk_blending,
             blend_steps=config.blend_steps,
             decay=config.ensemble_decay,
-            unblended=spec.grippers if binary_gripper else (),
+            unblended=unblended,
         )
 
     def configure(self, config: ControlConfig) -> None:

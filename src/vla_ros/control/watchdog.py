@@ -54,6 +54,18 @@ class _Camera:
     since_jump: bool = True
 
 
+@dataclass
+class _Joints:
+    """What is known of one arm's joint states."""
+
+    seen: int | None = None  # steady time of the last good one
+    stamp: int | None = None
+    wrong: str = ""
+    late: str = ""
+    since_jump: bool = True
+    needed: bool = True
+
+
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
     """A checksum that differs for different images, from bytes spread evenly over the message's data.
 
@@ -77,7 +89,7 @@ class Watchdog:
     """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock.
 
     Args:
-        joints_required: False where no joint state is needed (a twist without kinematics).
+        arms: Those that need joint states (a twist without kinematics does not).
         simulated: True where the ROS clock is simulated: it may stand still and run fast.
     """
 
@@ -85,20 +97,15 @@ class Watchdog:
         self,
         options: LiveConfig,
         cameras: tuple[str, ...],
+        arms: tuple[str, ...] = ("arm",),
         *,
-        joints_required: bool = True,
         simulated: bool = False,
     ) -> None:
         self._options = options
-        self._joints_required = joints_required
         self._simulated = simulated
         self._lock = threading.Lock()
         self._cameras = {name: _Camera() for name in cameras}
-        self._joints_seen: int | None = None
-        self._joints_stamp: int | None = None
-        self._joints_wrong = ""
-        self._joints_late = ""
-        self._joints_since_jump = True
+        self._arms = {name: _Joints() for name in arms}
         self._unreadable_since: int | None = None
         self._inferring_since: int | None = None
         self._late = ""
@@ -154,13 +161,14 @@ class Watchdog:
             elif self._unreadable_since is None:
                 self._unreadable_since = now.steady
 
-    def joint_state(self, stamp: int, now: Now, wrong: str = "") -> bool:
+    def joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
         """A joint state came.
 
         Args:
             stamp: Its header's stamp; 0 where the driver gives none (then its age is unknown).
             now: When it came.
             wrong: What is wrong with it (missing joints, NaN), or "".
+            arm: Whose joints it has.
 
         Returns:
             True where it may be used: right, newer than the one before, and not further from the present than
@@ -168,20 +176,19 @@ class Watchdog:
         """
         with self._lock:
             self._check_clock(now)
-            config = self._config
-            self._joints_wrong = wrong
+            config, known = self._config, self._arms.setdefault(arm, _Joints(needed=False))
+            known.wrong = wrong
             if wrong:
                 return False
-            last, stale = self._joints_stamp, _silent(self._joints_seen, config.joint_state, now)
+            last, stale = known.stamp, _silent(known.seen, config.joint_state, now)
             if stamp and last is not None and (stamp == last or (stamp < last and not stale)):
                 return False
             age = (now.ros - stamp) / _SECOND
             if stamp and config.joint_state_age and abs(age) > config.joint_state_age:
                 found = f"{abs(age):.3g} s {'old' if age > 0 else 'ahead of this clock'}"
-                self._joints_late = f"; the newest was {found}, allowed {config.joint_state_age:g} s"
+                known.late = f"; the newest was {found}, allowed {config.joint_state_age:g} s"
                 return False
-            self._joints_seen, self._joints_stamp, self._joints_late = now.steady, stamp or None, ""
-            self._joints_since_jump = True
+            known.seen, known.stamp, known.late, known.since_jump = now.steady, stamp or None, "", True
             return True
 
     def inference_began(self, now: Now) -> None:
@@ -222,8 +229,7 @@ class Watchdog:
             unreadable = self._unreadable_since
             if unreadable is not None and _silent(unreadable, self._config.camera, now):
                 found[Reason.CAMERA_STALE] = f"no frame that is an image: {_since(unreadable, now)}"
-            if self._joints_required:
-                found.update(self._of_joints(now))
+            found.update(self._of_joints(now))
             late = self._overdue(now) or self._late
             if late:
                 found[Reason.INFERENCE_LATE] = late
@@ -244,12 +250,18 @@ class Watchdog:
         return found
 
     def _of_joints(self, now: Now) -> dict[Reason, str]:
-        found = {}
-        if _silent(self._joints_seen, self._config.joint_state, now):
-            found[Reason.JOINT_STATE_STALE] = _since(self._joints_seen, now) + self._joints_late
-        if self._joints_wrong:
-            found[Reason.JOINT_STATE_INVALID] = self._joints_wrong
-        return found
+        """What holds all arms: of any arm, or with ``control.arms_hold_alone`` where it is so of every arm."""
+        needed = {name: joints for name, joints in self._arms.items() if joints.needed}
+        found, good = dict[Reason, str](), 0
+        for name, joints in needed.items():
+            prefix = f"{name}: " if len(needed) > 1 else ""
+            stale = _silent(joints.seen, self._config.joint_state, now)
+            if stale:
+                found[Reason.JOINT_STATE_STALE] = prefix + _since(joints.seen, now) + joints.late
+            if joints.wrong:
+                found[Reason.JOINT_STATE_INVALID] = prefix + joints.wrong
+            good += not stale and not joints.wrong
+        return {} if good and self._options.current.control.arms_hold_alone else found
 
     def _of_others(self, now: Now) -> dict[Reason, str]:
         config, found = self._config, {}
@@ -289,10 +301,13 @@ class Watchdog:
                 self._jump = f"{shown / _SECOND:+.3g} s in {passed / _SECOND:.3g} s"
                 for camera in self._cameras.values():
                     camera.stamp, camera.since_jump = None, False
-                self._joints_stamp, self._joints_since_jump = None, False
-        seen_anew = all(camera.since_jump for camera in self._cameras.values())
+                for joints in self._arms.values():
+                    joints.stamp, joints.since_jump = None, False
+        seen_anew = all(camera.since_jump for camera in self._cameras.values()) and all(
+            joints.since_jump for joints in self._arms.values() if joints.needed
+        )
         # Told once at least, though everything may be seen anew before anybody asks.
-        if self._jump and self._jump_told and seen_anew and (self._joints_since_jump or not self._joints_required):
+        if self._jump and self._jump_told and seen_anew:
             self._jump = ""
 
 

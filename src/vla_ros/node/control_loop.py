@@ -8,12 +8,13 @@ tests call it on a simulated clock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Snapshot
+from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import COMMANDED, REPLACED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
@@ -42,8 +43,8 @@ class ControlLoop:
 
     Args:
         mailboxes: One per ``camera.topics``; the loop follows the first camera, and takes the newest of the others.
-        prepare: Makes the messages of a command; what it returns sends them, and is called only while motion is
-            allowed.
+        prepare: Makes the messages of all arms' commands; what it returns sends them, and is called only while
+            motion is allowed.
         supervise: Asks the watchdog and tells ``safety``; called before each command, so that a frame which ends a
             hold is itself answered.
     """
@@ -53,7 +54,7 @@ class ControlLoop:
         context: Context,
         stepper: Stepper,
         mailboxes: Sequence[Mailbox[Frame]],
-        prepare: Callable[[Command], Callable[[], None]],
+        prepare: Callable[[Sequence[Command]], Callable[[], None]],
         supervise: Callable[[], None],
     ) -> None:
         self._context = context
@@ -65,7 +66,7 @@ class ControlLoop:
         self._supervise = supervise
         self._config = context.options.current
         self._stepper.configure(self._config)
-        self._limiter = RateLimiter.from_config(self._config.control)
+        self._limiter = RateLimiter.from_config(self._config)
         self._newest: list[Frame | None] = [None] * len(mailboxes)
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
         self._task = (-1, -1)  # epoch of the inputs and number of the arming to which the plan belongs
@@ -153,7 +154,7 @@ class ControlLoop:
         """True where what is being done belongs to an earlier task, or was begun before a person armed."""
         return self._task != (self._inputs.snapshot.epoch, self._safety.armings)
 
-    def _fresh_joints(self) -> JointState | None:
+    def _fresh_joints(self) -> Mapping[str, JointState]:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _wait_until_due(self) -> bool:
@@ -225,11 +226,12 @@ class ControlLoop:
         """
         if self._config.control.lockstep:
             keys = self._stepper.spec.feeds
-            if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT):
+            arms = tuple(arm.name for arm in self._stepper.controller.arms)
+            if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT, arms):
                 raise Refused(
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 )
-        inputs = replace(self._take_task(), joints=self._fresh_joints())
+        inputs = replace(self._take_task(), joints=together(self._fresh_joints().values()))
         self._watchdog.inference_began(self._clock.now())
         try:
             with self._clock.work():
@@ -249,19 +251,22 @@ class ControlLoop:
         """Show the action, and send the command where it may be sent."""
         self._context.sink.step(step)
         refused = step.refused or self._too_old(step)
-        if refused is not None or step.command is None:
+        if refused is not None:
             self._stepper.schedule.reset()
-            self._refuse(refused or Refused(Reason.ACTION_INVALID, "no command was made"), frame)
+            self._refuse(refused, frame)
             return
         for reason in self._held:
             self._safety.clear(reason)
         self._held.clear()
         began, stats = self._clock.steady(), self._context.stats
-        sent = self._send_allowed(step.command)
+        sent = self._send_allowed(step.commands)
         now = self._clock.now()
         if sent:
             stats.commanded()
             stats.record({"publish": now.steady / 1e6 - 1e3 * began})
+            for alone in filter(None, [command.refused for command in step.commands]):
+                self._safety.count(alone.reason)
+                self._context.throttled.log(alone.reason.value, f"{alone.reason.value}: {alone.detail}")
         else:
             self._stepper.schedule.reset()  # a hold may end before the next iteration could see it
         if frame is None:
@@ -276,14 +281,14 @@ class ControlLoop:
             self._context.report(used.outcome(outcome, ended=now.ros, stages_ms=step.stages_ms))
         self._unreported.clear()
 
-    def _send_allowed(self, command: Command) -> bool:
-        """Send the command where it may be sent; True where it was.
+    def _send_allowed(self, commands: Sequence[Command]) -> bool:
+        """Send the commands where they may be sent; True where they were.
 
         A process that was suspended between the watchdog's look and the sending looks again. What remains is the
         sending itself: a driver that wants certainty looks at the stamp. A loop that was told to end sends nothing:
         it may have been left behind, and the arm be armed for another.
         """
-        send = self._prepare(command)
+        send = self._prepare(commands)
         while not self._ending:
             self._supervise()
             looked = self._clock.steady()

@@ -1,4 +1,4 @@
-"""Publishes commands to the drivers: the arm's topic and, for a gripper with its own driver, the gripper's.
+"""Publishes commands to the drivers: each arm's topic and, for a gripper with its own driver, the gripper's.
 
 Everything is sent within :meth:`vla_ros.control.safety.Safety.motion`, so that no two threads send at once and a
 motion never follows a stop.
@@ -6,27 +6,21 @@ motion never follows a stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-import numpy as np
-
-from vla_ros.control.command import Command, message_type, split, to_message
+from vla_ros.control.command import Command, lifetime, message_type, split, to_message
 from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
-
-_TWIST_PERIODS = 2
-"""Control periods for which a twist stays in force by default (``timeouts.twist``: 0)."""
 
 
 class Outputs:
     """Publishers of commands.
 
     Args:
-        context: What the node's parts share; ``control.output``, ``gripper.output``, ``topics`` and
-            ``timeouts.twist`` are read.
+        context: What the node's parts share; ``config.arms`` and ``timeouts.twist`` are read.
 
     Attributes:
         gids: Topic (resolved) to the id by which discovery knows the publisher.
@@ -35,17 +29,16 @@ class Outputs:
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context
         self._make = wiring.graph.message
-        config, topics = context.options.current, context.options.current.topics
-        self._arm, gid = wiring.publisher_and_gid(message_type(config.control.output), topics.command, "command")
-        self._publishers = {topics.command: self._arm}
-        self.gids = {self._arm.topic_name: gid}
-        if topics.gripper:
-            kind = message_type(config.gripper.output)
-            gripper, gid = wiring.publisher_and_gid(kind, topics.gripper, "command")
-            self._publishers[topics.gripper] = gripper
-            self.gids[gripper.topic_name] = gid
-        # The twist in force, and when it expires (steady clock, s).
-        self._twist: tuple[Command, float] | None = None
+        self._publishers: dict[str, Any] = {}
+        self.gids: dict[str, bytes] = {}
+        self._arms = {arm.name: arm for arm in context.options.current.arms}  # their outputs and topics stay
+        for arm in self._arms.values():
+            for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output)):
+                if topic and topic not in self._publishers:
+                    publisher, gid = wiring.publisher_and_gid(message_type(output), topic, "command")
+                    self._publishers[topic], self.gids[publisher.topic_name] = publisher, gid
+        # Velocities that move an arm, by its name, and when they expire (steady clock, s).
+        self._standing: Mapping[str, tuple[Command, float]] = {}
 
     @property
     def subscribers(self) -> tuple[str, int]:
@@ -54,43 +47,51 @@ class Outputs:
         worst = min(counts, key=lambda topic: counts[topic])
         return worst, counts[worst]
 
-    def prepare(self, command: Command) -> Callable[[], None]:
-        """Make the messages of a command; what this returns sends them.
+    def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
+        """Make the messages of all arms' commands; what this returns sends them.
 
         Call that within ``safety.motion()``; a hold is sent where motion is *not* allowed, a motion where it is.
         """
-        config, now = self._context.options.current, self._context.clock.ros()
-        arm, fingers = split(command, config.robot.gripper_joint_names if config.topics.gripper else ())
-        sends = [partial(self._arm.publish, to_message(arm, config.control.output, self._make, now))]
-        if fingers is not None:
-            message = to_message(fingers, config.gripper.output, self._make, now)
-            sends.append(partial(self._publishers[config.topics.gripper].publish, message))
+        sends = [send for command in commands for send in self._messages(command)]
 
         def send() -> None:
             for each in sends:
                 each()
-            if command.twist is not None:
-                self._twist = None if command.hold else (arm, self._context.clock.steady() + self._expiry)
+            expires = self._context.clock.steady() + lifetime(self._context.options.current)
+            told = {command.arm for command in commands}
+            others = {arm: each for arm, each in self._standing.items() if arm not in told}
+            self._standing = others | {each.arm: (each, expires) for each in commands if each.moves_on}
 
         return send
 
-    @property
-    def _expiry(self) -> float:
-        """Seconds for which a twist stays in force."""
-        config = self._context.options.current
-        return config.timeouts.twist or _TWIST_PERIODS / config.control.rate_hz
+    def _messages(self, command: Command) -> list[Callable[[], None]]:
+        arm, now = self._arms[command.arm], self._context.clock.ros()
+        body, fingers = self._split(command)
+        sends: list[Callable[[], None]] = [
+            partial(self._publishers[arm.command].publish, to_message(body, arm.output, self._make, now))
+        ]
+        if fingers is not None:
+            message = to_message(fingers, arm.gripper.output, self._make, now)
+            sends.append(partial(self._publishers[arm.gripper_topic].publish, message))
+        return sends
+
+    def _split(self, command: Command) -> tuple[Command, Command | None]:
+        arm = self._arms[command.arm]
+        return split(command, arm.robot.gripper_joint_names if arm.gripper_topic else ())
 
     def expire(self) -> None:
-        """Send a zero twist where none has come for ``timeouts.twist``; ask some fifty times a second.
+        """Send zero velocities where no command has come for ``timeouts.twist``; ask some fifty times a second.
 
         A velocity moves the arm until another is sent: during a long inference the last one would carry it
         far beyond the step that was meant. Positions need no such thing.
         """
-        standing = self._twist
-        if standing is None or self._context.clock.steady() < standing[1]:
+        now = self._context.clock.steady()
+        if not any(now >= expires for _, expires in self._standing.values()):
             return
-        with self._context.safety.motion():
-            if self._twist is not standing:  # another command came meanwhile
-                return
-            self.prepare(replace(standing[0], hold=True, twist=(np.zeros(3), np.zeros(3))))()
-        self._context.safety.report(Reason.TWIST_EXPIRED, f"no twist for {self._expiry:.3g} s")
+        with self._context.safety.motion():  # one command sent meanwhile is no longer among them
+            expired = [command for command, expires in self._standing.values() if now >= expires]
+            if expired:
+                self.prepare([self._split(command)[0].stopped() for command in expired])()
+        if expired:
+            seconds = lifetime(self._context.options.current)
+            self._context.safety.report(Reason.TWIST_EXPIRED, f"no other velocity for {seconds:.3g} s")

@@ -13,11 +13,10 @@ from typing import Any
 from vla_ros.config import Config, LiveConfig
 from vla_ros.control.clock import Clock
 from vla_ros.control.contest import CONTESTS
-from vla_ros.control.fit import unused_gripper
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import BEFORE_ARMING
-from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import WATCHED, Watchdog
@@ -95,9 +94,9 @@ class PolicyNode:
             raise
         self._logger.info(self._summary())
         self._logger.info(f"features:\n{stepper.binding.table()}")
-        unused = unused_gripper(self.config, stepper.spec)
-        if unused:
-            self._logger.warning(unused)
+        for arm in stepper.controller.arms:
+            if arm.unused_gripper:
+                self._logger.warning(arm.unused_gripper)
 
     def activate(self) -> None:
         """Begin to infer on frames. The arm moves with ``control.armed``, else after ``~/enable``."""
@@ -223,7 +222,7 @@ class PolicyNode:
         self._watchdog = Watchdog(
             self._options,
             config.camera.topics,
-            joints_required=bool(stepper.controller.arm_names),
+            tuple(arm.name for arm in stepper.controller.arms if arm.arm_names),
             # rclpy's ROSClock and ours say so; another clock is the system's.
             simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
         )
@@ -250,7 +249,8 @@ class PolicyNode:
             middleware,
         )
         wiring.undo(self._watch.close)
-        wiring.subscribe_from(joints, topics.joint_states, states.joints, "joint_states")
+        for topic in states.topics:
+            wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
         for feed in config.robot.state_topics:
             key, _, topic = feed.partition("=")
             wiring.subscribe(joints, topic, partial(states.feed, key), "state")
@@ -271,11 +271,10 @@ class PolicyNode:
     def _contests(self) -> list[tuple[Reason, str, Contest]]:
         """Two sources of one thing, with the topic."""
         steady = self._clock.now().steady
-        camera, joint = self._cameras.contest(steady), self._states.contest(steady)
+        camera = self._cameras.contest(steady)
         found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []
-        if joint is not None:
-            found.append((Reason.JOINT_STATE_CONTESTED, self.config.topics.joint_states, joint))
-        return found
+        joints = self._states.contests(steady)
+        return found + [(Reason.JOINT_STATE_CONTESTED, topic, contest) for topic, contest in joints]
 
     def _on_instruction(self, message: Any) -> None:
         taken, text = self.instruct(message.data)
@@ -330,12 +329,10 @@ class PolicyNode:
     def _hold(self) -> None:
         if self._stepper is None:
             return
-        try:
-            command = self._stepper.hold(self.inputs.snapshot.joints)
-        except Refused as refused:
+        commands, refusals = self._stepper.hold(self.inputs.snapshot.arms)
+        for refused in refusals:
             self._logger.error(f"no hold could be sent: {refused.detail}")
-            return
-        send = self._outputs.prepare(command)
+        send = self._outputs.prepare(commands)
         with self.safety.motion() as allowed:
             if not allowed:  # else the reason has ended already, and a motion may have gone out before this
                 send()
@@ -352,10 +349,15 @@ class PolicyNode:
         """One line for the log: policy, inputs and outputs."""
         assert self._stepper is not None
         spec, config = self._stepper.spec, self.config
-        gripper = f" and {config.topics.gripper} ({config.gripper.output})" if config.topics.gripper else ""
+        outputs = [
+            f"{topic} ({output})"
+            for arm in config.arms
+            for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output))
+            if topic
+        ]
         return (
             f"policy '{config.policy.name}' is ready: image(s) {', '.join(spec.image_keys)}, "
             f"{spec.dimension} numbers, {spec.horizon} step(s); "
-            f"{', '.join(config.camera.topics)} -> {config.topics.command} ({config.control.output}){gripper} "
+            f"{', '.join(config.camera.topics)} -> {' and '.join(outputs)} "
             f"by {self._graph.backend}"
         )

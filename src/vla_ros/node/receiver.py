@@ -6,18 +6,19 @@ A camera frame stays bytes here: its stamp is read, nothing is decoded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from vla_ros.control.arm import ArmController
 from vla_ros.control.clock import Now
-from vla_ros.control.controller import Controller
 from vla_ros.control.joints import JointStates
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.robot import RobotController
 from vla_ros.control.sources import Contest
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
@@ -118,40 +119,61 @@ class FrameReceiver:
 
 
 class StateReceiver:
-    """Receives joint states, of one publisher or several, and further feeds."""
+    """Receives joint states, of one publisher or several, and further feeds.
 
-    def __init__(self, context: Context, controller: Controller) -> None:
+    Attributes:
+        topics: Of joint states.
+    """
+
+    def __init__(self, context: Context, controller: RobotController) -> None:
         self._context = context
-        self._controller = controller
+        config = context.options.current
         # In lockstep a simulation sets its arm back between episodes, faster than any limit.
-        lockstep = context.options.current.control.lockstep
-        self._joint_states = JointStates(controller.arm_names, {} if lockstep else controller.joint_speeds)
+        lockstep = config.control.lockstep
+        self._arms = {arm.name: arm for arm in controller.arms}
+        self.topics: dict[str, list[str]] = {}  # with the arms that each tells of
+        for options in config.arms:
+            self.topics.setdefault(options.joint_states, []).append(options.name)
+        several = len(controller.arms) > 1  # each then tells of its own joints
+        self._joint_states = {
+            arm.name: JointStates(
+                arm.arm_names,
+                {} if lockstep else arm.joint_speeds,
+                (*arm.arm_names, *options.robot.gripper_joint_names) if several else (),
+            )
+            for arm, options in zip(controller.arms, config.arms, strict=True)
+        }
 
-    def contest(self, steady: int) -> Contest | None:
-        """Two that tell of one of the arm's joints in turn at this time of the steady clock."""
-        return self._joint_states.contest(steady)
+    def contests(self, steady: int) -> Iterator[tuple[str, Contest]]:
+        """Two that tell of one of an arm's joints in turn at this time of the steady clock, with the topic."""
+        for topic, arms in self.topics.items():
+            for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
+                yield topic, contest
 
-    def joints(self, message: Any, publisher: bytes = b"") -> None:
-        """A ``sensor_msgs/JointState`` of the robot came from a publisher of this id."""
+    def joints(self, topic: str, message: Any, publisher: bytes = b"") -> None:
+        """A ``sensor_msgs/JointState`` came on a topic from a publisher of this id."""
         now = self._context.clock.now()
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
-        whole = self._joint_states.add(joints, stamp, now.steady, timeout, publisher)
-        if whole is not None:
-            self.accept(whole.joints, whole.stamp)
+        for arm in self.topics[topic]:
+            whole = self._joint_states[arm].add(joints, stamp, now.steady, timeout, publisher)
+            if whole is not None:
+                self.accept(whole.joints, whole.stamp, arm)
 
-    def accept(self, joints: JointState, stamp: int) -> None:
-        """Make a whole joint state the newest one, if the watchdog finds nothing wrong with it.
+    def accept(self, joints: JointState, stamp: int, arm: str = "arm") -> None:
+        """Make a whole joint state the arm's newest one, if the watchdog finds nothing wrong with it.
 
         Args:
             joints: Of all the arm's joints.
             stamp: Stamp of its header; 0 where the driver gives none.
+            arm: Whose.
         """
-        wrong = self._wrong(joints)
+        wrong = self._wrong(joints, self._arms[arm])
         if wrong:
-            self._context.throttled.log("joint states", f"{Reason.JOINT_STATE_INVALID.value}: {wrong}")
-        if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong):
-            self._context.inputs.set_joints(joints)
+            named = f"{arm}: {wrong}" if len(self._arms) > 1 else wrong
+            self._context.throttled.log(f"joint states {arm}", f"{Reason.JOINT_STATE_INVALID.value}: {named}")
+        if self._context.watchdog.joint_state(stamp, self._context.clock.now(), wrong, arm):
+            self._context.inputs.set_joints(joints, arm)
 
     def feed(self, key: str, message: Any) -> None:
         """A message of the feed ``key`` came (``robot.state_topics``)."""
@@ -160,14 +182,15 @@ class StateReceiver:
     def forget(self) -> None:
         """Forget what was measured: the clock jumped, and stamps may come again."""
         self._context.inputs.forget_measurements()
-        self._joint_states.forget()
+        for states in self._joint_states.values():
+            states.forget()
 
-    def _wrong(self, joints: JointState) -> str:
+    def _wrong(self, joints: JointState, arm: ArmController) -> str:
         """What makes a joint state unusable, or ""."""
         if len(joints.names) != len(joints.positions):
             return f"{len(joints.names)} names and {len(joints.positions)} positions"
         try:
-            self._controller.check_joints(joints)
+            arm.check_joints(joints)
         except Refused as refused:
             return f"{refused.detail} (see robot.joint_names, robot.urdf and topics.joint_states)"
         return ""
@@ -180,5 +203,6 @@ def stamp_of(message: Any) -> int:
 
 def joint_state_of(message: Any, now: int) -> JointState:
     """A ``sensor_msgs/JointState`` as numbers; without a stamp it counts as measured now."""
+    numbers = [np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort)]
     positions = np.asarray(message.position, dtype=np.float64)
-    return JointState(tuple(message.name), positions, stamp_of(message) or now)
+    return JointState(tuple(message.name), positions, stamp_of(message) or now, *numbers)

@@ -18,16 +18,15 @@ from vla_ros.config import Config
 from vla_ros.contract.binding import bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command
-from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
+from vla_ros.control.robot import ArmJoints, RobotController
 from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import VlaRosError
-from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.observer import Observer
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, JointState, Observation
+from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
 
@@ -46,18 +45,6 @@ class Inference:
     stages_ms: Mapping[str, float]
 
 
-def make_kinematics(config: Config) -> Kinematics | None:
-    """The arm that the options describe, or None where ``robot.urdf`` is empty.
-
-    Raises:
-        ConfigError: The URDF, a joint or a frame does not exist.
-    """
-    robot = config.robot
-    if not robot.urdf:
-        return None
-    return Kinematics.from_urdf(robot.urdf, robot.joint_names, robot.base_frame, robot.tip_frame)
-
-
 class Stepper:
     """A loaded policy with everything around it.
 
@@ -68,7 +55,7 @@ class Stepper:
         self._config = config
         self._policy = policy
         self._session = Session()
-        self._kinematics = make_kinematics(config)
+        self._arms = make_arms(config)
         self._lock = threading.Lock()  # the controller: a hold may come from another thread
 
     def load(self, progress: Progress = no_progress) -> None:
@@ -95,12 +82,11 @@ class Stepper:
         Raises:
             ConfigError: Policy, robot and options do not belong together.
         """
-        self.binding = bind(spec, self._config, make_arms(self._config))
-        spec = self.binding.spec
+        self.binding = bind(spec, self._config, self._arms)
         self.observer = Observer(self._config, self.binding)
-        self.controller = Controller(self._config, spec, self._kinematics)
-        binary = self._config.gripper.mode == "binary"
-        self.schedule = ChunkSchedule.from_config(self._config.control, spec, binary)
+        kinematics = {name: arm.kinematics for name, arm in self._arms.items() if arm.kinematics is not None}
+        self.controller = RobotController(self._config, self.binding.spec, kinematics)
+        self.schedule = ChunkSchedule.from_config(self._config.control, self.binding.spec, self.controller.binary)
 
     def close(self) -> None:
         """Free what session and policy hold."""
@@ -146,12 +132,8 @@ class Stepper:
         with self._lock:
             self.controller.reset()
 
-    def hold(self, joints: JointState | None) -> Command:
-        """Keep the last measured position; from any thread.
-
-        Raises:
-            Refused: There is no usable measurement.
-        """
+    def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
+        """Commands with which all arms hold (:meth:`RobotController.hold`); from any thread."""
         with self._lock:
             return self.controller.hold(joints)
 
@@ -206,17 +188,17 @@ class Stepper:
 
     def next_command(
         self,
-        joints: JointState | None,
+        joints: ArmJoints,
         dt: float,
-        reference: JointState | None = None,
+        reference: ArmJoints = None,
         answer: Inference | None = None,
     ) -> StepResult:
-        """The command for the next step of the chunk; call :meth:`executed` once it was sent.
+        """The commands for the next step of the chunk; call :meth:`executed` once they were sent.
 
         Args:
-            joints: Newest joint state, from which limits count.
+            joints: Newest joint states, from which limits count.
             dt: Seconds until the next command.
-            reference: Joint state at the frame's stamp, for the first step of a chunk; None takes ``joints``.
+            reference: Joint states at the frame's stamp, for the first step of a chunk; None takes ``joints``.
             answer: The inference that was made for this step, for the record.
         """
         # Overrun: options that changed just now may have shortened the plan; the step that was due is still valid.
@@ -224,17 +206,18 @@ class Stepper:
         if step is None:
             raise RuntimeError("next_command() without a step: call infer() first")
         began = time.perf_counter()
-        command, refusal = None, None
+        commands: tuple[Command, ...] = ()
+        refusal = None
         try:
             with self._lock:
-                command = self.controller.command(
+                commands = self.controller.command(
                     step.action, joints, step.stamp, dt, reference if step.index == 0 else None
                 )
         except Refused as refused:
             refusal = refused
         took = {**(answer.stages_ms if answer else {}), "control": _since(began)}
         chunk, observation = (answer.chunk, answer.observation) if answer else (None, None)
-        return StepResult(step.stamp, step.index, step.action, command, refusal, chunk, observation, took)
+        return StepResult(step.stamp, step.index, step.action, commands, refusal, chunk, observation, took)
 
     def executed(self) -> None:
         """The command of the last step was sent: it counts, for the schedule and for what follows from it."""
@@ -247,7 +230,7 @@ class Stepper:
         frames: Sequence[CdrBytes | None],
         inputs: Snapshot,
         dt: float,
-        reference: JointState | None = None,
+        reference: ArmJoints = None,
     ) -> StepResult:
         """Infer on one set of frames and make the first command, where no time passes in between.
 

@@ -67,7 +67,9 @@ class LiveRun:
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
         self._inputs, self._safety = Inputs(clock), Safety(clock.ros)
-        self._watchdog = Watchdog(watched, config.camera.topics, joints_required=bool(stepper.controller.arm_names))
+        self._arms = tuple(arm.name for arm in stepper.controller.arms)
+        needed = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
+        self._watchdog = Watchdog(watched, config.camera.topics, needed)
         context = Context(
             options, clock, self._inputs, self._safety, self._watchdog, Stats(), sink, ThrottledLogger(_LOG), _LOG
         )
@@ -108,7 +110,8 @@ class LiveRun:
         self._receiver.receive(camera, data)
 
     def _accept(self, state: JointState) -> None:
-        self._states.accept(state, state.stamp)
+        for arm in self._arms:
+            self._states.accept(state, state.stamp, arm)
 
     def _set_state(self, key: str, state: JointState) -> None:
         self._inputs.set_state(key, state)

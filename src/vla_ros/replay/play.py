@@ -256,10 +256,15 @@ class Player:
             round(self._options.tolerance_s * 1e9),
             round(self._period * 1e9),
         )
-        sent = [row.step.command for row in rows]
-        names = next((command.names for command in sent if command is not None), ())
+        sent = [
+            (tuple(name for each in row.step.commands for name in each.names), row.step.commands) for row in rows
+        ]
+        names = next((known for known, _ in sent if known), ())
         unknown = np.full(len(names), np.nan)
-        commands = [each.positions if each is not None and each.names == names else unknown for each in sent]
+        commands = [
+            np.concatenate([each.positions for each in made]) if made and known == names else unknown
+            for known, made in sent
+        ]
         stages = dict.fromkeys(name for row in rows for name in row.stages_ms)
         result = Samples(
             bag=str(self._bag.path),

@@ -13,9 +13,9 @@ from typing import Any
 from vla_ros.config import LiveConfig
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import message_type
-from vla_ros.control.controller import Controller
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.outcome import FrameOutcome, StepResult
+from vla_ros.control.robot import RobotController
 from vla_ros.control.safety import Safety
 from vla_ros.errors import ConfigError
 from vla_ros.graph.health import TopicHealth, Watched, receive_buffer_finding
@@ -43,7 +43,7 @@ class Telemetry:
         wiring: Wiring,
         options: LiveConfig,
         spec: PolicySpec,
-        controller: Controller,
+        controller: RobotController,
         safety: Safety,
         stats: Stats,
         inputs: Inputs,
@@ -191,14 +191,19 @@ class Telemetry:
         image = IMAGE_TYPES[config.camera.transport]
         watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in config.camera.topics]
         if self._controller.arm_names:
-            watched.append(
-                Watched(resolve(topics.joint_states), qos("joint_states"), True, "sensor_msgs/msg/JointState")
-            )
-        outputs = [(topics.command, config.control.output), (topics.gripper, config.gripper.output)]
+            watched += [
+                Watched(resolve(topic), qos("joint_states"), True, "sensor_msgs/msg/JointState")
+                for topic in dict.fromkeys(arm.joint_states for arm in config.arms)
+            ]
+        outputs = {
+            topic: output
+            for arm in config.arms
+            for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output))
+            if topic
+        }
         watched += [
             Watched(resolve(topic), qos("command"), type_name=message_type(output), published=True)
-            for topic, output in outputs
-            if topic
+            for topic, output in outputs.items()
         ]
         may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]

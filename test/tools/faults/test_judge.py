@@ -15,12 +15,12 @@ from tools.faults.judge import GRACE, Judge, Permission
 from tools.faults.records import Record
 from tools.faults.rows import OPTIONS
 from vla_ros.config import load
-from vla_ros.node.stepper import make_kinematics
+from vla_ros.control.robot import make_kinematics
 
 MS = 1_000_000
 NAMES = ARM + FINGERS
 CONFIG = load((), [f"{name}:={value}" for name, value in OPTIONS.items()])
-KINEMATICS = make_kinematics(CONFIG)
+KINEMATICS = make_kinematics(CONFIG)["arm"]
 PERIOD = 1 / 30
 PERMISSIONS = [Permission(0.5, True)]
 

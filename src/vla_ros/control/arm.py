@@ -1,0 +1,391 @@
+"""From one action to one arm's command: motion, kinematics, limits, gripper. Nothing unchecked leaves it.
+
+Two rules decide what a number means:
+
+- A delta counts from the *measured* position (``control.delta_from: measured``): of the joint state that belongs
+  to the frame where the caller has it, else of the newest. An arm that lags behind its commands then cannot run
+  up a debt; ``commanded`` counts from the last command, for arms that sag or stick.
+- Limits count from the newest measured position, always; those of a velocity from where the arm is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.contract.parts import Part
+from vla_ros.control.command import Command, lifetime
+from vla_ros.control.end_effector import limit_pose, shorten_for_tip, twist_between
+from vla_ros.control.gripper import Gripper
+from vla_ros.control.limits import JointLimits, Violation, limit_joints
+from vla_ros.control.measured import MeasuredArm, position_of
+from vla_ros.control.motion import JointMotion, TipMotion, make_motion
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.errors import ConfigError
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.kinematics.transforms import Pose, rotation_vector
+from vla_ros.types import FloatArray, JointState
+
+_FAR = 1e9  # far beyond every limit, and no product of it overflows
+_REACHED = 0.005  # m
+_WHOLE = ("float64_multi_array", "joint_trajectory")  # their drivers refuse a message that lacks a joint
+_SAG = 0.02  # rad or m; an arm that sags by less is held where it was
+_NOWHERE = Pose(np.zeros(3), np.eye(3))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A command that may be sent: positions [N], velocity [N] of the arm, and the fingers'."""
+
+    positions: FloatArray
+    velocity: FloatArray
+    fingers: list[float]
+
+
+class ArmController:
+    """Makes commands for one arm, and refuses those that must not be sent. Used from one thread.
+
+    Args:
+        config: The whole tree; the arm's sections and ``control`` are read.
+        columns: The arm's parts of an action, with their columns.
+        kinematics: The arm's; None where it has no URDF (then only ``limits.max_joint_step`` limits its joints, and
+            only the step limits a twist).
+        name: Which of ``config.arms``.
+
+    Attributes:
+        arm_names: Joints in command order; empty for a twist without kinematics.
+        names: Joints of a command: the arm's and then the fingers.
+        joint_speeds: Velocity limits by joint, where there are some.
+        counters: How often each limit changed a target, by the reason's value. Besides: ``gripper_speed``,
+            ``not_reached`` (kinematics stayed more than 5 mm away from the target) and ``tip_shortened`` (joint
+            limits bent the tip's path, and the step was shortened for it). These three never stop the arm.
+
+    Raises:
+        ConfigError: The options, the URDF and the policy do not fit together.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        columns: Sequence[tuple[Part, slice]],
+        kinematics: Kinematics | None = None,
+        name: str = "arm",
+    ) -> None:
+        self.name = name
+        self._kinematics = kinematics
+        self.counters: Counter[str] = Counter()
+        arm = next(each for each in config.arms if each.name == name)
+        self.arm_names = kinematics.joint_names if kinematics else arm.robot.joint_names
+        self.joint_speeds = dict(zip(self.arm_names, kinematics.velocity_limits, strict=True)) if kinematics else {}
+        grippers = [(part, place) for part, place in columns if part.quantity == "gripper"]
+        motion = sorted(  # tip_position before tip_rotation
+            ((part, place) for part, place in columns if part.quantity != "gripper"),
+            key=lambda each: each[0].quantity,
+        )
+        if len(grippers) > 1:
+            raise ConfigError(f"features.action: found {len(grippers)} grippers of '{name}', expected one")
+        self._motion = make_motion([part for part, _ in motion], arm, config.control, kinematics)
+        self._motion_columns = np.concatenate([np.arange(place.start, place.stop) for _, place in motion])
+        if isinstance(self._motion, JointMotion) and len(self._motion_columns) != len(self.arm_names):
+            raise ConfigError(
+                f"robot.joint_names: found {len(self.arm_names)} joints {list(self.arm_names)} of '{name}', and "
+                f"the policy gives {len(self._motion_columns)} numbers for them"
+            )
+        self._gripper_column = grippers[0][1].start if grippers else None
+        self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)
+        self._measured = MeasuredArm(self.arm_names, kinematics)
+        self.configure(config)
+        self._check_fit()
+        self.names = self.arm_names + self._finger_names
+        self.reset()
+
+    def configure(self, config: Config) -> None:
+        """Take new options that may change while running; where the arm is stays known.
+
+        Raises:
+            ConfigError: The limits leave a joint no room.
+        """
+        arm = next(each for each in config.arms if each.name == self.name)
+        kinematics, wide = self._kinematics, np.full(len(self.arm_names), math.inf)
+        self._limits = JointLimits.from_config(
+            arm.limits,
+            self.arm_names,
+            kinematics.position_low if kinematics else -wide,
+            kinematics.position_high if kinematics else wide,
+            kinematics.velocity_limits if kinematics else wide,
+        )
+        self._gripper.configure(arm.gripper)
+        self._arm, self._control = arm, config.control
+        self._sends_joint_velocities = arm.output in VELOCITY_OUTPUTS and arm.output != "twist_stamped"
+        self._lifetime = lifetime(config)
+        self._posture = np.array(arm.robot.home) if arm.robot.home else None
+        used = self._gripper.is_used and self._gripper_column is not None
+        self._finger_names = arm.robot.gripper_joint_names if used else ()
+
+    def _check_fit(self) -> None:
+        arm, section = self._arm, "robot" if self.name == "arm" else self.name
+        if self._kinematics is None:
+            if arm.limits.workspace_low:
+                raise ConfigError(f"{section}.urdf: found no value, and limits.workspace_low needs it")
+            if arm.output == "twist_stamped" and isinstance(self._motion, JointMotion):
+                raise ConfigError(f"{section}.urdf: found no value, and a twist from joint positions needs it")
+        if arm.robot.home and len(arm.robot.home) != len(self.arm_names):
+            raise ConfigError(
+                f"{section}.home: found {len(arm.robot.home)} numbers, expected one for each of "
+                f"{list(self.arm_names)}"
+            )
+
+    @property
+    def binary(self) -> tuple[int, ...]:
+        """The gripper's column, where it only opens and closes."""
+        if self._gripper_column is None or self._arm.gripper.mode != "binary":
+            return ()
+        return (self._gripper_column,)
+
+    @property
+    def unused_gripper(self) -> str:
+        """A warning where the policy opens and closes a gripper that nobody will hear of; "" where all is well."""
+        if self._gripper_column is None or not self._gripper.is_used or self._finger_names:
+            return ""
+        section = "robot" if self.name == "arm" else self.name
+        return (
+            f"the gripper will not move: {section}.gripper_joint_names is empty, so the policy's gripper number is "
+            "only on topics.action; name the finger joints, or say that this is meant: gripper.mode: none"
+        )
+
+    def reset(self) -> None:
+        """Forget what was commanded (new episode, after a hold of the driver); the counters stay."""
+        self._gripper.reset()
+        self._last: FloatArray | None = None
+        self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
+        self._held: FloatArray | None = None
+        self._made: _Made | None = None
+
+    def check_joints(self, joints: JointState) -> None:
+        """Refuse a measurement that no command may be built on; from any thread.
+
+        Raises:
+            Refused: ``joint_state_invalid``, with what is wrong.
+        """
+        self._measured.check(self._measured.positions(joints))
+
+    def command(
+        self,
+        action: FloatArray,
+        joints: JointState | None,
+        stamp: int,
+        dt: float,
+        reference: JointState | None = None,
+    ) -> Command:
+        """The command for one action. Call :meth:`executed` once it was sent.
+
+        Args:
+            action: Float64 [D], un-normalised, finite; all arms' numbers.
+            joints: Newest joint state; None only for a twist without kinematics.
+            stamp: Stamp of the frame from which the action came, nanoseconds.
+            dt: Seconds until the next command; positive and finite.
+            reference: Joint state at the frame's stamp, from which deltas count; None takes ``joints``.
+
+        Raises:
+            Refused: With the reason; nothing of the command may be sent.
+        """
+        numbers = np.minimum(np.maximum(action[self._motion_columns], -_FAR), _FAR)
+        if self._kinematics is None and isinstance(self._motion, TipMotion):
+            return self._twist_only(numbers, stamp, dt, self._fingers(action, joints, dt))
+        measured = self._measured.positions(joints)
+        self._measured.check(measured)
+        origin = measured
+        if self._last is not None and self._control.delta_from == "commanded" and not self._sends_joint_velocities:
+            reach = self._limits.step
+            origin = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
+        start = origin
+        is_delta = self._motion.quantity in ("tip_delta", "joint_delta")
+        if is_delta and origin is measured and reference is not None and reference is not joints:
+            start = self._measured.positions(reference)
+        target = self._target(numbers, start, dt)
+        positions = self._limited(target, measured, origin, dt)
+        velocity = (positions - origin) / dt
+        fingers = self._fingers(action, joints, dt)
+        command = Command(
+            arm=self.name,
+            names=self.names,
+            positions=np.array(positions.tolist() + fingers),
+            stamp=stamp,
+            duration=dt,
+            frame_id=self._kinematics.base_frame if self._kinematics else "",
+        )
+        if self._sends_joint_velocities:
+            velocities = dict(zip(self.arm_names, velocity.tolist(), strict=True))
+            command = replace(command, velocities=velocities)
+        elif self._arm.output == "twist_stamped" and self._kinematics is not None:
+            ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
+            command = replace(command, twist=twist_between(*ends, dt))
+        self._made = _Made(positions, velocity, fingers)
+        return command
+
+    def executed(self) -> None:
+        """The command that was made last was sent: what follows starts from it.
+
+        A command that was made and not sent (the arm holds) leaves no trace without this.
+        """
+        made, self._made = self._made, None
+        if made is not None:
+            self._last, self._last_velocity, self._held = made.positions, made.velocity, None
+            if made.fingers:
+                self._gripper.sent(made.fingers[0])
+
+    def hold(self, joints: JointState | None) -> Command:
+        """Keep the last measured position (never zeros); a velocity becomes zero.
+
+        The position is the one measured when the hold began: an arm that sags does not creep down with its own
+        measurements. It is measured anew once a joint is more than 0.02 rad or m away from it (somebody moved
+        the arm). Fingers keep what they were told, so that nothing is dropped, and their measured position where
+        they were told nothing yet. The next command starts from rest.
+
+        Where the measured position is an old one, the arm may have gone on since: no further than one step, because
+        every step begins at the newest measurement (``control.delta_from: commanded``: no further than
+        ``limits.max_joint_step`` from it). The way back takes as long as the velocity limits ask for
+        (``Command.duration``, which trajectories carry).
+
+        Raises:
+            Refused: ``joint_state_stale`` or ``joint_state_invalid``: nothing usable was measured, so nothing
+                can be sent. A velocity becomes zero whatever is measured.
+        """
+        before, self._last = self._last, None
+        self._last_velocity, self._made = np.zeros(len(self.arm_names)), None
+        if self._arm.output in VELOCITY_OUTPUTS:
+            names, positions = self._held_fingers(joints)
+            stamp = joints.stamp if joints else 0
+            held = Command(names, np.array(positions), stamp, arm=self.name, hold=True, frame_id=self._frame)
+            if self._sends_joint_velocities:
+                return replace(held, velocities=dict.fromkeys(self.arm_names, 0.0))
+            return replace(held, twist=(np.zeros(3), np.zeros(3)))
+        measured = self._measured.positions(joints)
+        assert joints is not None
+        if self._held is None or np.any(np.abs(measured - self._held) > _SAG):
+            self._held = measured
+        names, positions = self._held_fingers(joints)
+        return Command(
+            self.arm_names + names,
+            np.array(self._held.tolist() + positions),
+            joints.stamp,
+            arm=self.name,
+            hold=True,
+            duration=0.0 if before is None else self._shortest(np.abs(self._held - before)),
+        )
+
+    def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
+        """Names and positions of the fingers in a hold; those that were told nothing and are not measured lack.
+
+        Raises:
+            Refused: The message would lack a joint that its driver insists on.
+        """
+        target = self._gripper.target
+        found = {name: target if target is not None else position_of(joints, name) for name in self._finger_names}
+        known = {name: position for name, position in found.items() if position is not None}
+        if len(known) == len(found):
+            return tuple(known), list(known.values())
+        if self._arm.gripper_topic:  # told nothing yet: there is nothing to end
+            return (), []
+        if self._arm.output in _WHOLE:
+            missing = sorted(set(found) - set(known))
+            raise Refused(
+                Reason.JOINT_STATE_INVALID,
+                f"finger joints {missing} are not measured and were told nothing yet, and "
+                f"{self._arm.output} must name every joint",
+            )
+        return tuple(known), list(known.values())
+
+    def _shortest(self, distance: FloatArray) -> float:
+        """Seconds that a way of ``distance`` [N] takes at the velocity limits."""
+        seconds = [d / v for d, v in zip(distance.tolist(), self._limits.velocity.tolist(), strict=True) if v > 0]
+        return max(seconds, default=0.0)
+
+    @property
+    def _frame(self) -> str:
+        """Frame of a twist: the base, or what a servo with kinematics of its own is told."""
+        if self._kinematics is not None:
+            return self._kinematics.base_frame
+        robot = self._arm.robot
+        return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
+
+    def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
+        """Joint positions [N] that the motion's numbers want from ``start`` [N]."""
+        if isinstance(self._motion, JointMotion):
+            return self._motion.target(numbers, start, dt)
+        assert self._kinematics is not None
+        pose = self._kinematics.forward(start)
+        wanted, violations = limit_pose(self._motion.target(numbers, pose, self._control), pose, self._arm.limits)
+        self._apply(violations)
+        low, high = self._limits.low, self._limits.high
+        solved = self._kinematics.solve(start, wanted, low=low, high=high, posture=self._posture)
+        if math.dist(self._kinematics.forward(solved).position.tolist(), wanted.position.tolist()) > _REACHED:
+            self.counters["not_reached"] += 1
+        return solved
+
+    def _limited(self, target: FloatArray, measured: FloatArray, origin: FloatArray, dt: float) -> FloatArray:
+        """Positions [N] that may be sent, on the way from ``origin`` to ``target``.
+
+        Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
+        """
+        limits, stands = self._limits, 1.0
+        if self._sends_joint_velocities:
+            stands = max(1.0, self._lifetime / dt)
+            low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands
+            limits = replace(limits, low=low, high=high)
+        positions, violations = limit_joints(target, measured, origin, self._last_velocity, dt, limits)
+        self._apply(violations)
+        if self._kinematics is None:
+            return positions
+        positions, wrong = shorten_for_tip(self._kinematics, origin, positions, self._arm.limits, stands)
+        if wrong is None:
+            return positions
+        if isinstance(self._motion, TipMotion):  # the target was right: what bent its path is not the policy
+            self.counters["tip_shortened"] += 1
+        else:
+            self._apply([wrong])
+        return positions
+
+    def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
+        """A twist for a servo that does the kinematics itself; only the step limits apply."""
+        assert isinstance(self._motion, TipMotion)
+        step, violations = limit_pose(
+            self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
+        )
+        self._apply(violations)
+        self._made = _Made(np.zeros(0), np.zeros(0), fingers)
+        return Command(
+            arm=self.name,
+            names=self._finger_names,
+            positions=np.array(fingers),
+            stamp=stamp,
+            duration=dt,
+            frame_id=self._frame,
+            twist=(step.position / dt, rotation_vector(step.rotation) / dt),
+        )
+
+    def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
+        """Positions of the finger joints, all the same."""
+        if not self._finger_names or self._gripper_column is None:
+            return []
+        measured = position_of(joints, self._finger_names[0])
+        position, slowed = self._gripper.command(float(action[self._gripper_column]), measured, dt)
+        if slowed:
+            self.counters["gripper_speed"] += 1
+        return [position] * len(self._finger_names)
+
+    def _apply(self, violations: Iterable[Violation]) -> None:
+        """Count violations; refuse where the options say that they stop the arm.
+
+        Raises:
+            Refused: With ``limits.on_violation: stop``.
+        """
+        for violation in violations:
+            self.counters[violation.reason.value] += 1
+            if self._arm.limits.on_violation == "stop":
+                raise Refused(violation.reason, violation.detail)

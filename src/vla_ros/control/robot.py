@@ -1,0 +1,183 @@
+"""All arms of a robot: every arm's command is made before any is sent, and what one refuses, all refuse."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.contract.binding import make_arms
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.arm import ArmController
+from vla_ros.control.command import Command
+from vla_ros.control.reasons import Level, Reason, Refused
+from vla_ros.errors import ConfigError
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.types import ActionChunk, FloatArray, JointState
+
+ArmJoints = JointState | Mapping[str, JointState] | None
+"""Joint states by arm, without those that have no usable one; or one joint state with the joints of all."""
+
+
+def make_kinematics(config: Config) -> dict[str, Kinematics]:
+    """The arms' geometry by name, of those with a URDF.
+
+    Raises:
+        ConfigError: A URDF, a joint or a frame does not exist.
+    """
+    return {name: arm.kinematics for name, arm in make_arms(config).items() if arm.kinematics is not None}
+
+
+class RobotController:
+    """Makes the commands of all arms that are sent together. Used from one thread.
+
+    Args:
+        config: The whole tree.
+        spec: What the policy's numbers mean.
+        kinematics: By arm; an arm without a URDF has none.
+
+    Attributes:
+        arms: One controller each, in the order of ``config.arms``.
+
+    Raises:
+        ConfigError: The options, the URDFs and the policy do not fit together.
+    """
+
+    def __init__(self, config: Config, spec: PolicySpec, kinematics: Mapping[str, Kinematics]) -> None:
+        names = [arm.name for arm in config.arms]
+        counts = {
+            arm.name: len(kinematics[arm.name].joint_names if arm.name in kinematics else arm.robot.joint_names)
+            for arm in config.arms
+        }
+        self._spec = spec
+        columns = spec.columns(counts)
+        unknown = [str(part) for part, _ in columns if part.arm and part.arm not in names]
+        if unknown:
+            raise ConfigError(f"features.action: found {', '.join(unknown)}, expected one of the arms {names}")
+        self.arms = tuple(
+            ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
+            for name in names
+        )
+        self._known: dict[str, JointState | None] = {}  # that a command was last built on, by arm
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take new options that may change while running.
+
+        Raises:
+            ConfigError: The limits leave a joint no room.
+        """
+        self._hold_alone = config.control.arms_hold_alone
+        for arm in self.arms:
+            arm.configure(config)
+
+    @property
+    def binary(self) -> tuple[int, ...]:
+        """Columns of grippers that only open and close."""
+        return tuple(column for arm in self.arms for column in arm.binary)
+
+    @property
+    def arm_names(self) -> tuple[str, ...]:
+        """Joints of all arms in command order."""
+        return tuple(name for arm in self.arms for name in arm.arm_names)
+
+    @property
+    def counters(self) -> Counter[str]:
+        """As :attr:`ArmController.counters`, of all arms together."""
+        return sum((arm.counters for arm in self.arms), Counter())
+
+    def reset(self) -> None:
+        """Forget what was commanded."""
+        for arm in self.arms:
+            arm.reset()
+
+    def check(self, chunk: ActionChunk) -> None:
+        """Refuse a chunk that has a wrong shape or holds NaN or infinity, before its first step is executed.
+
+        Raises:
+            Refused: ``action_invalid``.
+        """
+        shape, spec = chunk.actions.shape, self._spec
+        if len(shape) != 2 or shape[1] != spec.dimension or not 1 <= shape[0] <= spec.horizon:
+            raise Refused(
+                Reason.ACTION_INVALID,
+                f"actions have shape {list(shape)}, expected [1 to {spec.horizon}, {spec.dimension}]",
+            )
+        if not np.isfinite(chunk.actions).all():
+            step, number = np.argwhere(~np.isfinite(chunk.actions))[0]
+            raise Refused(Reason.ACTION_INVALID, f"number {number} of step {step} is {chunk.actions[step, number]}")
+
+    def command(
+        self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
+    ) -> tuple[Command, ...]:
+        """The commands for one action, one of each arm. Call :meth:`executed` once they were sent.
+
+        Args:
+            action: Float64 [D], un-normalised.
+            joints: Newest joint states.
+            stamp: Stamp of the frame from which the action came, nanoseconds.
+            dt: Seconds until the next command.
+            reference: Joint states at the frame's stamp, from which deltas count; None takes ``joints``.
+
+        Raises:
+            Refused: With the reason and the arm; nothing may be sent. With ``control.arms_hold_alone`` an arm that
+                must hold does so beside those that move (:attr:`Command.refused`), while there is one that moves.
+        """
+        if not (math.isfinite(dt) and dt > 0):
+            raise Refused(Reason.CLOCK_JUMP, f"{dt} s until the next command, expected more than 0")
+        if action.shape != (self._spec.dimension,) or not all(map(math.isfinite, action.tolist())):
+            raise Refused(
+                Reason.ACTION_INVALID,
+                f"found {np.array2string(action, precision=4)}, expected {self._spec.dimension} finite numbers",
+            )
+        tried = [
+            self._try(arm, arm.command, action, of_arm(joints, arm.name), stamp, dt, of_arm(reference, arm.name))
+            for arm in self.arms
+        ]
+        refused = [each for each in tried if isinstance(each, Refused)]
+        stops = [each for each in refused if each.reason.level is Level.STOP]
+        if stops or len(refused) == len(tried) or (refused and not self._hold_alone):
+            raise (stops or refused)[0]
+        if self._hold_alone:
+            tried = [self._beside(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
+        return tuple(each for each in tried if isinstance(each, Command))
+
+    def _beside(self, arm: ArmController, made: Command | Refused, joints: ArmJoints) -> Command | Refused:
+        """The arm's command or, beside others that move, its hold where the last joint state was good."""
+        if isinstance(made, Command):
+            self._known[arm.name] = of_arm(joints, arm.name)
+            return made
+        held = self._try(arm, arm.hold, self._known.get(arm.name))
+        return replace(held, refused=made) if isinstance(held, Command) else held
+
+    def executed(self) -> None:
+        """The commands that were made last were sent: what follows starts from them."""
+        for arm in self.arms:
+            arm.executed()
+
+    def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
+        """Hold every arm (:meth:`ArmController.hold`); one that cannot keeps no other from holding.
+
+        Returns:
+            The commands, and why an arm has none.
+        """
+        tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in self.arms]
+        commands = tuple(each for each in tried if isinstance(each, Command))
+        return commands, tuple(each for each in tried if isinstance(each, Refused))
+
+    def _try(self, arm: ArmController, make: Callable[..., Command], *arguments: Any) -> Command | Refused:
+        """What ``make`` gives, or why not, with the arm's name where there are several."""
+        try:
+            return make(*arguments)
+        except Refused as refused:
+            return Refused(refused.reason, f"{arm.name}: {refused.detail}") if len(self.arms) > 1 else refused
+
+
+def of_arm(joints: ArmJoints, arm: str) -> JointState | None:
+    """The joint state to read an arm's joints from, or None."""
+    return joints.get(arm) if isinstance(joints, Mapping) else joints
