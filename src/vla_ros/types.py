@@ -168,6 +168,7 @@ class Observation:
         state: Key to float64 [N]; [T, N] with T moments.
         raw_images: Images with one moment as the camera sent them, for a policy that processes them where its
             network runs; may be empty.
+        noise: What a sampling policy starts from (``PolicySpec.noise``); None lets it draw.
     """
 
     images: Mapping[str, UInt8Array]
@@ -175,6 +176,7 @@ class Observation:
     stamp: int
     state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
+    noise: FloatArray | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from vla_ros.interpreter import use_environment
 
 COMMANDS = {
     "run": ("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
+    "infer": ("vla_ros.node.infer", "ask a policy about one observation from files"),
     "demo": ("vla_ros.sim.demo", "watch a policy move the simulated arm; can write a report"),
     "serve": ("vla_ros.serve.cli", "serve a policy to robots on other machines"),
     "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; can write a report"),

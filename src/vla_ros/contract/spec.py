@@ -77,6 +77,7 @@ class PolicySpec:
             ``features.action`` must.
         dimension: D; 0 where it follows from the action's parts.
         horizon: K, actions in one chunk.
+        noise: Shape of the noise that an answer starts from; empty where there is none.
         rate_hz: Control rate of its training data in hertz; None where unknown.
     """
 
@@ -87,6 +88,7 @@ class PolicySpec:
     horizon: int = 1
     rate_hz: float | None = None
     open: bool = False
+    noise: tuple[int, ...] = ()
 
     @property
     def image_keys(self) -> tuple[str, ...]:

@@ -1,0 +1,261 @@
+"""Ask a policy about one observation from files and print its answer: images and state as the node would give them.
+
+vla-ros infer --checkpoint DIR --image front.png --instruction "pick up the cup"
+vla-ros infer --config robot.yaml --image front=a.png --image wrist=b.png --state joints=0,0.4,0,-2,0,2,0
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vla_ros.config import CameraConfig, Config, entries, load
+from vla_ros.config.show import add_config_arguments
+from vla_ros.contract.features import complete
+from vla_ros.contract.spec import NOW, PolicySpec
+from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.policies.base import create
+from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
+from vla_ros.vision.lazy_images import LazyImages
+from vla_ros.vision.preprocess import Preprocessor, process
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros infer``."""
+    add_config_arguments(parser)
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="the same as -p policy.checkpoint:=DIR")
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="[KEY=]FILE",
+        help="image file; without KEY in the policy's order. Once for each moment, oldest first, or once for all",
+    )
+    parser.add_argument(
+        "--state",
+        action="append",
+        default=[],
+        metavar="[KEY=]1,2,3",
+        help="numbers of a state vector; KEY may be left out where the policy has one. Moments as for --image",
+    )
+    parser.add_argument("--instruction", metavar="TEXT", help="the same as -p policy.instruction:=TEXT")
+    noise = parser.add_mutually_exclusive_group()
+    noise.add_argument("--seed", type=int, metavar="N", help="seed of the noise that the policy starts from")
+    noise.add_argument("--noise", type=Path, metavar="FILE.npy", help="that noise itself")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything as JSON; - prints it")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask once and print the answer."""
+    assignments = list(arguments.param)
+    if arguments.checkpoint is not None:
+        assignments.append(f"policy.checkpoint:={json.dumps(str(arguments.checkpoint))}")
+    if arguments.instruction is not None:
+        assignments.append(f"policy.instruction:={json.dumps(arguments.instruction)}")
+    config = load(arguments.config, assignments)
+    if not config.policy.instruction:
+        raise ConfigError("--instruction: found none, expected what the policy is to do")
+    if arguments.seed is not None and "policy.seed" not in entries(config):
+        raise ConfigError(f"--seed: the policy '{config.policy.name}' has no policy.seed")
+    if arguments.seed is not None:
+        config = load(arguments.config, [*assignments, f"policy.seed:={arguments.seed}"])
+    result = ask(config, arguments.image, arguments.state, arguments.noise)
+    text = json.dumps(result, indent=2)
+    if arguments.json is not None and str(arguments.json) != "-":
+        try:
+            arguments.json.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise VlaRosError(f"--json {arguments.json}: cannot be written ({error.strerror})") from None
+    print(text if str(arguments.json) == "-" else render(result))
+    return 0
+
+
+def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Path | None = None) -> dict[str, Any]:
+    """Load the policy of ``config`` and ask it once.
+
+    Args:
+        config: The robot's part of it need not be there.
+        images: ``[KEY=]FILE`` each.
+        states: ``[KEY=]1,2,3`` each.
+        noise: Array that a sampling policy starts from (``PolicySpec.noise``).
+
+    Returns:
+        What was asked and answered, fit for JSON.
+
+    Raises:
+        VlaRosError: The policy does not load or fails, or an image, state or noise is missing or wrong.
+    """
+    policy = create(config)
+    policy.load()
+    try:
+        spec = complete(policy.spec, config)
+        observation = _observation(spec, config, images, states, noise)
+        session = policy.start_session()
+        chunk = policy.infer(session, observation)
+        session.close()
+        return _result(config, spec, observation, chunk)
+    finally:
+        policy.close()
+
+
+def _observation(
+    spec: PolicySpec, config: Config, images: Sequence[str], states: Sequence[str], noise: Path | None
+) -> Observation:
+    files = _by_key(images, spec.image_keys, "--image")
+    missing = [image.key for image in spec.images if image.required and image.key not in files]
+    if missing:
+        raise ConfigError(
+            f"--image: found {', '.join(files) or 'none'}, the policy needs {', '.join(missing)} as well"
+        )
+    preprocessor = Preprocessor(_cameras(spec, config), spec)
+    makers, raw = {}, {}
+    for index, image in enumerate(spec.images):
+        found = [preprocessor.raw(_read(Path(file)), index) for file in files.get(image.key, ())]
+        if not found:
+            continue
+        chosen = _at_moments(found, len(image.moments), f"--image: '{image.key}'")
+        if image.moments == NOW:
+            raw[image.key], makers[image.key] = chosen[0], partial(process, chosen[0])
+        else:
+            makers[image.key] = partial(_stack, chosen)
+    return Observation(
+        LazyImages(makers), config.policy.instruction, 0, _states(spec, states), raw, _noise(spec, noise)
+    )
+
+
+def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
+    """One camera for each image: the configured one of its name, else one that needs nothing done."""
+    known = {camera.key: camera for camera in config.camera.each}
+    plain = CameraConfig().each[0]
+    found = [known.get(image.camera or image.key, plain) for image in spec.images]
+    return CameraConfig(
+        topics=tuple(image.key for image in spec.images),
+        keys=tuple(image.camera or image.key for image in spec.images),
+        orientation=tuple(camera.orientation for camera in found),
+        pipeline=tuple(camera.pipeline for camera in found),
+        crop_area=tuple(camera.crop_area for camera in found),
+    )
+
+
+def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str, list[str]]:
+    """What is given for each key; what is given without one is for the keys in order."""
+    found: dict[str, list[str]] = {}
+    waiting = list(keys)
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator or (key not in keys and Path(text).exists()):
+            if not waiting:
+                raise ConfigError(f"{option}: found {text!r}, and all of {', '.join(keys) or 'nothing'} have one")
+            key, value = waiting[0], text
+        if key not in keys:
+            raise ConfigError(f"{option}: found '{key}', expected one of {', '.join(keys) or 'none'}")
+        waiting = [other for other in waiting if other != key]
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _read(path: Path) -> UInt8Array:
+    try:
+        with Image.open(path) as image:
+            return np.array(image.convert("RGB"), np.uint8)
+    except (OSError, UnidentifiedImageError) as error:
+        raise ImageError(f"--image {path}: cannot be read as an image ({error})") from None
+
+
+def _stack(images: Sequence[RawImage]) -> UInt8Array:
+    return np.stack([process(image) for image in images])
+
+
+def _at_moments(found: list[Any], moments: int, what: str) -> list[Any]:
+    if len(found) not in (1, moments):
+        raise ConfigError(f"{what}: found {len(found)}, expected one, or one for each of {moments} moments")
+    return found if len(found) == moments else found * moments
+
+
+def _states(spec: PolicySpec, given: Sequence[str]) -> dict[str, FloatArray]:
+    texts = _by_key(given, [state.key for state in spec.state], "--state")
+    vectors = {}
+    for state in spec.state:
+        option = f"--state: '{state.key}'"
+        rows = [_numbers(text, option) for text in texts.get(state.key, ())]
+        if not rows:
+            size = f" of {state.size} numbers" if state.size else ""
+            raise ConfigError(f"{option}: found nothing, and the policy needs it{size}")
+        wrong = [len(row) for row in rows if len(row) != (state.size or len(rows[0]))]
+        if wrong:
+            raise ConfigError(f"{option}: found {wrong[0]} numbers, expected {state.size or len(rows[0])}")
+        chosen = _at_moments(rows, len(state.moments), option)
+        vectors[state.key] = chosen[0] if state.moments == NOW else np.stack(chosen)
+    return vectors
+
+
+def _numbers(text: str, option: str) -> FloatArray:
+    try:
+        numbers = np.array([float(number) for number in text.split(",")])
+    except ValueError:
+        numbers = np.array([np.nan])
+    if not np.isfinite(numbers).all():
+        raise ConfigError(f"{option}: found {text!r}, expected numbers separated by commas")
+    return numbers
+
+
+def _noise(spec: PolicySpec, path: Path | None) -> FloatArray | None:
+    if path is None:
+        return None
+    if not spec.noise:
+        raise ConfigError("--noise: the policy starts from none")
+    try:
+        noise = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--noise {path}: cannot be read as an array ({error})") from None
+    if noise.shape != spec.noise or noise.dtype.kind != "f" or not np.isfinite(noise).all():
+        raise ConfigError(
+            f"--noise {path}: found {noise.dtype} {list(noise.shape)}, expected finite numbers {list(spec.noise)}"
+        )
+    return np.asarray(noise, dtype=np.float64)
+
+
+def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: ActionChunk) -> dict[str, Any]:
+    return {
+        "policy": config.policy.name,
+        "checkpoint": getattr(config.policy, "checkpoint", ""),
+        "instruction": observation.instruction,
+        "images": {key: _described(image) for key, image in observation.images.items()},
+        "state": {key: vector.tolist() for key, vector in observation.state.items()},
+        "parts": [str(part) for part in spec.action],
+        "actions": chunk.actions.tolist(),
+        "normalized": None if chunk.normalized is None else chunk.normalized.tolist(),
+        "tokens": None if chunk.tokens is None else chunk.tokens.tolist(),
+        "stages_ms": dict(chunk.stages_ms),
+        "info": {key: value for key, value in chunk.info.items() if isinstance(value, (str, int, float, bool))},
+    }
+
+
+def _described(image: UInt8Array) -> dict[str, Any]:
+    """Shape and digest of the pixels: where two machines differ here, they differ before the policy."""
+    return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """What ``vla-ros infer`` prints."""
+    lines = [f"policy '{result['policy']}': {result['instruction']}"]
+    lines += [f"image {key}: {'x'.join(map(str, one['shape']))}" for key, one in result["images"].items()]
+    lines += [f"state {key}: {numbers}" for key, numbers in result["state"].items()]
+    for name in ("actions", "normalized"):
+        rows = result[name]
+        if rows is not None:
+            what = f" ({' + '.join(result['parts'])})" if name == "actions" and result["parts"] else ""
+            lines.append(f"{name}{what}")
+            lines += ["  " + " ".join(f"{number:9.4f}" for number in row) for row in rows]
+    if result["tokens"] is not None:
+        lines.append(f"tokens {result['tokens']}")
+    lines += [f"{name:<16}{milliseconds:>9.2f} ms" for name, milliseconds in result["stages_ms"].items()]
+    return "\n".join(lines)

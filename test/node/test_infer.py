@@ -1,0 +1,140 @@
+"""One observation from files goes through the node's own preprocessing and policy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vla_ros.cli.main import main
+from vla_ros.config import Config, build, load
+from vla_ros.config.files import config_file
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
+from vla_ros.control.inputs import Snapshot
+from vla_ros.errors import VlaRosError
+from vla_ros.node import infer
+from vla_ros.node.stepper import Stepper
+from vla_ros.policies import Policy, Session
+from vla_ros.policies.base import create
+from vla_ros.types import ActionChunk, Observation
+from vla_ros.vision.messages import encode_image
+
+ASK = ["infer", "--config", "demo", "--instruction", "pick up the red cube"]
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A camera's image of noise, which every resize changes."""
+    path = tmp_path / "photo=1.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (120, 160, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def test_the_answer_is_the_one_that_the_node_gets(photo: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "answer.json"
+    assert main([*ASK, "--image", str(photo), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    config = load([config_file("demo")], ["policy.instruction:=pick up the red cube"])
+    stepper = Stepper(config, create(config))
+    stepper.load()
+    frame = encode_image(np.asarray(Image.open(photo)), 1, "camera")
+    chunk = stepper.infer([frame], Snapshot(instruction=config.policy.instruction)).chunk
+    stepper.close()
+    assert chunk.normalized is not None
+    assert chunk.tokens is not None
+    assert found["actions"] == chunk.actions.tolist()
+    assert found["normalized"] == chunk.normalized.tolist()
+    assert found["tokens"] == chunk.tokens.tolist()
+    assert set(found["stages_ms"]) == set(chunk.stages_ms)
+    assert str(found["tokens"]) in capsys.readouterr().out
+    assert main([*ASK, "--image", f"image={photo}", "-p", "camera.orientation:=[none]", "--json", "-"]) == 0
+    turned = json.loads(capsys.readouterr().out)
+    assert turned["images"]["image"]["sha256"] != found["images"]["image"]["sha256"]
+
+
+class Sum(Policy):
+    """Answers with what it was given."""
+
+    spec = PolicySpec(
+        (ImageFeature("front", moments=(Moment(1), Moment())), ImageFeature("low", required=False)),
+        (StateFeature("q", size=2), StateFeature("past", parse_parts("unused[1]"), moments=(Moment(1), Moment()))),
+        dimension=0,
+        noise=(3, 2),
+    )
+
+    def __init__(self, config: Config) -> None:
+        self.seen: list[Observation] = []
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        self.seen.append(observation)
+        start = np.zeros((3, 2)) if observation.noise is None else observation.noise
+        return ActionChunk(start + observation.state["q"], 0)
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Sum:
+    made = Sum(Config())
+    monkeypatch.setattr(infer, "create", lambda config: made)
+    return made
+
+
+CONFIG = build({"policy.name": "hold", "policy.instruction": "go"})
+
+
+def test_states_moments_and_noise_are_given_by_key_or_in_order(policy: Sum, photo: Path, tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).normal(size=(3, 2))
+    np.save(tmp_path / "noise.npy", noise)
+    found = infer.ask(CONFIG, [str(photo)], ["1,2", "past=3", "past=4"], tmp_path / "noise.npy")
+    assert found["actions"] == (noise + np.array([1.0, 2.0])).tolist()
+    seen = policy.seen[0]
+    assert seen.images["front"].shape == (2, 120, 160, 3)
+    assert seen.state["past"].tolist() == [[3], [4]]
+    infer.ask(CONFIG, [f"front={photo}", f"front={photo}", f"low={photo}"], ["past=3", "q=-1,2e-1"])
+    assert policy.seen[1].state["past"].tolist() == [[3], [3]]
+    assert set(policy.seen[1].raw_images) == {"low"}
+
+
+@pytest.mark.parametrize(
+    ("images", "states", "message"),
+    [
+        ([], ["q=1,2", "past=3"], "--image: found none, the policy needs front"),
+        (["wrist=PHOTO"], [], "found 'wrist', expected one of front, low"),
+        (["PHOTO"] * 3, [], "and all of front, low have one"),
+        (["front=PHOTO"] * 3, [], "'front': found 3, expected one, or one for each of 2"),
+        (["front=/nowhere.png"], [], "--image /nowhere.png: cannot be read"),
+        (["PHOTO"], ["q=1,2"], "--state: 'past': found nothing"),
+        (["PHOTO"], ["q=1,2,3", "past=3"], "'q': found 3 numbers, expected 2"),
+        (["PHOTO"], ["q=1,x", "past=3"], "found '1,x', expected numbers"),
+        (["PHOTO"], ["q=1,nan", "past=3"], "found '1,nan', expected numbers"),
+        (["PHOTO"], ["q=1,2", "past=1", "past=1", "past=1"], "'past': found 3, expected one"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    policy: Sum, photo: Path, images: list[str], states: list[str], message: str
+) -> None:
+    with pytest.raises(VlaRosError, match=message):
+        infer.ask(CONFIG, [text.replace("PHOTO", str(photo)) for text in images], states)
+    assert not policy.seen
+
+
+def test_noise_and_a_seed_for_nothing_are_refused(policy: Sum, photo: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "noise.npy"
+    given = [str(photo)], ["q=1,2", "past=3"], path
+    with pytest.raises(VlaRosError, match="cannot be read as an array"):
+        infer.ask(CONFIG, *given)
+    np.save(path, np.zeros((3, 3)))
+    with pytest.raises(VlaRosError, match=r"found float64 \[3, 3\], expected finite numbers \[3, 2\]"):
+        infer.ask(CONFIG, *given)
+    policy.spec = replace(policy.spec, noise=())
+    with pytest.raises(VlaRosError, match="starts from none"):
+        infer.ask(CONFIG, *given)
+    assert main(["infer", "-p", "policy.name:=hold", "--instruction", "go", "--seed", "1"]) == 1
+    assert "the policy 'hold' has no policy.seed" in capsys.readouterr().err
+    assert main(["infer", "-p", "policy.name:=hold"]) == 1
+    assert "--instruction: found none" in capsys.readouterr().err
