@@ -52,8 +52,8 @@ def test_the_steps_in_torch_equal_the_reference_path_to_the_bit(towers, dtype, s
 class Forgetful(TowerOps):
     """Leaves the layer scale out."""
 
-    def add_norm(self, tokens, branch, scale, norm):
-        return super().add_norm(tokens, branch, None, norm)
+    def add_norm(self, tokens, branch, scale, norm, film=None):
+        return super().add_norm(tokens, branch, None, norm, film)
 
 
 def test_a_step_that_differs_is_refused(model, samples):

@@ -9,11 +9,13 @@ read.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.ops import KVCache, Ops, Positions, Residual, prompt_positions, rms_norm
+from vla_ros.engine.ops import KVCache, Ops, Positions, Residual, prompt_positions
 from vla_ros.engine.weights import DecoderWeights
 
 
@@ -98,6 +100,38 @@ def decode(
     return torch.cat(tokens, dim=1), torch.cat(margins, dim=1)
 
 
+def parallel(
+    weights: DecoderWeights, ops: Ops, cache: KVCache, sequence: Tensor, wanted: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Run a whole sequence once; every position sees every other, as in parallel decoding.
+
+    Args:
+        weights: The decoder.
+        ops: How it computes.
+        cache: Room for S positions; may be one layer that all layers share.
+        sequence: Embeddings [1, S, hidden].
+        wanted: Int64 [R], the positions whose states are returned.
+        mask: Bool [1, 1, 1, S], False for padding; None without any.
+
+    Returns:
+        Hidden states after the final norm, [1, R, hidden].
+    """
+    final = len(weights.layers) - 1
+    stream = ops.start(sequence, weights.layers[0].attention_norm)
+    everywhere = replace(
+        ops.locate(weights, cache, prompt_positions(sequence), prompt=True), causal=False, mask=mask
+    )
+    for index in range(final):
+        stream = _layer(weights, ops, cache, index, stream, everywhere)
+    # The last layer needs all keys and values, but only the wanted rows of the rest.
+    layer = weights.layers[final]
+    query = ops.qkv(weights, final, stream, everywhere, cache)[:, wanted]
+    stream = ops.start(stream.hidden[:, wanted], layer.attention_norm)
+    stream = ops.add_linear(stream, ops.attend(query, cache, final, everywhere), layer.o_proj, layer.mlp_norm)
+    stream = ops.add_linear(stream, ops.gate_up(weights, final, stream), layer.down_proj, weights.norm)
+    return ops.norm(weights, stream)
+
+
 def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor:
     """Return hidden states after the final norm for embeddings [B, S, hidden], with gradients."""
     cache = KVCache.allocate(weights, sequence.shape[0], sequence.shape[1])
@@ -105,7 +139,7 @@ def hidden_states(weights: DecoderWeights, ops: Ops, sequence: Tensor) -> Tensor
     prompt = ops.locate(weights, cache, prompt_positions(sequence), prompt=True)
     for index in range(len(weights.layers)):
         stream = _layer(weights, ops, cache, index, stream, prompt)
-    return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
+    return ops.norm(weights, stream)
 
 
 def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Tensor:

@@ -32,14 +32,19 @@ class KVCache:
     split_counters: Tensor
 
     @classmethod
-    def allocate(cls, weights: DecoderWeights, batch: int, capacity: int) -> KVCache:
-        """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory."""
+    def allocate(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:
+        """Zeros: masked positions are multiplied by 0, which must not meet a NaN of earlier memory.
+
+        ``layers`` is the number of separate layers; with 1 all share one, for a pass that nothing continues.
+        """
         shape, device = weights.shape, weights.device
         sizes = (batch, shape.kv_heads, capacity, shape.head_dim)
         # One tensor per layer, not views of one: autograd lets each be written by itself.
-        tensors = [torch.zeros(sizes, dtype=weights.dtype, device=device) for _ in range(2 * shape.layers)]
+        made = layers or shape.layers
+        tensors = [torch.zeros(sizes, dtype=weights.dtype, device=device) for _ in range(2 * made)]
         counters = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
-        return cls(tuple(tensors[: shape.layers]), tuple(tensors[shape.layers :]), counters)
+        each = shape.layers // made
+        return cls(tuple(tensors[:made]) * each, tuple(tensors[made:]) * each, counters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +53,13 @@ class Positions:
 
     Attributes:
         at: Int32 [B, R].
-        prompt: True where these are rows 0 to R - 1 of every observation, each seeing those before it.
+        prompt: True where these are rows 0 to R - 1 of every observation.
+        causal: Whether a prompt's rows see only those before them.
         cosine: Of the rows, [B or 1, R, 1, head_dim / 2]; Triton's kernels take the whole table.
         sine: The same.
         slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
         end: Cache positions that torch reads.
-        mask: Bool [B, 1, R, end], True where a row sees a position; None where causality or nothing hides any.
+        mask: Bool [B, 1, R or 1, end], True where a row sees a position; None where causality or nothing hides any.
     """
 
     at: Tensor
@@ -63,6 +69,7 @@ class Positions:
     slots: Tensor | None = None
     end: int = 0
     mask: Tensor | None = None
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,10 @@ class Ops:
         """
         return Residual(functional.embedding(index, table), norm)
 
+    def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+        """The stream behind its norm."""
+        return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
+
     def qkv(
         self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
     ) -> Tensor:
@@ -124,7 +135,7 @@ class Ops:
         shape = weights.shape
         batch, rows, _ = stream.hidden.shape
         kv = shape.kv_heads * shape.head_dim
-        parts = _linear(normed(weights, stream), weights.layers[index].qkv, (shape.heads * shape.head_dim, kv, kv))
+        parts = _linear(self.norm(weights, stream), weights.layers[index].qkv, (shape.heads * shape.head_dim, kv, kv))
         query, key, value = (part.view(batch, rows, -1, shape.head_dim) for part in parts)
         for store, new in (
             (cache.keys[index], rotate(key, positions.cosine, positions.sine)),
@@ -148,9 +159,12 @@ class Ops:
         if self._attention == "flash_attention_2":
             from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
 
-            mixed: Tensor = flash_attn_func(query, keys.transpose(1, 2), values.transpose(1, 2), causal=True)
+            mixed: Tensor = flash_attn_func(
+                query, keys.transpose(1, 2), values.transpose(1, 2), causal=positions.causal
+            )
             return mixed.reshape(batch, rows, -1)
-        queries, causal = query.transpose(1, 2), positions.prompt and rows > 1  # [B, heads, R, head_dim]
+        queries = query.transpose(1, 2)  # [B, heads, R, head_dim]
+        causal = positions.prompt and positions.causal and rows > 1
         if self._attention == "eager":
             mixed = _eager(queries, keys, values, mask, causal)
         else:
@@ -166,12 +180,12 @@ class Ops:
     def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Tensor:
         """Norm, both projections and the gated activation of layer ``index``: [B, R, intermediate]."""
         size = weights.shape.intermediate_size
-        gate, up = _linear(normed(weights, stream), weights.layers[index].gate_up, (size, size))
+        gate, up = _linear(self.norm(weights, stream), weights.layers[index].gate_up, (size, size))
         return functional.silu(gate) * up
 
     def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """Last norm and head: float32 logits [B, R, vocab]."""
-        return _linear(normed(weights, stream), weights.lm_head)[0].float()
+        return _linear(self.norm(weights, stream), weights.lm_head)[0].float()
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Greedy tokens, int64 [B, R], and the distance to the second best logit, float32 [B, R].
@@ -200,11 +214,6 @@ def prompt_positions(hidden: Tensor) -> Tensor:
     """All positions of ``hidden`` [B, S, hidden], int32 [B, S]."""
     batch, length, _ = hidden.shape
     return torch.arange(length, dtype=torch.int32, device=hidden.device).expand(batch, length).contiguous()
-
-
-def normed(weights: DecoderWeights, stream: Residual) -> Tensor:
-    """The stream behind its norm."""
-    return rms_norm(stream.hidden, stream.norm, weights.shape.rms_norm_eps)
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

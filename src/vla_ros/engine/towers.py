@@ -45,10 +45,19 @@ class TowerOps:
         return tokens, norm(tokens)
 
     def add_norm(
-        self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm
+        self,
+        tokens: Tensor,
+        branch: Tensor,
+        scale: Tensor | None,
+        norm: nn.LayerNorm,
+        film: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``tokens + [scale *] branch`` [B, N, width] and its norm; ``tokens`` may be used up."""
+        """``tokens + [scale *] branch`` [B, N, width] and its norm; may overwrite ``tokens``.
+
+        With ``film``, a factor and a shift [width], the sum is modulated before it is normalised and returned.
+        """
         tokens = tokens + (branch if scale is None else branch * scale)
+        tokens = tokens if film is None else tokens * film[0] + film[1]
         return tokens, norm(tokens)
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:

@@ -105,7 +105,7 @@ class TritonOps(Ops):
                 keys.shape[2], **sizes, **_constants(matrix, config, hidden),
             )  # fmt: skip
             return query
-        product = self._product(self._norm(weights, stream), matrix)
+        product = self._product(self.norm(weights, stream), matrix)
         pointwise.rotate_kernel[(count,)](
             product, *rotary, query, keys, values, rows, keys.shape[2], **sizes,
             BLOCK_H=triton.next_power_of_2(total_heads), num_warps=8,
@@ -152,7 +152,7 @@ class TritonOps(Ops):
                 **_constants(matrix, config, hidden),
             )  # fmt: skip
             return out
-        both = self._product(self._norm(weights, stream), matrix)
+        both = self._product(self.norm(weights, stream), matrix)
         block = min(2048, triton.next_power_of_2(width))
         pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](both, out, width, BLOCK=block)
         return out
@@ -162,7 +162,7 @@ class TritonOps(Ops):
         hidden, matrix = stream.hidden, weights.lm_head
         batch, rows, _ = hidden.shape
         if not isinstance(stream, PrescaledResidual):
-            return self._product(self._norm(weights, stream), matrix).float()
+            return self._product(self.norm(weights, stream), matrix).float()
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
         config = self._config(matrix, hidden, 1)
         linear.lm_head_kernel[_grid(matrix, hidden, matrix.outputs // config.block_n)](
@@ -195,7 +195,8 @@ class TritonOps(Ops):
             return config.fit_packed(matrix.outputs // pairs, stage_bytes, block_m, shared, 16 // pairs)
         return config.fit(matrix.outputs // pairs, matrix.inputs, stage_bytes, shared)
 
-    def _norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+    def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
+        """See :class:`~vla_ros.engine.ops.Ops`."""
         hidden = stream.hidden
         out, width = torch.empty_like(hidden), hidden.shape[-1]
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](

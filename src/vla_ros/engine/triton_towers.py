@@ -39,14 +39,20 @@ class TritonTowerOps(TowerOps):
         return tokens, out
 
     def add_norm(
-        self, tokens: Tensor, branch: Tensor, scale: Tensor | None, norm: nn.LayerNorm
+        self,
+        tokens: Tensor,
+        branch: Tensor,
+        scale: Tensor | None,
+        norm: nn.LayerNorm,
+        film: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See :class:`~vla_ros.engine.towers.TowerOps`; in place."""
         batch, rows, width = tokens.shape
         out = torch.empty_like(tokens)
         towers.add_norm_kernel[(batch * rows,)](
-            tokens, branch, scale, norm.weight, norm.bias, out, norm.eps, SCALED=scale is not None, **_sizes(width)
-        )
+            tokens, branch, scale, norm.weight, norm.bias, *(film or (None, None)), out, norm.eps,
+            SCALED=scale is not None, FILM=film is not None, **_sizes(width),
+        )  # fmt: skip
         return tokens, out
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:

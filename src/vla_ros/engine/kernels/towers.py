@@ -64,9 +64,13 @@ def embed_kernel(
 
 @triton.jit
 def add_norm_kernel(
-    tokens, branch, scale, gain, bias, out, eps, SCALED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
+    tokens, branch, scale, gain, bias, factor, offset, out, eps,
+    SCALED: tl.constexpr, FILM: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: adds ``[scale *] branch`` to ``tokens`` [M, N] in place; its layer norm to ``out``."""
+    """One program per token: adds ``[scale *] branch`` to ``tokens`` [M, N] in place; its layer norm to ``out``.
+
+    With FILM the sum is multiplied by ``factor`` [N] and shifted by ``offset`` [N] first.
+    """
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = tl.program_id(0) * N + column
@@ -78,6 +82,9 @@ def add_norm_kernel(
     weight = tl.load(gain + column, mask=inside, other=0.0)
     shift = tl.load(bias + column, mask=inside, other=0.0)
     value = _add(value, added)
+    if FILM:
+        value = _multiply(value, tl.load(factor + column, mask=inside, other=0.0))
+        value = _add(value, tl.load(offset + column, mask=inside, other=0.0))
     tl.store(tokens + at, value, mask=inside)
     normed = _layer_norm(value, weight, shift, inside, eps, N)
     tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)

@@ -76,13 +76,16 @@ class OpenVLAModel(nn.Module):
         architecture: Sizes, from ``config.json``.
         attention: ``eager``, ``sdpa`` or ``flash_attention_2`` for the decoder. The towers know eager and SDPA,
             which takes its own flash kernel where there is one.
+        film: True where a mean text embedding modulates the towers' blocks.
     """
 
-    def __init__(self, architecture: Architecture, attention: str = "sdpa") -> None:
+    def __init__(self, architecture: Architecture, attention: str = "sdpa", film: bool = False) -> None:
         super().__init__()
         llm = architecture.llm
         self.architecture = architecture
-        self.vision_backbone = VisionBackbone(architecture.towers, eager=attention == "eager")
+        self.vision_backbone = VisionBackbone(
+            architecture.towers, eager=attention == "eager", film=llm.hidden_size if film else 0
+        )
         self.projector = Projector(architecture.vision_width, llm.hidden_size, fused=len(architecture.towers) > 1)
         self.language_model = LlamaDecoder(llm)
         self.ops = Ops(attention)
@@ -101,9 +104,9 @@ class OpenVLAModel(nn.Module):
         """Uint8 [B, H, W, 3] RGB to normalised pixels [B, 3 * towers, H, W] in the model's data type."""
         return self.vision_backbone.normalize(images).to(self.dtype)
 
-    def embed_image(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels to patch embeddings [B, patches, llm_width]."""
-        patches: Tensor = self.projector(self.vision_backbone(pixels))
+    def embed_image(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
+        """Normalised pixels to patch embeddings [B, patches, llm_width]; ``language`` [1, llm_width] for FiLM."""
+        patches: Tensor = self.projector(self.vision_backbone(pixels, language))
         return patches
 
     def embed_sequence(self, patches: Tensor, input_ids: Tensor) -> Tensor:

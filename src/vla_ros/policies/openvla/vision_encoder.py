@@ -42,8 +42,8 @@ class VisionEncoder:
         # By the calling stream: the thread that answers must not touch one that is being captured.
         self._side_streams: dict[int, torch.cuda.Stream] = {}
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """[B, patches, llm_width]."""
+    def __call__(self, images: Tensor, language: Tensor | None = None) -> Tensor:
+        """[B, patches, llm_width]; ``language`` [1, llm_width] modulates towers with FiLM."""
         towers = self.model.vision_backbone.towers
         patches = self.ops.patchify(images, self._table, towers[0].shape.patch_size)  # [towers, B, patches, 588]
         widths = [tower.shape.width for tower in towers]
@@ -53,9 +53,9 @@ class VisionEncoder:
         with self._side_stream(images.device) as side:
             with side:
                 for tower, pixels, prefix, out in work[1:]:
-                    tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out)
+                    tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, language)
             tower, pixels, prefix, out = work[0]
-            tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out)
+            tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, language)
         embeddings: Tensor = self.model.projector(features)
         return embeddings
 

@@ -86,7 +86,7 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """Weights of a pre-norm transformer block; :meth:`VisionTower.run` runs it."""
 
-    def __init__(self, shape: TowerShape, eager: bool) -> None:
+    def __init__(self, shape: TowerShape, eager: bool, film: int = 0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
         self.attn = Attention(shape, eager)
@@ -94,6 +94,12 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
         self.mlp = Mlp(shape.width, shape.mlp_width)
         self.ls2 = LayerScale(shape.width) if shape.layer_scale else None
+        if film:
+            self.scale, self.shift = nn.Linear(film, shape.width), nn.Linear(film, shape.width)
+
+    def modulation(self, language: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Factor and shift [width] that FiLM derives from a mean text embedding [1, film]; None without one."""
+        return None if language is None else (1 + self.scale(language)[0], self.shift(language)[0])
 
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
@@ -108,9 +114,10 @@ class VisionTower(nn.Module):
     Args:
         shape: Sizes; only ``shape.used_blocks`` blocks exist here.
         eager: True computes attention step by step, False by ``scaled_dot_product_attention``.
+        film: Width of the text embedding that modulates every block (FiLM); 0 for none.
     """
 
-    def __init__(self, shape: TowerShape, eager: bool = False) -> None:
+    def __init__(self, shape: TowerShape, eager: bool = False, film: int = 0) -> None:
         super().__init__()
         self.shape = shape
         if shape.class_token:
@@ -119,7 +126,7 @@ class VisionTower(nn.Module):
             self.reg_token = nn.Parameter(torch.zeros(1, shape.register_tokens, shape.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, shape.patches, shape.width))
         self.patch_embed = PatchEmbedding(shape)
-        self.blocks = nn.ModuleList(Block(shape, eager) for _ in range(shape.used_blocks))
+        self.blocks = nn.ModuleList(Block(shape, eager, film) for _ in range(shape.used_blocks))
 
     def prefix(self) -> Tensor:
         """Tokens before the patches: class token and register tokens, [tokens, width]; none in SigLIP."""
@@ -127,7 +134,9 @@ class VisionTower(nn.Module):
         tokens += [self.reg_token] if self.shape.register_tokens else []
         return torch.cat([*tokens, self.pos_embed[:, :0]], dim=1)[0]
 
-    def run(self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor) -> None:
+    def run(
+        self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor, language: Tensor | None = None
+    ) -> None:
         """Embedded patches to features.
 
         Args:
@@ -135,12 +144,14 @@ class VisionTower(nn.Module):
             embedded: [B, patches, width], without positions.
             prefix: From :meth:`prefix`.
             out: [B, patches, width], takes the features; may be some columns of a wider tensor.
+            language: Mean text embedding [1, film], for FiLM.
         """
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         tokens, normed = ops.embed(embedded, self.pos_embed[0], prefix, blocks[0].norm1)
         for block, following in zip(blocks, [*blocks[1:], None], strict=True):
             attention_scale, mlp_scale = block.scales
-            tokens, normed = ops.add_norm(tokens, block.attn(normed), attention_scale, block.norm2)
+            film = block.modulation(language)
+            tokens, normed = ops.add_norm(tokens, block.attn(normed), attention_scale, block.norm2, film)
             branch = block.mlp(normed)
             if following is None:
                 ops.add(tokens, branch, mlp_scale, out)
@@ -154,10 +165,10 @@ class VisionBackbone(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, towers: tuple[TowerShape, ...], eager: bool = False) -> None:
+    def __init__(self, towers: tuple[TowerShape, ...], eager: bool = False, film: int = 0) -> None:
         super().__init__()
-        self.featurizer = VisionTower(towers[0], eager)
-        self.fused_featurizer = VisionTower(towers[1], eager) if len(towers) > 1 else None
+        self.featurizer = VisionTower(towers[0], eager, film)
+        self.fused_featurizer = VisionTower(towers[1], eager, film) if len(towers) > 1 else None
         # Constants of the architecture, not weights: real even while the parameters are still on "meta".
         mean = [value for tower in towers for value in tower.mean]
         std = [value for tower in towers for value in tower.std]
@@ -182,11 +193,14 @@ class VisionBackbone(nn.Module):
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255.0)
         return pixels.repeat(1, self.mean.shape[1] // 3, 1, 1).sub_(self.mean).div_(self.std)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths]."""
+    def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
+        """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths].
+
+        ``language`` [1, film] modulates every block, for FiLM.
+        """
         features = []
         for index, tower in enumerate(self.towers):
             patches = tower.patch_embed(pixels[:, 3 * index : 3 * index + 3])
             features.append(torch.empty_like(patches))
-            tower.run(TowerOps(), patches, tower.prefix(), features[-1])
+            tower.run(TowerOps(), patches, tower.prefix(), features[-1], language)
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)

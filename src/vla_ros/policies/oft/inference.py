@@ -1,0 +1,279 @@
+"""One OpenVLA-OFT inference over static buffers: by the engine in graphs, or plainly with exact lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from vla_ros.engine.buckets import Buckets
+from vla_ros.engine.decoder import parallel
+from vla_ros.engine.device_errors import explain_device_errors, require_finite
+from vla_ros.engine.graph_cache import GraphCache
+from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.runner import Runner, Stage
+from vla_ros.engine.transfer_buffer import TransferBuffer
+from vla_ros.engine.weights import DecoderWeights
+from vla_ros.errors import DeviceLostError
+from vla_ros.policies.oft.network import Denoising, OFTModel, denoise, plan, sources
+from vla_ros.types import FloatArray, IntArray, UInt8Array
+
+END_TOKEN = 2
+"""``</s>``, which follows the placeholders."""
+
+Encode = Callable[[Tensor, Tensor | None], Tensor]
+"""Uint8 images [N, H, W, 3] and a mean text embedding [1, width] (FiLM) to patch embeddings [N, patches, width]."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """An answer.
+
+    Attributes:
+        normalized: Float64 [K, D]; of a discrete checkpoint undefined.
+        tokens: Int64 [K * D] of a discrete checkpoint, else None.
+        margins: Best minus second-best logit of each token; empty without tokens.
+        stages_ms: ``upload``, ``infer`` and ``download``.
+    """
+
+    normalized: FloatArray
+    tokens: IntArray | None
+    margins: FloatArray
+    stages_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One observation.
+
+    Attributes:
+        images: Uint8 [H, W, 3] each, processed, the main camera first.
+        prompt: Int64 [L]: BOS, prompt, closing token.
+        state: [P], normalised; None without one.
+        noise: [K, D], where denoising starts; None without a diffusion head.
+    """
+
+    images: Sequence[UInt8Array]
+    prompt: IntArray
+    state: NDArray[np.floating] | None = None
+    noise: NDArray[np.floating] | None = None
+
+
+class StepBuffers:
+    """Static buffers of one sequence length, and the stages over them.
+
+    Args:
+        owner: The network and how it runs.
+        length: Of the sequence, with padding.
+        padded: False where no sequence of this length has padding, so that attention needs no mask.
+    """
+
+    def __init__(self, owner: ChunkInference, length: int, padded: bool) -> None:
+        self._owner, self.length = owner, length
+        model, layout = owner.model, owner.model.layout
+        device, width = owner.weights.device, owner.weights.shape.hidden_size
+        size = model.architecture.image_size
+        self.text = length - owner.fixed - layout.slots
+        self.images = torch.zeros(layout.images, size, size, 3, dtype=torch.uint8, device=device)
+        self.inputs = TransferBuffer(
+            device,
+            ((self.text,), torch.int64),
+            ((length,), torch.int64),
+            ((layout.slots,), torch.int64),
+            ((2,), torch.int32),
+            ((1, max(1, layout.state)), torch.float32),
+            ((layout.chunk, layout.action), torch.float32),
+        )
+        self.words, self.order, self.wanted, self.lengths, self.state, self.noise = self.inputs.tensors
+        self.answer = TransferBuffer(
+            device, ((layout.slots,), torch.int64), ((layout.chunk, layout.action), torch.float32)
+        )
+        self.tokens, self.numbers = self.answer.tensors
+        self.patches = torch.zeros(owner.patches, width, dtype=owner.weights.dtype, device=device)
+        self.sample = torch.zeros(layout.chunk, layout.action, dtype=owner.weights.dtype, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.cache = KVCache.allocate(owner.weights, 1, length, layers=1)
+        self.mask: Tensor | None = None
+        self._padded = padded
+        diffusion = layout.head == "diffusion"
+        self.stages: list[Stage] = [self._encode, self._denoise] if diffusion else [self._whole]
+        self.repeats = [1, owner.steps] if diffusion else [1]
+
+    def capture(self, runner: Runner) -> None:
+        """Replace the stages by graphs."""
+        with torch.inference_mode():
+            self.stages = [runner.capture(stage) for stage in self.stages]
+
+    def _whole(self) -> None:
+        self._encode()
+        states = self._states([], None)
+        if self._owner.model.action_head is not None:
+            self.numbers.copy_(self._owner.model.action_head(states[0]))
+            return
+        head = self._owner.weights.lm_head.data
+        tokens, margins = self._owner.ops.choose(functional.linear(states, head).float())
+        self.tokens.copy_(tokens[0])
+        self.numbers.copy_(margins.view_as(self.numbers))
+
+    def _encode(self) -> None:
+        language = None
+        if self._owner.model.layout.film:
+            inside = torch.arange(self.text, device=self.words.device) < self.lengths[1]
+            embedded = self._embedded() * inside[:, None]
+            language = embedded.sum(0, keepdim=True) / self.lengths[1]
+            language = language.to(self.patches.dtype)
+        self.patches.copy_(self._owner.encode(self.images, language).flatten(0, 1))
+        self.sample.copy_(self.noise)
+        self.step.zero_()
+
+    def _denoise(self) -> None:
+        owner, step = self._owner, self.step
+        projector = owner.model.noisy_action_projector
+        assert projector is not None and owner.model.action_head is not None and owner.denoising is not None
+        noisy = projector(self.sample.view(-1, 1))
+        time = owner.denoising.times[step].to(self.sample.dtype)
+        noise = owner.model.action_head(self._states([time], noisy)[0])
+        self.sample.copy_(denoise(self.sample, noise, owner.denoising.alphas[step][0]))
+        self.step.add_(1)
+        self.numbers.copy_(self.sample)
+
+    def _states(self, extras: list[Tensor], noisy: Tensor | None) -> Tensor:
+        """States that become actions: [1, K * D, width]."""
+        owner, projector = self._owner, self._owner.model.proprio_projector
+        if projector is not None:
+            extras = [projector(self.state.to(self.patches.dtype)), *extras]
+        sequence = sources(self._embedded(), self.patches, extras, noisy)[self.order][None]
+        mask = None
+        if self._padded:
+            mask = (torch.arange(self.length, device=self.order.device) < self.lengths[0])[None, None, None]
+        return parallel(owner.weights, owner.ops, self.cache, sequence, self.wanted, mask)
+
+    def _embedded(self) -> Tensor:
+        return functional.embedding(self.words, self._owner.weights.embedding)
+
+
+class ChunkInference:
+    """Answers observations with chunks, one bidirectional pass each (with a diffusion head, one per step).
+
+    Not thread-safe.
+
+    Args:
+        model: Its towers, projectors and head; the decoder may be empty.
+        weights: The decoder.
+        ops: How it computes.
+        encode: The vision encoder.
+        runner: Runs the stages.
+        steps: Denoising steps of a diffusion head.
+        bucket_step: Sequences are padded to multiples of this; 1 pads none.
+        background: True captures graphs of further lengths in a second thread.
+    """
+
+    def __init__(
+        self,
+        model: OFTModel,
+        weights: DecoderWeights,
+        ops: Ops,
+        encode: Encode,
+        runner: Runner,
+        steps: int = 50,
+        bucket_step: int = 32,
+        background: bool = True,
+    ) -> None:
+        layout = model.layout
+        self.model, self.weights, self.ops, self.encode, self.runner = model, weights, ops, encode, runner
+        self.patches, self.steps = layout.images * model.architecture.patches, steps
+        self.fixed = self.patches + layout.extras
+        self.denoising = None
+        if layout.head == "diffusion":
+            table = Denoising.of(steps, weights.shape.hidden_size)
+            self.denoising = Denoising(*(one.to(weights.device) for one in table))
+        answer = layout.slots + 2  # the placeholders, </s>, and what Buckets leaves out for a last token
+        if bucket_step == 1:
+            most = weights.shape.max_positions
+            self.buckets = Buckets(self.fixed, answer, tuple(range(self.fixed + answer, most + 1)))
+        else:
+            self.buckets = Buckets.up_to(self.fixed, answer, weights.shape.max_positions, bucket_step)
+
+        def build(length: int) -> StepBuffers:
+            return StepBuffers(self, length, bucket_step > 1)
+
+        self._graphs = GraphCache(
+            self.buckets, build, lambda one: one.capture(runner), background and runner.graphs and bucket_step > 1
+        )
+        self._lost: DeviceLostError | None = None
+
+    def warm_up(self, prompts: Sequence[int]) -> None:
+        """Capture graphs for prompts of these lengths in tokens.
+
+        Raises:
+            ConfigError: One is too long.
+        """
+        with explain_device_errors(self.weights.device), self.runner.stream():
+            for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
+                self._graphs.ensure(length)
+
+    @torch.inference_mode()
+    def answer(self, asked: Asked) -> Chunk:
+        """Answer one observation.
+
+        Raises:
+            ConfigError: The prompt is too long.
+            NotFiniteError: The network's output holds NaN or Inf.
+            OutOfMemoryError: The device ran out of memory; retrying is allowed.
+            DeviceLostError: The device failed, now or earlier.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            with explain_device_errors(self.weights.device), self.runner.stream():
+                return self._answer(asked)
+        except DeviceLostError as error:
+            self._lost = error
+            raise
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for background captures; return False after ``timeout`` seconds."""
+        return self._graphs.wait(timeout)
+
+    def close(self) -> None:
+        """Free buffers and graphs, but not the weights."""
+        self._graphs.close()
+        self.runner.close()
+
+    def _answer(self, asked: Asked) -> Chunk:
+        runner, layout = self.runner, self.model.layout
+        step = self._graphs.take(len(asked.prompt))
+        marks = [runner.mark()]
+        runner.upload(step.images, np.stack(asked.images))
+        raw, (words, order, wanted, lengths, state, noise) = step.inputs.on_host()
+        laid_out = plan(layout, self.patches, step.text, len(asked.prompt), step.length)
+        words[: len(asked.prompt) + 1] = [*asked.prompt, END_TOKEN]
+        order[:], wanted[:], lengths[:] = laid_out.order, laid_out.wanted, (laid_out.length, len(asked.prompt) + 1)
+        if asked.state is not None:
+            state[:] = asked.state
+        if asked.noise is not None:
+            noise[:] = asked.noise
+        runner.upload(step.inputs.buffer, raw)
+        marks.append(runner.mark())
+        for stage, repeats in zip(step.stages, step.repeats, strict=True):
+            for _ in range(repeats):
+                stage()
+        marks.append(runner.mark())
+        tokens, numbers = step.answer.split(runner.download(step.answer.buffer))
+        marks.append(runner.mark())
+        require_finite(numbers.ravel().tolist())
+        spans = zip(("upload", "infer", "download"), pairwise(marks), strict=True)
+        stages = {name: runner.milliseconds(*span) for name, span in spans}
+        discrete = layout.head == "none"
+        return Chunk(
+            normalized=numbers.astype(np.float64),
+            tokens=tokens.astype(np.int64) if discrete else None,
+            margins=numbers.ravel().astype(np.float64) if discrete else np.empty(0),
+            stages_ms=stages,
+        )

@@ -1,0 +1,208 @@
+"""The OpenVLA-OFT network: OpenVLA with an action head, projectors for state and noisy actions, and FiLM.
+
+Parameter names are those of the published files, without the ``module.`` that training adds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.types import IntArray
+
+TRAINING_STEPS = 50
+"""Steps of the noise schedule that diffusion heads are trained with."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a checkpoint's sequence consists of besides the prompt.
+
+    Attributes:
+        images: Number of images.
+        chunk: K, actions per chunk.
+        action: D, numbers per action.
+        state: P, numbers of the proprioceptive state; 0 without one.
+        head: ``l1``, ``diffusion``, or ``none`` where actions are tokens.
+        film: Whether the text modulates the vision towers.
+    """
+
+    images: int
+    chunk: int
+    action: int
+    state: int
+    head: str
+    film: bool
+
+    @property
+    def slots(self) -> int:
+        """Placeholder positions: one per number of the chunk."""
+        return self.chunk * self.action
+
+    @property
+    def extras(self) -> int:
+        """Positions between the patches and the prompt: state, diffusion timestep."""
+        return int(self.state > 0) + int(self.head == "diffusion")
+
+
+class Mlp2(nn.Module):
+    """Two linear layers with a GELU between: the projectors of state and of noisy actions."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inputs, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """[..., inputs] to [..., width]."""
+        projected: Tensor = self.fc2(functional.gelu(self.fc1(numbers)))
+        return projected
+
+
+class ResidualBlock(nn.Module):
+    """``x + ReLU(Linear(LayerNorm(x)))``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        total: Tensor = x + self.ffn(x)
+        return total
+
+
+class ActionHead(nn.Module):
+    """States around the placeholders to one action each, or to the noise in it.
+
+    Args:
+        width: Of the decoder's states.
+        action: D.
+        blocks: Residual blocks.
+    """
+
+    def __init__(self, width: int, action: int, blocks: int = 2) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(width * action)
+        self.fc1 = nn.Linear(width * action, width)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(blocks))
+        self.layer_norm2 = nn.LayerNorm(width)
+        self.fc2 = nn.Linear(width, action)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[1, K * D, width] to [K, D]."""
+        x = functional.relu(self.fc1(self.layer_norm1(states.view(-1, self.fc1.in_features))))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        actions: Tensor = self.fc2(self.layer_norm2(x))
+        return actions
+
+
+class OFTModel(OpenVLAModel):
+    """OpenVLA's network and what its OFT variant adds; absent parts are None."""
+
+    def __init__(self, architecture: Architecture, layout: Layout, attention: str = "sdpa") -> None:
+        super().__init__(architecture, attention, layout.film)
+        width = architecture.llm.hidden_size
+        self.layout = layout
+        self.action_head = None if layout.head == "none" else ActionHead(width, layout.action)
+        self.proprio_projector = Mlp2(layout.state, width) if layout.state else None
+        self.noisy_action_projector = Mlp2(1, width) if layout.head == "diffusion" else None
+
+
+class Plan(NamedTuple):
+    """Where everything stands in a sequence; indices into the rows of :func:`sources`.
+
+    Attributes:
+        order: Int64 [S], the source row of each position; padding takes row 0, which is zero.
+        wanted: Int64 [K * D], positions whose states become actions: one before each placeholder.
+        length: Positions without padding.
+    """
+
+    order: IntArray
+    wanted: IntArray
+    length: int
+
+
+def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Plan:
+    """Lay out ``BOS, patches, [state], [timestep], prompt, placeholders, </s>``, padded to ``size``.
+
+    Args:
+        layout: Of the checkpoint.
+        patches: Patch tokens of all images.
+        text: Room for text tokens among the source rows.
+        prompt: Tokens with BOS; ``</s>`` follows as text token number ``prompt``.
+        size: S.
+    """
+    fixed = patches + layout.extras
+    words = np.arange(1, prompt + 2)  # row 0 is zero
+    inputs = np.arange(text + 1, text + 1 + fixed)
+    slots = np.zeros(layout.slots, np.int64)
+    if layout.head == "diffusion":
+        slots = np.arange(text + 1 + fixed, text + 1 + fixed + layout.slots)
+    order = np.concatenate([words[:1], inputs, words[1:-1], slots, words[-1:]])
+    wanted = fixed + prompt - 1 + np.arange(layout.slots)
+    return Plan(np.pad(order, (0, size - len(order))), wanted, len(order))
+
+
+def sources(words: Tensor, patches: Tensor, extras: list[Tensor], noisy: Tensor | None) -> Tensor:
+    """Rows that sequences are made of: zero, text [T], patches, extras [1, width] each, noisy numbers [K * D]."""
+    return torch.cat([torch.zeros_like(words[:1]), words, patches, *extras, *([] if noisy is None else [noisy])])
+
+
+class Denoising(NamedTuple):
+    """Constants of each denoising step, from the first to the last.
+
+    Attributes:
+        times: Timestep tokens [n, width] float32.
+        alphas: Cumulative products at the step and after it, float32 [n, 2].
+    """
+
+    times: Tensor
+    alphas: Tensor
+
+    @classmethod
+    def of(cls, steps: int, width: int) -> Denoising:
+        """DDIM with the squared-cosine schedule, ``leading`` spacing; in float32, as training computed it."""
+
+        def bar(share: float) -> float:
+            return math.cos((share + 0.008) / 1.008 * math.pi / 2) ** 2
+
+        n = TRAINING_STEPS
+        betas = torch.tensor([min(1 - bar((i + 1) / n) / bar(i / n), 0.999) for i in range(n)], dtype=torch.float32)
+        products = torch.cumprod(1.0 - betas, 0)
+        stride = n // steps
+        at = torch.arange(steps - 1, -1, -1) * stride
+        before = at - stride
+        previous = torch.where(before >= 0, products[before.clamp_min(0)], torch.ones(()))
+        half = width // 2
+        frequencies = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
+        angles = at[:, None].float() * frequencies
+        return cls(torch.cat([angles.sin(), angles.cos()], dim=1), torch.stack([products[at], previous], dim=1))
+
+
+def denoise(sample: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
+    """One DDIM step (eta 0) from ``sample`` and its estimated ``noise``; ``alphas`` [2] of this step and the next.
+
+    The estimate of the clean sample is clipped to [-1, 1].
+    """
+    now, following = alphas.unbind()
+    clean = ((sample - (1 - now).sqrt() * noise) / now.sqrt()).clamp(-1.0, 1.0)
+    return following.sqrt() * clean + (1 - following).sqrt() * noise
+
+
+def component_names(model: Any) -> list[str]:
+    """Names of the parameters that OpenVLA itself lacks."""
+    return [name for name, _ in model.named_parameters() if name.split(".")[0] in COMPONENTS]
+
+
+COMPONENTS = ("action_head", "proprio_projector", "noisy_action_projector")
+"""Parts that published checkpoints store in files of their own, beside ``vision_backbone`` with FiLM."""
