@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise, towers
+from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import ATTENTION_CONFIG, GEMM_CANDIDATES, GEMM_CONFIGS, PACKED_ROWS, SKINNY_CONFIGS
 
 B = "*bf16"
@@ -26,6 +27,7 @@ WEIGHTS = {
     "dense": (B, B),
     "int8": ("*i32", "*fp32"),
     "int4": ("*i32", "*i32"),
+    "fp8": ("*fp8e4nv", "*fp32"),
 }
 """Kind of weight to the types of its numbers and scales."""
 
@@ -85,11 +87,9 @@ def compile_few_rows(kind: str) -> None:
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
 
-    def skinny(
-        role: str, kernel, inputs: int, types, rows: int = 16 if kind == "dense" else 8, **constants
-    ) -> None:
+    def skinny(role: str, kernel, inputs: int, types, rows: int = 8 if kind in BITS else 16, **constants) -> None:
         config = SKINNY_CONFIGS[role, kind]
-        if kind != "dense":
+        if kind in BITS:
             pairs, item = 2 if role in ("qkv", "gate_up") else 1, {"int4": 1, "int8": 2}[kind]
             config = config.fit_packed(
                 4096,
@@ -107,7 +107,7 @@ def compile_few_rows(kind: str) -> None:
         skinny(role, linear.add_kernel, inputs, types)
     if kind == "dense":
         skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": "*fp32"})
-    for rows in (16,) if kind == "dense" else (8, 16, 32):
+    for rows in (8, 16, 32) if kind in BITS else (16,):
         skinny("gate_up", linear.gate_up_kernel, HIDDEN, types, rows)
         skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
 
@@ -156,14 +156,26 @@ def compile_towers() -> None:
     types = {"images": "*u8", "table": B, "out": B}
     sizes = {"SIDE": 16, "PATCH": 14, "TOWERS": 2, "BLOCK": 1024}
     compile_kernel("patchify", towers.patchify_kernel, types, sizes, 4, 3)
-    names = ("patches", "positions", "prefix", "tokens", "branch", "scale", "gain", "bias", "out")
+    names = (
+        "patches",
+        "positions",
+        "prefix",
+        "tokens",
+        "branch",
+        "scale",
+        "gain",
+        "bias",
+        "factor",
+        "offset",
+        "out",
+    )
     types = {**dict.fromkeys(names, B), "eps": "fp32"}
     for width, block, prefix in ((1024, 1024, 5), (1152, 2048, 0)):
         sizes, rows = {"N": width, "BLOCK": block}, {"ROWS": 256 + prefix, "PREFIX": prefix}
         scaled = {"SCALED": prefix > 0}
         for name, kernel, constants in (
             ("embed", towers.embed_kernel, rows),
-            ("add norm", towers.add_norm_kernel, scaled),
+            ("add norm", towers.add_norm_kernel, {**scaled, "FILM": prefix == 0}),
             ("add", towers.add_kernel, {**rows, **scaled}),
         ):
             compile_kernel(f"{name} {width}", kernel, types, {**sizes, **constants}, block // 256, 3, fuse=False)
@@ -172,7 +184,7 @@ def compile_towers() -> None:
 def main() -> None:
     for kind in WEIGHTS:
         compile_few_rows(kind)
-        if kind != "dense":
+        if kind in BITS:
             compile_many_rows(kind)
     cache = {"positions": "*i32", "query": B, "keys": B, "values": B, "out": B, "scale": "fp32"}
     sizes = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
@@ -187,15 +199,22 @@ def main() -> None:
     compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION_CONFIG.warps, ATTENTION_CONFIG.stages)
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
-    types = {"x": B, "norm": B, "out": B, "eps": "fp32"}
-    compile_kernel("norm", pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
+    for name, out, constants in (
+        ("norm", B, {"ADD": False, "FP8": False}),
+        ("norm fp8", "*fp8e4nv", {"ADD": True, "FP8": True}),
+    ):
+        types = {"x": B, "branch": B, "norm": B, "out": out, "scales": "*fp32", "eps": "fp32"}
+        compile_kernel(name, pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN, **constants}, 8, 3)
     types = {"table": B, "index": "*i64", "hidden": B, "norm": B, "scaled": B, "squares": "*fp64"}
     types["next_squares"] = "*fp64"
     compile_kernel("gather", pointwise.gather_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache}
     compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
     compile_towers()
-    compile_kernel("silu", pointwise.silu_multiply_kernel, {"both": B, "out": B}, {"BLOCK": 2048}, 4, 3)
+    types = {"both": B, "out": B, "scales": "*fp32"}
+    compile_kernel("silu", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "FP8": False}, 4, 3)
+    types |= {"out": "*fp8e4nv"}
+    compile_kernel("silu fp8", pointwise.silu_multiply_kernel, types, {"BLOCK": 16384, "FP8": True}, 16, 3)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def checks(tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_kernels_equal_torch_in_the_interpreter(checks, dtype):
-    assert re.findall(r"equal (\w+)", checks(dtype)) == ["none", "int8", "int4", "towers"]
+    assert re.findall(r"equal (\w+)", checks(dtype)) == ["none", "int8", "int4", "fp8", "towers"]
 
 
 def test_kernels_compile_for_hopper_without_spills(checks):

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
+    parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4", "fp8"))
     parser.add_argument("--steps", type=int, default=0, help="measured steps; 0: 200 on a GPU, 3 on a CPU")
     parser.add_argument("--prompt-tokens", type=int, default=22, help="tokens of the prompt, without patches")
     parser.add_argument("--frame", metavar="WxH", help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU")

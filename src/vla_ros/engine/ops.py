@@ -7,13 +7,18 @@ B observations, R rows each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vla_ros.engine import fp8
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
+
+FEW_ROWS = 64
+"""Up to this many rows a product is bound by reading its weight, and rows are never quantised."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,23 @@ class Residual:
     Attributes:
         hidden: [B, R, hidden].
         norm: [hidden], the weight of that norm.
+        branch: [B, R, hidden], still to be added to ``hidden``, which ``Ops.norm`` and ``Ops.qkv`` do in place.
     """
 
     hidden: Tensor
     norm: Tensor
+    branch: Tensor | None = field(default=None, kw_only=True)
+
+
+class QuantizedRows(NamedTuple):
+    """Rows that were quantised where they were computed: FP8 [M, K], and scales float32 [M, 1]."""
+
+    values: Tensor
+    scale: Tensor
+
+
+Rows = Tensor | QuantizedRows
+"""Inputs of a product, [B, R, K]."""
 
 
 class Ops:
@@ -135,7 +153,9 @@ class Ops:
         shape = weights.shape
         batch, rows, _ = stream.hidden.shape
         kv = shape.kv_heads * shape.head_dim
-        parts = _linear(self.norm(weights, stream), weights.layers[index].qkv, (shape.heads * shape.head_dim, kv, kv))
+        parts = _linear(
+            self.norm(weights, stream), weights.layers[index].qkv, (shape.heads * shape.head_dim, kv, kv)
+        )
         query, key, value = (part.view(batch, rows, -1, shape.head_dim) for part in parts)
         for store, new in (
             (cache.keys[index], rotate(key, positions.cosine, positions.sine)),
@@ -173,11 +193,12 @@ class Ops:
             )
         return mixed.transpose(1, 2).reshape(batch, rows, -1)
 
-    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, norm: Tensor) -> Residual:
-        """``stream + rows @ matrix.T`` in front of a norm with weight ``norm``; ``stream`` may be used up."""
+    def add_linear(self, stream: Residual, rows: Rows, matrix: Matrix, norm: Tensor) -> Residual:
+        """``stream + rows @ matrix.T`` in front of a norm with weight ``norm``; may overwrite ``stream``."""
+        assert isinstance(rows, Tensor)
         return Residual(stream.hidden + _linear(rows, matrix)[0], norm)
 
-    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
         """Norm, both projections and the gated activation of layer ``index``: [B, R, intermediate]."""
         size = weights.shape.intermediate_size
         gate, up = _linear(self.norm(weights, stream), weights.layers[index].gate_up, (size, size))
@@ -233,8 +254,18 @@ def _linear(rows: Tensor, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Ten
     """``rows @ matrix.T``, split into the outputs of what was fused."""
     if matrix.linears:
         return [linear(rows) for linear in matrix.linears]
-    product = functional.linear(rows, dequantize(matrix, rows.dtype))
+    product = functional.linear(rounded(rows, matrix), dequantize(matrix, rows.dtype))
     return list(torch.split(product, list(sizes), dim=-1)) if sizes else [product]
+
+
+def rounded(rows: Rows, matrix: Matrix) -> Tensor:
+    """Rows as numbers, rounded to FP8 where a product with ``matrix`` does that."""
+    if isinstance(rows, QuantizedRows):
+        return rows.values.float() * rows.scale
+    if matrix.kind != "fp8" or rows.numel() <= FEW_ROWS * rows.shape[-1]:
+        return rows
+    values, scale = fp8.quantize(rows)
+    return (values.float() * scale).to(rows.dtype)
 
 
 def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

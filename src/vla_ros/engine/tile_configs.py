@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 
 from vla_ros.engine.lowbit import ALIGN_K
 
-SKINNY = 64
-"""Up to this many rows a product is bound by its weight, and the kernels of ``linear`` are used."""
-
 PACKED_ROWS = 32
 """Rows that one program multiplies with packed weights; every further 32 have programs of their own."""
 
@@ -84,6 +81,10 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
     ("gate_up", "dense"): SkinnyConfig(32, 128, 4, 3),
     ("down_proj", "dense"): SkinnyConfig(16, 512, 1, 6),
     ("lm_head", "dense"): SkinnyConfig(32, 128, 1, 3),
+    ("qkv", "fp8"): SkinnyConfig(16, 256, 1, 4),
+    ("o_proj", "fp8"): SkinnyConfig(16, 1024, 2, 3),
+    ("gate_up", "fp8"): SkinnyConfig(32, 256, 4, 3),
+    ("down_proj", "fp8"): SkinnyConfig(16, 256, 1, 6),
     ("qkv", "int8"): SkinnyConfig(16, 512, 4, 3),
     ("o_proj", "int8"): SkinnyConfig(32, 256, 4, 4),
     ("gate_up", "int8"): SkinnyConfig(32, 256, 4, 3),

@@ -14,13 +14,12 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine import tile_configs
+from vla_ros.engine import fp8, tile_configs
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise
 from vla_ros.engine.lowbit import FRAGMENT_N
-from vla_ros.engine.ops import KVCache, Ops, Positions, Residual
+from vla_ros.engine.ops import FEW_ROWS, KVCache, Ops, Positions, QuantizedRows, Residual, Rows
 from vla_ros.engine.tile_configs import (
     PACKED_ROWS,
-    SKINNY,
     AttentionConfig,
     GemmConfig,
     SkinnyConfig,
@@ -76,10 +75,10 @@ class TritonOps(Ops):
     def gather(self, table: Tensor, index: Tensor, norm: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         width = table.shape[1]
-        if index.numel() > SKINNY:
+        if index.numel() > FEW_ROWS:
             return Residual(functional.embedding(index, table), norm)
         hidden, scaled = table.new_empty(2, *index.shape, width)
-        sums = table.new_empty(2, SKINNY, dtype=torch.float64)
+        sums = table.new_empty(2, FEW_ROWS, dtype=torch.float64)
         pointwise.gather_kernel[(index.numel(),)](
             table, index.contiguous(), hidden, norm, scaled, sums[0], sums[1], N=width,
             BLOCK=triton.next_power_of_2(width), num_warps=8,
@@ -105,7 +104,7 @@ class TritonOps(Ops):
                 keys.shape[2], **sizes, **_constants(matrix, config, hidden),
             )  # fmt: skip
             return query
-        product = self._product(self.norm(weights, stream), matrix)
+        product = self._product(self._normed(weights, stream, matrix), matrix, hidden.dtype)
         pointwise.rotate_kernel[(count,)](
             product, *rotary, query, keys, values, rows, keys.shape[2], **sizes,
             BLOCK_H=triton.next_power_of_2(total_heads), num_warps=8,
@@ -128,10 +127,15 @@ class TritonOps(Ops):
         )  # fmt: skip
         return out
 
-    def add_linear(self, stream: Residual, rows: Tensor, matrix: Matrix, norm: Tensor) -> Residual:
+    def add_linear(self, stream: Residual, rows: Rows, matrix: Matrix, norm: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`; changes the tensors of ``stream``."""
         if not isinstance(stream, PrescaledResidual):
-            return Residual(self._product(rows, matrix, stream.hidden), norm)
+            if matrix.kind == "fp8":  # added by the next norm's kernel: these products cannot
+                return Residual(
+                    stream.hidden, norm, branch=self._product(rows, matrix, norm.dtype).view_as(stream.hidden)
+                )
+            return Residual(self._product(rows, matrix, norm.dtype, stream.hidden), norm)
+        assert isinstance(rows, Tensor)
         config, rows = self._config(matrix, rows, 1), rows.contiguous()
         linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n)](
             rows, *_data(matrix), stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares,
@@ -140,7 +144,7 @@ class TritonOps(Ops):
         # Swap the sums: the used ones are zero now, ready for the norm after the next.
         return PrescaledResidual(stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares)
 
-    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Tensor:
+    def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         hidden, matrix, width = stream.hidden, weights.layers[index].gate_up, weights.shape.intermediate_size
         batch, rows, _ = hidden.shape
@@ -152,17 +156,22 @@ class TritonOps(Ops):
                 **_constants(matrix, config, hidden),
             )  # fmt: skip
             return out
-        both = self._product(self.norm(weights, stream), matrix)
-        block = min(2048, triton.next_power_of_2(width))
-        pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](both, out, width, BLOCK=block)
-        return out
+        both = self._product(self._normed(weights, stream, matrix), matrix, hidden.dtype)
+        quantized = weights.layers[index].down_proj.kind == "fp8"
+        block = triton.next_power_of_2(width)
+        block = block if quantized else min(2048, block)
+        made = _empty_fp8(out) if quantized else QuantizedRows(out, out)
+        pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](
+            both, *made, width, FP8=quantized, BLOCK=block, num_warps=16 if quantized else 4
+        )
+        return made if quantized else out
 
     def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         hidden, matrix = stream.hidden, weights.lm_head
         batch, rows, _ = hidden.shape
         if not isinstance(stream, PrescaledResidual):
-            return self._product(self.norm(weights, stream), matrix).float()
+            return self._product(self.norm(weights, stream), matrix, hidden.dtype).float()
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
         config = self._config(matrix, hidden, 1)
         linear.lm_head_kernel[_grid(matrix, hidden, matrix.outputs // config.block_n)](
@@ -197,16 +206,33 @@ class TritonOps(Ops):
 
     def norm(self, weights: DecoderWeights, stream: Residual) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        hidden = stream.hidden
-        out, width = torch.empty_like(hidden), hidden.shape[-1]
-        pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, stream.norm, out, weights.shape.rms_norm_eps, N=width, BLOCK=triton.next_power_of_2(width),
-            num_warps=8,
-        )  # fmt: skip
+        out = torch.empty_like(stream.hidden)
+        self._norm(weights, stream, QuantizedRows(out, out), False)
         return out
 
-    def _product(self, rows: Tensor, matrix: Matrix, add: Tensor | None = None) -> Tensor:
-        """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
+    def _normed(self, weights: DecoderWeights, stream: Residual, matrix: Matrix) -> Rows:
+        """The stream behind its norm as a product with ``matrix`` takes it."""
+        if matrix.kind != "fp8":
+            return self.norm(weights, stream)
+        out = _empty_fp8(stream.hidden)
+        self._norm(weights, stream, out, True)
+        return out
+
+    def _norm(self, weights: DecoderWeights, stream: Residual, out: QuantizedRows, quantized: bool) -> None:
+        hidden, width = stream.hidden, stream.hidden.shape[-1]
+        pointwise.rms_norm_kernel[(hidden.numel() // width,)](
+            hidden, stream.branch, stream.norm, *out, weights.shape.rms_norm_eps, ADD=stream.branch is not None,
+            FP8=quantized, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
+
+    def _product(self, rows: Rows, matrix: Matrix, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
+        """``[add +] rows @ matrix.T`` in ``dtype`` for many rows, [B, R, N]; [B * R, N] of FP8 weights."""
+        if matrix.kind == "fp8":
+            assert matrix.scale is not None
+            assert add is None
+            quantized = _quantize(rows) if isinstance(rows, Tensor) else rows
+            return fp8.product(*quantized, matrix.data, matrix.scale, dtype)
+        assert isinstance(rows, Tensor)
         batch, count, _ = rows.shape
         flat = rows.reshape(batch * count, -1).contiguous()
         config = self._gemm_config(flat, matrix) if matrix.packed and self.fused_gemm else None
@@ -254,6 +280,20 @@ class TritonOps(Ops):
             *_data(matrix), out, K=matrix.inputs, KIND=matrix.kind, ASM=_use_asm(out), FRAGMENTS=fragments
         )
         return out
+
+
+def _empty_fp8(like: Tensor) -> QuantizedRows:
+    rows = like.numel() // like.shape[-1]
+    scale = like.new_empty(rows, 1, dtype=torch.float32)
+    return QuantizedRows(like.new_empty(rows, like.shape[-1], dtype=fp8.FP8), scale)
+
+
+def _quantize(rows: Tensor) -> QuantizedRows:
+    out, width = _empty_fp8(rows), rows.shape[-1]
+    pointwise.quantize_kernel[(out.scale.shape[0],)](
+        rows, *out, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8
+    )
+    return out
 
 
 def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:

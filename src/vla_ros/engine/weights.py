@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_ros.engine import int4, int8, lowbit
+from vla_ros.engine import fp8, int4, int8, lowbit
 from vla_ros.engine.shapes import LlmShape
 from vla_ros.errors import ConfigError
 
 _ROWS_AT_ONCE = 4096
 
-KINDS = ("none", "int8", "int4")
-"""How layers may be quantised: not at all, 8 bits, or asymmetric 4 bits in groups."""
+KINDS = ("none", "int8", "int4", "fp8")
+"""How layers may be quantised: not at all, 8 bits, asymmetric 4 bits in groups, or 8 bits in floating point."""
 
 ROLES = ("qkv", "o_proj", "gate_up", "down_proj", "lm_head")
 """What a matrix is for. Kernels are tuned by role."""
@@ -26,15 +26,16 @@ class Matrix:
     """A weight [outputs, inputs] of one kind.
 
     ``dense``: ``data`` [N, K] in the model's type. ``int8``: words and scales of :mod:`vla_ros.engine.int8`.
-    ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``loaded``: the checkpoint's linear layers, side by
-    side.
+    ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``fp8``: ``data`` [N, K] and scales [N] of
+    :mod:`vla_ros.engine.fp8`; more than a few rows are quantised, too. ``loaded``: the checkpoint's linear layers,
+    side by side.
 
     Attributes:
         data: The numbers; of ``loaded`` those of the first layer.
-        kind: ``dense``, ``int8``, ``int4`` or ``loaded``.
+        kind: ``dense``, ``int8``, ``int4``, ``fp8`` or ``loaded``.
         inputs: K.
         role: One of :data:`ROLES`.
-        scale: Of ``int8`` and ``int4``; of the latter with the zero points.
+        scale: Of quantised weights; of ``int4`` with the zero points.
         linears: Of ``loaded``.
     """
 
@@ -75,7 +76,7 @@ def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
     """
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
-    rounded = {"int8": int8.quantize, "int4": int4.quantize}[kind]
+    rounded = {"int8": int8.quantize, "int4": int4.quantize, "fp8": _round_fp8}[kind]
     # Some rows at a time: float32 copies of a whole matrix would be the peak of memory use.
     words, scale = (torch.cat(part) for part in zip(*map(rounded, torch.split(weight, _ROWS_AT_ONCE)), strict=True))
     return Matrix(words, kind, int(weight.shape[1]), role, scale)
@@ -87,10 +88,19 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
         return matrix.data.to(dtype)
     assert matrix.scale is not None
     # Some rows at a time, as they were quantised: float32 copies would be several times what comes out.
-    some = _ROWS_AT_ONCE // lowbit.FRAGMENT_N
-    widen = {"int8": int8.dequantize, "int4": int4.dequantize}[matrix.kind]
+    some = _ROWS_AT_ONCE // (lowbit.FRAGMENT_N if matrix.packed else 1)
+    widen = {"int8": int8.dequantize, "int4": int4.dequantize, "fp8": _widen_fp8}[matrix.kind]
     parts = zip(torch.split(matrix.data, some), torch.split(matrix.scale, some), strict=True)
     return torch.cat([widen(words, scale, matrix.inputs).to(dtype) for words, scale in parts])
+
+
+def _round_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    rounded, scale = fp8.quantize(weight)
+    return rounded, scale[:, 0]
+
+
+def _widen_fp8(data: Tensor, scale: Tensor, inputs: int) -> Tensor:
+    return data.float() * scale[:, None]
 
 
 @dataclass(frozen=True)
@@ -162,7 +172,7 @@ def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
 
     Args:
         layer: Has ``self_attn.{q,k,v,o}_proj``, ``mlp.{gate,up,down}_proj`` and the two norms.
-        kind: ``none``, ``int8`` or ``int4``.
+        kind: one of :data:`KINDS`.
         keep: True leaves the module usable: dense weights become views of the fused ones, quantised ones exist
             beside it. False frees each weight as soon as it is fused, so that at most one exists twice.
     """
@@ -186,7 +196,7 @@ def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeigh
 
     Args:
         decoder: With its weights.
-        kind: ``none``, ``int8`` or ``int4`` for the layers.
+        kind: one of :data:`KINDS` for the layers.
         keep: As for :func:`fuse_layer`.
 
     Raises:

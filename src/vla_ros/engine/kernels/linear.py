@@ -29,14 +29,17 @@ from vla_ros.engine.kernels.unpack import FRAGMENT_N
 
 @triton.jit
 def multiply(
-    x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr,
-    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, scale, rows, outputs, M, sums, eps, K: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr,
+    PAIRS: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the two of a pair side by side.
 
-    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`.
+    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`. With NORM rows are divided by their root mean
+    square, from ``sums`` of squares. FP8 weights are multiplied in float16, which holds them exactly; rows are
+    divided first, so that they stay in its range.
     """
-    if KIND != "dense":
+    if (KIND == "int4") or (KIND == "int8"):
         fragments: tl.constexpr = BLOCK_N // FRAGMENT_N
         k_groups: tl.constexpr = BLOCK_K // (128 if KIND == "int4" else 64)
         both = multiply_packed(
@@ -50,11 +53,24 @@ def multiply(
     else:
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         inside = (rows < M)[:, None]
+        if KIND == "fp8":
+            factors = tl.load(scale + outputs)
+            root = inverse_root(sums, eps, K) if NORM else 1.0
         for start in range(0, K, BLOCK_K):
             columns = start + tl.arange(0, BLOCK_K)
             part = tl.load(weight + outputs[:, None] * K + columns[None, :])
             some = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
+            if KIND == "fp8":
+                if some.dtype != tl.float32:
+                    if NORM:
+                        some = some.to(tl.float32) * root[:, None]
+                    some = tl.clamp(some.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+                part = part.to(some.dtype)
             total = tl.dot(some, tl.trans(part), total, input_precision=PRECISION)
+        if KIND == "fp8":
+            total *= factors[None, :]
+    if NORM and ((KIND != "fp8") or (x.dtype.element_ty == tl.float32)):
+        total *= inverse_root(sums, eps, K)[:, None]
     return total
 
 
@@ -70,7 +86,7 @@ def block_of_rows(BLOCK_M: tl.constexpr, MORE: tl.constexpr):
 @triton.jit
 def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
     """COUNT outputs from ``first`` on as :func:`multiply` takes them: each, or the first of each fragment."""
-    if KIND != "dense":
+    if (KIND == "int4") or (KIND == "int8"):
         return first + tl.arange(0, COUNT // FRAGMENT_N) * FRAGMENT_N
     else:
         return first + tl.arange(0, COUNT)
@@ -79,7 +95,7 @@ def output_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def pair_ids(first, COUNT: tl.constexpr, KIND: tl.constexpr):
     """COUNT pairs from ``first`` on, each twice, and which partner: pair by pair, or fragment by fragment."""
-    if KIND != "dense":
+    if (KIND == "int4") or (KIND == "int8"):
         fragment = tl.arange(0, 2 * COUNT // FRAGMENT_N)
         return first + fragment // 2 * FRAGMENT_N, fragment % 2
     else:
@@ -109,11 +125,10 @@ def lm_head_kernel(
     sums = load_squares(squares, rows, M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
-        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
-        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M, sums, eps,
+        K, KIND, True, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
-    total *= inverse_root(sums, eps, K)[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=(rows < M)[:, None])
 
 
@@ -133,8 +148,8 @@ def add_kernel(
     inside = (rows < M)[:, None]
     before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(norm + outputs)
     total = multiply(
-        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
-        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M, None, 0.0,
+        K, KIND, False, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
     tl.store(out + at, value, mask=inside)
@@ -156,10 +171,9 @@ def gate_up_kernel(
     sums = load_squares(squares, rows, M)
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
-        x, weight, scale, rows, number + partner * N, M,
-        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, number + partner * N, M, sums, eps,
+        K, KIND, True, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    both *= inverse_root(sums, eps, K)[:, None]
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     value = gate / (1.0 + tl.exp(-gate)) * up
@@ -189,10 +203,9 @@ def qkv_kernel(
     cos, sin = tl.load(cosine + table), tl.load(sine + table)
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
-        x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
-        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M, sums, eps,
+        K, KIND, True, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
-    both *= inverse_root(sums, eps, K)[:, None]
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     inside = (rows < M)[:, None]
     turns = (head < HEADS + KV_HEADS)[None, :]

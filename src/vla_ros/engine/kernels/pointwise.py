@@ -10,15 +10,47 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(x, norm, out, eps, N: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row: ``x`` [M, N] to ``out``; rounded before the weight is applied, as Llama has it."""
+def store_row(value, out, scales, at, row, inside, FP8: tl.constexpr):
+    """Store one whole row; with FP8 as numbers up to 448 and the row's scale."""
+    if FP8:
+        value = value.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0), 1e-12) / 448.0
+        tl.store(scales + row, scale)
+        value /= scale
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def quantize_kernel(x, out, scales, N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row: ``x`` [M, N] to FP8 and scales [M]."""
+    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < N
-    at = tl.program_id(0).to(tl.int64) * N + column
+    store_row(
+        tl.load(x + row * N + column, mask=inside, other=0.0), out, scales, row * N + column, row, inside, True
+    )
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, branch, norm, out, scales, eps, ADD: tl.constexpr, FP8: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program per row: adds ``branch`` to ``x`` [M, N] if ADD; the norm of ``x`` goes to ``out``.
+
+    It is rounded before the weight is applied, as in Llama. With FP8 it is quantised, with ``scales`` [M].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    at = row * N + column
     weight = tl.load(norm + column, mask=inside, other=0.0)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
-    tl.store(out + at, (value * scale).to(out.dtype.element_ty) * weight, mask=inside)
+    if ADD:
+        total = (value + tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + at, total, mask=inside)
+        value = total.to(tl.float32)
+    root = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
+    store_row((value * root).to(x.dtype.element_ty) * weight, out, scales, at, row, inside, FP8)
 
 
 @triton.jit
@@ -80,11 +112,15 @@ def rotate_kernel(
 
 
 @triton.jit
-def silu_multiply_kernel(both, out, N, BLOCK: tl.constexpr):
-    """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N]."""
+def silu_multiply_kernel(both, out, scales, N, FP8: tl.constexpr, BLOCK: tl.constexpr):
+    """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
+
+    With FP8 a program has a whole row; it is quantised, with ``scales`` [M].
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
     gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * N + column, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    value = (gate / (1.0 + tl.exp(-gate)) * up).to(both.dtype.element_ty)
+    store_row(value, out, scales, row * N + column, row, inside, FP8)

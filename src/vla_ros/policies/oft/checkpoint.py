@@ -79,7 +79,9 @@ def read_weights(folder: Path, base: Path | None = None) -> Weights:
             tensors = read_component(file)
             predicts_noise |= any(key.startswith("noise_predictor.") for key in tensors)
             # Both kinds of head are the same network under different names.
-            short = {re.sub(r"^(noise_predictor\.mlp_resnet|model)\.", "", key): one for key, one in tensors.items()}
+            short = {
+                re.sub(r"^(noise_predictor\.mlp_resnet|model)\.", "", key): one for key, one in tensors.items()
+            }
             named = {f"{name}.{key}": tensor for key, tensor in short.items()}
             loaded |= named
             manifest |= _described(named, file)
@@ -123,7 +125,7 @@ def layout_of(
         raise CheckpointError(f"{folder}: a noisy_action_projector without an action_head; copy both files")
     if weights.predicts_noise and not noisy:
         raise CheckpointError(
-            f"{folder}: the action head is a diffusion head, but there is no noisy_action_projector--*_checkpoint.pt"
+            f"{folder}: a diffusion head without its projector, noisy_action_projector--*_checkpoint.pt; copy it"
         )
     expected = {
         "action_head.fc1.weight": (width, width * action),
@@ -229,7 +231,9 @@ def read_adapter(
     kinds = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
     odd = {name: config[name] for name in kinds if config.get(name)}
     if odd or config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-        raise CheckpointError(f"{path}: {odd or config.get('peft_type')}: only plain LoRA without biases is supported")
+        raise CheckpointError(
+            f"{path}: {odd or config.get('peft_type')}: only plain LoRA without biases is supported"
+        )
     file = folder / "adapter_model.safetensors"
     try:
         with safe_open(str(file), framework="pt") as stored:
@@ -245,8 +249,8 @@ def read_adapter(
         shape = None if stored_as is None else stored_as.shape
         if b is None or shape is None or (b.shape[0], *a.shape[1:]) != shape or b.shape[1] != a.shape[0]:
             raise CheckpointError(
-                f"{file}: {key}: A {list(a.shape)} and B {None if b is None else list(b.shape)} do not fit the base "
-                f"model's {None if shape is None else list(shape)}; the adapter was trained on "
+                f"{file}: {key}: A {list(a.shape)} and B {None if b is None else list(b.shape)} do not fit the "
+                f"base model's {None if shape is None else list(shape)}; the adapter was trained on "
                 f"{config.get('base_model_name_or_path') or 'another base'}"
             )
         pairs[key] = (a, b, _scale(config, a.shape[0]))
@@ -264,12 +268,15 @@ def _adapter_scale(folder: Path) -> float | None:
 def _scale(config: Mapping[str, object], rank: int) -> float:
     alpha = config.get("lora_alpha", DEFAULT_ALPHA)
     if not isinstance(alpha, (int, float)) or rank < 1:
-        raise CheckpointError(f"adapter_config.json: lora_alpha {alpha!r} and rank {rank}, expected positive numbers")
+        raise CheckpointError(
+            f"adapter_config.json: lora_alpha {alpha!r} and rank {rank}, expected positive numbers"
+        )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
     return {
-        key: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype))) for key, one in tensors.items()
+        key: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype)))
+        for key, one in tensors.items()
     }

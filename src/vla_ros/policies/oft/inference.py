@@ -135,7 +135,9 @@ class StepBuffers:
     def _denoise(self) -> None:
         owner, step = self._owner, self.step
         projector = owner.model.noisy_action_projector
-        assert projector is not None and owner.model.action_head is not None and owner.denoising is not None
+        assert projector is not None
+        assert owner.model.action_head is not None
+        assert owner.denoising is not None
         noisy = projector(self.sample.view(-1, 1))
         time = owner.denoising.times[step].to(self.sample.dtype)
         noise = owner.model.action_head(self._states([time], noisy)[0])

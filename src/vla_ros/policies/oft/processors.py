@@ -14,7 +14,8 @@ class OFTResize(ImageProcessor):
 
     Attributes:
         crop_area: Share of the area that the crop keeps; 1 crops nothing.
-        camera_side: Side to which Pillow first resizes the image, whatever its aspect ratio (ALOHA: 256); 0 for none.
+        camera_side: Side to which Pillow first resizes any image, without keeping its aspect ratio (ALOHA: 256); 0
+            for none.
     """
 
     size: tuple[int, int] = (224, 224)

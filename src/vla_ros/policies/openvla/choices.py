@@ -6,6 +6,7 @@ import importlib.util
 
 import torch
 
+from vla_ros.engine.fp8 import CAPABILITY
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.openvla.options import OpenVLAOptions
 
@@ -84,10 +85,17 @@ def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
             "policy.quantization: nf4 is bitsandbytes' format, which only the reference path runs, and "
             "policy.engine is graph; choose int4, the engine's 4 bits, or policy.engine:=reference"
         )
-    if engine == "reference" and weights == "int4":
+    if engine == "reference" and weights in ("int4", "fp8"):
+        instead = {"int4": "nf4, bitsandbytes' 4 bits", "fp8": "int8, or none"}[weights]
         raise ConfigError(
-            f"policy.quantization: int4 is the engine's format, and {missing or 'policy.engine is reference'}; "
-            "choose nf4, bitsandbytes' 4 bits"
+            f"policy.quantization: {weights} is the engine's format, and "
+            f"{missing or 'policy.engine is reference'}; choose {instead}"
+        )
+    if weights == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+        found = torch.cuda.get_device_capability(device)
+        raise ConfigError(
+            f"policy.quantization: fp8 needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]} (Ada, Hopper or "
+            f"later), {device} has {found[0]}.{found[1]}; choose int8"
         )
     return engine
 

@@ -31,8 +31,9 @@ class OpenVLAOptions(PolicyConfig):
     quantization: str = option(
         "none",
         "Weights of the language model: int8 (the engine's, or bitsandbytes' on the reference path), int4 (the "
-        "engine's: integers with scale and zero point per 128 weights) or nf4 (bitsandbytes', reference path)",
-        choices=("none", "int8", "int4", "nf4"),
+        "engine's: integers with scale and zero point per 128 weights), fp8 (the engine's, from compute capability "
+        "8.9 on) or nf4 (bitsandbytes', reference path)",
+        choices=("none", "int8", "int4", "fp8", "nf4"),
     )
     engine: str = option(
         "auto",

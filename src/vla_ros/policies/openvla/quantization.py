@@ -24,10 +24,10 @@ def is_quantizable(key: str) -> bool:
 def bytes_per_weight(mode: str) -> float:
     """Bytes that one quantised weight takes, with its share of the scales.
 
-    int8 has one float32 scale per output row (counted as nothing: rows have thousands of weights), int4 4 bytes per
-    128 weights, nf4 an 8-bit scale per 64 weights and a float32 per 256 of those.
+    int8 and fp8 have one float32 scale per output row (counted as nothing: rows have thousands of weights), int4
+    4 bytes per 128 weights, nf4 an 8-bit scale per 64 weights and a float32 per 256 of those.
     """
-    return {"int8": 1.0, "int4": 0.5 + 4 / 128, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256)}[mode]
+    return {"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256)}[mode]
 
 
 def install(layers: nn.Module, mode: str) -> None:
