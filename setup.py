@@ -96,6 +96,7 @@ setup(
             "lerobot = vla_ros.policies.lerobot:LEROBOT",
             "remote = vla_ros.policies.remote:REMOTE",
             "openvla = vla_ros.policies.openvla:OPENVLA",
+            "oft = vla_ros.policies.oft:OFT",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",
         ],

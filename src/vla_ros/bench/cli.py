@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time any installed policy instead, with options from --config and -p; no baseline",
     )
     parser.add_argument(
-        "--model", default="tiny", help="tiny, openvla-7b (random weights) or a checkpoint's folder"
+        "--model",
+        default="tiny",
+        help="tiny, openvla-7b, tiny-oft, openvla-oft-7b, openvla-oft-7b-aloha (random weights) or a checkpoint's "
+        "folder",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
@@ -82,6 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         config = load(arguments.config, [f"policy.name:={arguments.policy}", *arguments.param])
         result = bench_policy(config, arguments.steps or 20, _progress())
+    elif "oft" in arguments.model and not Path(arguments.model).is_dir():
+        from vla_ros.bench.oft import bench_oft, render
+
+        result = bench_oft(arguments)
     else:
         result = bench(arguments)
         from vla_ros.bench.report import render

@@ -69,12 +69,11 @@ class CudaRunner(Runner):
 
     Args:
         device: A CUDA device.
+        graphs: False runs stages launch by launch.
     """
 
-    graphs = True
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, graphs: bool = True) -> None:
+        self.device, self.graphs = device, graphs
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         # torch's streams do not wait for each other, and weights are loaded on another one.
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -126,6 +125,8 @@ class CudaRunner(Runner):
 
     def capture(self, stage: Stage) -> Stage:
         """See :class:`Runner`. One capture at a time: a second thread waits."""
+        if not self.graphs:
+            return stage
         with self._capturing:
             self._warm(stage)
             return self._record(stage)
@@ -178,6 +179,6 @@ class CudaRunner(Runner):
         return staging
 
 
-def make_runner(device: torch.device) -> Runner:
+def make_runner(device: torch.device, graphs: bool = True) -> Runner:
     """The runner for ``device``."""
-    return CudaRunner(device) if device.type == "cuda" else Runner()
+    return CudaRunner(device, graphs) if device.type == "cuda" else Runner()

@@ -7,7 +7,6 @@ refuses everything but tensors. A folder that ``vla-ros convert`` wrote has safe
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import re
 import zipfile
@@ -16,19 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.oft.network import COMPONENTS, Layout
+from vla_ros.policies.openvla import lora
 from vla_ros.policies.openvla.architecture import Architecture, read_json
 from vla_ros.policies.openvla.loading import Produce, StoredTensor, from_files, read_manifest
 
 logger = logging.getLogger(__name__)
-
-ADAPTER = "lora_adapter"
-DEFAULT_ALPHA = 16
-"""The published training code scales an adapter of rank r by min(r, 16) / r."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +33,13 @@ class Weights:
     Attributes:
         manifest: Shape and type of each tensor.
         loaded: Tensors that are already in memory: of components, merged adapters.
-        adapter: Pairs to merge when a tensor is read: parameter name to A [r, in], B [out, r] and scale.
+        adapter: To merge when a tensor is read.
         predicts_noise: Whether a component file says that its action head is a diffusion head.
     """
 
     manifest: dict[str, StoredTensor]
     loaded: dict[str, Tensor]
-    adapter: dict[str, tuple[Tensor, Tensor, float]] = field(default_factory=dict)
+    adapter: lora.Adapter = field(default_factory=dict)
     predicts_noise: bool = False
 
     @property
@@ -53,8 +48,8 @@ class Weights:
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
-            for name, tensor in from_files(self.manifest)([name for name in names if name not in self.loaded]):
-                yield name, merge(tensor, *self.adapter[name]) if name in self.adapter else tensor
+            stored = lora.merging(from_files(self.manifest), self.adapter)
+            yield from stored([name for name in names if name not in self.loaded])
 
         return produce
 
@@ -93,11 +88,13 @@ def read_weights(folder: Path, base: Path | None = None) -> Weights:
         loaded |= towers
     adapter = {}
     if base is not None:
-        adapter = read_adapter(adapter_folder(folder), manifest, film is not None)
+        adapter = lora.read_adapter(lora.adapter_folder(folder), manifest, film is not None)
         logger.info("policy.base: %d LoRA weights of %s are merged into %s", len(adapter), folder.name, base.name)
-    elif (folder / ADAPTER / "adapter_model.safetensors").exists():
+    elif (folder / lora.FOLDER / "adapter_model.safetensors").exists():
         logger.info(
-            "%s: its weights are taken as merged, %s is not read; set policy.base to merge it", folder.name, ADAPTER
+            "%s: its weights are taken as merged, %s is not read; set policy.base to merge it",
+            folder.name,
+            lora.FOLDER,
         )
     return Weights(manifest, loaded, adapter, predicts_noise)
 
@@ -176,12 +173,6 @@ def read_component(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """``weight + scale * b @ a`` in float32; convolutions are flattened to [out, in * height * width]."""
-    delta = (b.float().flatten(1) @ a.float().flatten(1)) * scale
-    return weight.float() + delta.view(weight.shape)
-
-
 def merged_towers(tensors: Mapping[str, Tensor], file: Path, scale: float | None) -> dict[str, Tensor]:
     """Vision towers of a FiLM checkpoint with their adapters merged, named as the network's parameters."""
     merged = {}
@@ -194,84 +185,19 @@ def merged_towers(tensors: Mapping[str, Tensor], file: Path, scale: float | None
                 a, b = (tensors[f"{layer}.lora_{one}.default.weight"] for one in "AB")
             except KeyError as error:
                 raise CheckpointError(f"{file}: lacks {error.args[0]}; download it again") from None
-            tensor = merge(tensor, a, b, min(a.shape[0], DEFAULT_ALPHA) / a.shape[0] if scale is None else scale)
+            tensor = lora.merge(
+                tensor, a, b, min(a.shape[0], lora.DEFAULT_ALPHA) / a.shape[0] if scale is None else scale
+            )
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
     return merged
 
 
-def adapter_folder(folder: Path) -> Path:
-    """Where a checkpoint keeps its adapter: in ``lora_adapter``, or, if it is nothing else, in itself.
-
-    Raises:
-        CheckpointError: It has none.
-    """
-    for place in (folder / ADAPTER, folder):
-        if (place / "adapter_model.safetensors").exists():
-            return place
-    raise CheckpointError(
-        f"policy.base is set, but {folder} has no adapter_model.safetensors, neither in {ADAPTER} nor itself"
-    )
-
-
-def read_adapter(
-    folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False
-) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """A LoRA adapter as peft saves it: parameter name to A, B and scale.
-
-    Args:
-        folder: Has ``adapter_config.json`` and ``adapter_model.safetensors``.
-        manifest: Tensors of the base model.
-        own_towers: True leaves the vision towers out: a FiLM checkpoint stores them elsewhere.
-
-    Raises:
-        CheckpointError: It belongs to another base, or is of a kind that is not supported.
-    """
-    path = folder / "adapter_config.json"
-    config = read_json(path)
-    kinds = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
-    odd = {name: config[name] for name in kinds if config.get(name)}
-    if odd or config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-        raise CheckpointError(
-            f"{path}: {odd or config.get('peft_type')}: only plain LoRA without biases is supported"
-        )
-    file = folder / "adapter_model.safetensors"
-    try:
-        with safe_open(str(file), framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
-    pairs: dict[str, tuple[Tensor, Tensor, float]] = {}
-    for name, a in tensors.items():
-        key = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
-        if ".lora_A." not in name or (own_towers and key.startswith("vision_backbone.")):
-            continue
-        b, stored_as = tensors.get(name.replace(".lora_A.", ".lora_B.")), manifest.get(key)
-        shape = None if stored_as is None else stored_as.shape
-        if b is None or shape is None or (b.shape[0], *a.shape[1:]) != shape or b.shape[1] != a.shape[0]:
-            raise CheckpointError(
-                f"{file}: {key}: A {list(a.shape)} and B {None if b is None else list(b.shape)} do not fit the "
-                f"base model's {None if shape is None else list(shape)}; the adapter was trained on "
-                f"{config.get('base_model_name_or_path') or 'another base'}"
-            )
-        pairs[key] = (a, b, _scale(config, a.shape[0]))
-    return pairs
-
-
 def _adapter_scale(folder: Path) -> float | None:
-    path = folder / ADAPTER / "adapter_config.json"
+    path = folder / lora.FOLDER / "adapter_config.json"
     if not path.exists():
         return None
     config = read_json(path)
-    return _scale(config, int(config.get("r") or 0))
-
-
-def _scale(config: Mapping[str, object], rank: int) -> float:
-    alpha = config.get("lora_alpha", DEFAULT_ALPHA)
-    if not isinstance(alpha, (int, float)) or rank < 1:
-        raise CheckpointError(
-            f"adapter_config.json: lora_alpha {alpha!r} and rank {rank}, expected positive numbers"
-        )
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return lora.adapter_scale(config, int(config.get("r") or 0))
 
 
 def _described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:

@@ -72,15 +72,17 @@ class ActionStatistics:
 
     Attributes:
         key: Name of the dataset (``unnorm_key``).
-        low: Float64 [D], the 1st percentile, in the action's units.
-        high: Float64 [D], the 99th percentile.
+        low: Float64 [D], the 1st percentile (or minimum), in the action's units.
+        high: Float64 [D], the 99th percentile (or maximum).
         mask: Bool [D]; False entries are not normalised (the gripper of most datasets).
+        margin: Added to the width of every range; OpenVLA-OFT has 1e-8.
     """
 
     key: str
     low: FloatArray
     high: FloatArray
     mask: NDArray[np.bool_]
+    margin: float = 0.0
 
     @property
     def dimension(self) -> int:
@@ -89,7 +91,7 @@ class ActionStatistics:
 
     def unnormalize(self, normalized: FloatArray) -> FloatArray:
         """Actions in the dataset's units, float64 [..., D]; masked-out entries are passed on as they are."""
-        scaled = 0.5 * (normalized + 1.0) * (self.high - self.low) + self.low
+        scaled = 0.5 * (normalized + 1.0) * (self.high - self.low + self.margin) + self.low
         return np.where(self.mask, scaled, normalized)
 
     def normalize(self, actions: FloatArray) -> FloatArray:
@@ -98,11 +100,22 @@ class ActionStatistics:
         return np.where(self.mask, np.clip(2.0 * (actions - self.low) / span - 1.0, -1.0, 1.0), actions)
 
 
-def read_statistics(folder: Path) -> dict[str, ActionStatistics]:
+QUANTILES = ("q01", "q99")
+
+
+def read_statistics(
+    folder: Path, group: str = "action", bounds: tuple[str, str] = QUANTILES, margin: float = 0.0
+) -> dict[str, ActionStatistics]:
     """Statistics by dataset: ``dataset_statistics.json`` where it exists, else ``norm_stats`` of config.json.
 
     A fine-tuned checkpoint keeps its base model's ``norm_stats`` in config.json and its own statistics in
     ``dataset_statistics.json``, so the latter wins.
+
+    Args:
+        folder: The checkpoint.
+        group: ``action``, or ``proprio`` for the state.
+        bounds: Names of the lower and the upper bounds.
+        margin: Of :class:`ActionStatistics`.
 
     Raises:
         CheckpointError: Both are missing, or an entry is damaged.
@@ -117,7 +130,7 @@ def read_statistics(folder: Path) -> dict[str, ActionStatistics]:
         raise CheckpointError(
             f"{folder}: no action statistics; expected dataset_statistics.json or norm_stats in config.json"
         )
-    return {key: _parse(key, entry, path) for key, entry in raw.items()}
+    return {key: _parse(key, entry, path, group, bounds, margin) for key, entry in raw.items()}
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
@@ -155,21 +168,24 @@ def _fixed(array: FloatArray) -> FloatArray:
     return array
 
 
-def _parse(key: str, entry: Any, path: Path) -> ActionStatistics:
-    action = entry.get("action") if isinstance(entry, dict) else None
-    if not isinstance(action, dict) or "q01" not in action or "q99" not in action:
-        raise CheckpointError(f"{path}: statistics of '{key}' lack action.q01 or action.q99")
+def _parse(
+    key: str, entry: Any, path: Path, group: str, bounds: tuple[str, str], margin: float
+) -> ActionStatistics:
+    found = entry.get(group) if isinstance(entry, dict) else None
+    if not isinstance(found, dict) or not set(bounds) <= found.keys():
+        raise CheckpointError(f"{path}: statistics of '{key}' lack {group}.{bounds[0]} or {group}.{bounds[1]}")
     try:
-        low = np.asarray(action["q01"], dtype=np.float64)
-        high = np.asarray(action["q99"], dtype=np.float64)
-        mask = np.asarray(action.get("mask", [True] * low.size), dtype=np.bool_)
+        low, high = (np.asarray(found[name], dtype=np.float64) for name in bounds)
+        mask = np.asarray(found.get("mask", [True] * low.size), dtype=np.bool_)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: statistics of '{key}' are not lists of numbers ({error})") from error
     if low.ndim != 1 or not low.size or low.shape != high.shape or low.shape != mask.shape:
         raise CheckpointError(
-            f"{path}: statistics of '{key}': q01 {low.shape}, q99 {high.shape} and mask {mask.shape} "
-            "must be lists of the same length"
+            f"{path}: statistics of '{key}': {bounds[0]} {low.shape}, {bounds[1]} {high.shape} and mask "
+            f"{mask.shape} must be lists of the same length"
         )
     if not (np.isfinite(low).all() and np.isfinite(high).all()) or (high < low).any():
-        raise CheckpointError(f"{path}: statistics of '{key}': q01 <= q99 and finite expected, found {action}")
-    return ActionStatistics(key=key, low=low, high=high, mask=mask)
+        raise CheckpointError(
+            f"{path}: statistics of '{key}': {bounds[0]} <= {bounds[1]} and finite expected, found {found}"
+        )
+    return ActionStatistics(key, low, high, mask, margin)

@@ -8,7 +8,7 @@ import torch
 
 from vla_ros.engine.fp8 import CAPABILITY
 from vla_ros.errors import ConfigError, MissingDependencyError
-from vla_ros.policies.openvla.options import OpenVLAOptions
+from vla_ros.policies.openvla.options import CheckpointOptions
 
 
 def choose_device(text: str) -> torch.device:
@@ -33,7 +33,7 @@ def choose_device(text: str) -> torch.device:
     return torch.device("cuda", device.index or 0)
 
 
-def choose_dtype(options: OpenVLAOptions, device: torch.device) -> str:
+def choose_dtype(options: CheckpointOptions, device: torch.device) -> str:
     """Resolve ``policy.dtype``; ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
 
     Raises:
@@ -69,7 +69,7 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
         )
 
 
-def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
+def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
     """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
 
     nf4 and a non-default attention run on the reference path only, so they select it.
@@ -100,7 +100,7 @@ def choose_engine(options: OpenVLAOptions, device: torch.device) -> str:
     return engine
 
 
-def _why_no_engine(options: OpenVLAOptions, device: torch.device) -> str:
+def _why_no_engine(options: CheckpointOptions, device: torch.device) -> str:
     """Return why the engine's kernels cannot run; they need Triton and bfloat16 tensor cores (Ampere)."""
     if device.type != "cuda":
         return f"the engine needs an NVIDIA GPU, here is {device}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,8 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.openvla import quantization
 from vla_ros.policies.openvla.architecture import Architecture, read_json
 from vla_ros.policies.openvla.model import OpenVLAModel
+
+M = TypeVar("M", bound=OpenVLAModel)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -100,8 +102,13 @@ def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: s
     Raises:
         MissingDependencyError: bitsandbytes is needed and not installed.
     """
+    return empty(lambda: OpenVLAModel(architecture, attention), quantize)
+
+
+def empty(make: Callable[[], M], quantize: str = "none") -> M:
+    """What ``make`` returns, without memory for its weights; see :func:`build_empty`."""
     with torch.device("meta"):
-        model = OpenVLAModel(architecture, attention)
+        model = make()
         quantization.install(model.language_model.layers, quantize)
     return model.eval().requires_grad_(False)
 

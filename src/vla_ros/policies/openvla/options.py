@@ -1,4 +1,4 @@
-"""Options of OpenVLA: ``policy.*`` where ``policy.name`` is ``openvla``."""
+"""Options of OpenVLA: ``policy.*`` where ``policy.name`` is ``openvla``, and those it shares with ``oft``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vla_ros.config.policy import PolicyConfig
 
 
 @dataclass(frozen=True)
-class OpenVLAOptions(PolicyConfig):
+class CheckpointOptions(PolicyConfig):
     """Which checkpoint answers, and how it is executed."""
 
     checkpoint: str = option(
@@ -17,10 +17,12 @@ class OpenVLAOptions(PolicyConfig):
         "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' is the small "
         "one of the simulation, which comes with the package",
     )
-    unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
-    prompt: str = option(
-        "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")
+    base: str = option(
+        "",
+        "Folder of the base model into which the checkpoint's LoRA adapter (lora_adapter/, or itself) is merged; "
+        "empty where its own weights are merged already",
     )
+    unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
     dtype: str = option(
         "auto",
@@ -41,6 +43,17 @@ class OpenVLAOptions(PolicyConfig):
         "where it runs and agrees with the reference",
         choices=("auto", "reference", "graph"),
     )
+    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
+    self_test: bool = option(True, "Refuse to start when two different images give the same answer")
+
+
+@dataclass(frozen=True)
+class OpenVLAOptions(CheckpointOptions):
+    """What OpenVLA alone has: a prompt template, and tokens to draft."""
+
+    prompt: str = option(
+        "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")
+    )
     drafts: str = option(
         "prefill",
         "Engine: how the previous action's tokens are tried as a draft; verify equals plain decoding bit by bit",
@@ -49,5 +62,3 @@ class OpenVLAOptions(PolicyConfig):
     compile: bool = option(
         False, "Reference path: compile the vision towers with torch.compile, at every start for a minute or so"
     )
-    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
-    self_test: bool = option(True, "Refuse to start when two different images give the same answer")

@@ -1,0 +1,15 @@
+"""OpenVLA-OFT: the network of OpenVLA, answering with a whole chunk in one bidirectional pass.
+
+``checkpoint`` reads the published files, ``network`` is what OpenVLA lacks, ``inference`` runs it, ``policy`` puts
+it behind :class:`~vla_ros.policies.base.Policy`. Importing from here needs no torch.
+"""
+
+from __future__ import annotations
+
+from vla_ros.policies.base import LazyPolicy
+from vla_ros.policies.oft.options import OFTOptions
+
+__all__ = ["OFT", "OFTOptions"]
+
+OFT = LazyPolicy(OFTOptions, "vla_ros.policies.oft.policy:OFTPolicy")
+"""What the entry point names."""

@@ -1,0 +1,105 @@
+"""Builds both ways to run OpenVLA-OFT from a loaded model, and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from vla_ros.engine.device_errors import EngineMismatchError
+from vla_ros.engine.device_ops import make_ops
+from vla_ros.engine.llama import as_loaded
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.runner import make_runner
+from vla_ros.engine.tolerances import SEES, TOLERANCES, relative_error
+from vla_ros.engine.weights import DecoderWeights, fuse
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.oft.inference import Chunk, ChunkInference
+from vla_ros.policies.oft.network import OFTModel
+from vla_ros.policies.openvla.actions import ActionStatistics
+from vla_ros.policies.openvla.vision_encoder import VisionEncoder
+from vla_ros.types import FloatArray
+
+
+def plain_inference(model: OFTModel, steps: int = 50) -> ChunkInference:
+    """Plain torch over the weights as loaded, sequences at their exact length."""
+
+    def encode(images: torch.Tensor, language: torch.Tensor | None) -> torch.Tensor:
+        return model.embed_image(model.normalize(images), language)
+
+    runner = make_runner(model.device, graphs=False)
+    weights = as_loaded(model.language_model)
+    return ChunkInference(model, weights, model.ops, encode, runner, steps, bucket_step=1)
+
+
+def make_chunk_engine(
+    model: OFTModel,
+    weights: DecoderWeights | None = None,
+    ops: Ops | None = None,
+    encode: VisionEncoder | None = None,
+    steps: int = 50,
+    quantization: str = "none",
+    *,
+    background: bool = True,
+) -> ChunkInference:
+    """The engine over the weights of ``model``: fused kernels, one graph per padded length.
+
+    Args:
+        model: On its device.
+        weights: The decoder, if it was quantised while it was read; None fuses that of ``model``.
+        ops: How it computes; None takes what suits the device.
+        encode: The vision encoder; None makes it.
+        steps: Denoising steps.
+        quantization: Of weights that are fused here.
+        background: As for :class:`~vla_ros.policies.oft.inference.ChunkInference`.
+    """
+    if weights is None:
+        weights = fuse(model.language_model, quantization)
+    return ChunkInference(
+        model,
+        weights,
+        ops or make_ops(weights.device),
+        encode or VisionEncoder(model),
+        make_runner(weights.device),
+        steps,
+        background=background,
+    )
+
+
+def normalize_state(statistics: ActionStatistics, raw: FloatArray) -> FloatArray:
+    """The state in [-1, 1], float64, by the formula of the published code."""
+    width = statistics.high - statistics.low + statistics.margin
+    return np.clip(2.0 * (raw - statistics.low) / width - 1.0, -1.0, 1.0)
+
+
+def check_vision(one: Chunk, other: Chunk) -> None:
+    """Refuse a model that answers two different images alike.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    spread = float(one.normalized.std()) or 1.0
+    if np.abs(one.normalized - other.normalized).max() <= SEES * spread:
+        raise CheckpointError(
+            "the model does not see: two different images get the same chunk. The vision towers or the projector "
+            "are damaged or untrained; policy.self_test:=false starts it all the same"
+        )
+
+
+def check_chunks(ours: Sequence[Chunk], theirs: Sequence[Chunk], dtype: torch.dtype) -> None:
+    """Compare the engine's chunks with the reference path's.
+
+    Raises:
+        EngineMismatchError: They differ by more than rounding makes of them.
+    """
+    bounds = TOLERANCES[dtype]
+    for one, other in zip(ours, theirs, strict=True):
+        if one.tokens is not None and other.tokens is not None:
+            error = float(other.margins[one.tokens != other.tokens].max(initial=0.0))
+            good = error <= bounds.near_tie
+        else:
+            error = relative_error(torch.from_numpy(one.normalized), torch.from_numpy(other.normalized))
+            good = error <= bounds.vision
+        if not good:
+            raise EngineMismatchError(f"the engine's chunk differs from the reference path's by {error:.2g}")

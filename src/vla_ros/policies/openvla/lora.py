@@ -1,0 +1,107 @@
+"""LoRA adapters as peft saves them, merged into their base in float32 while it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.openvla.loading import Produce, StoredTensor
+
+FOLDER = "lora_adapter"
+DEFAULT_ALPHA = 16
+"""The published training code scales an adapter of rank r by min(r, 16) / r."""
+
+Adapter = dict[str, tuple[Tensor, Tensor, float]]
+"""Parameter name to A [r, in], B [out, r] and scale."""
+
+
+def merging(produce: Produce, adapter: Adapter) -> Produce:
+    """Tensors of ``produce`` with an adapter merged."""
+
+    def merged(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in produce(names):
+            yield name, merge(tensor, *adapter[name]) if name in adapter else tensor
+
+    return merged
+
+
+def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """``weight + scale * b @ a`` in float32; convolutions are flattened to [out, in * height * width]."""
+    delta = (b.float().flatten(1) @ a.float().flatten(1)) * scale
+    return weight.float() + delta.view(weight.shape)
+
+
+def adapter_folder(folder: Path) -> Path:
+    """Where a checkpoint keeps its adapter: in ``lora_adapter``, or, if it is nothing else, in itself.
+
+    Raises:
+        CheckpointError: It has none.
+    """
+    for place in (folder / FOLDER, folder):
+        if (place / "adapter_model.safetensors").exists():
+            return place
+    raise CheckpointError(
+        f"policy.base is set, but {folder} has no adapter_model.safetensors, neither in {FOLDER} nor itself"
+    )
+
+
+def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
+    """A LoRA adapter as peft saves it: parameter name to A, B and scale.
+
+    Args:
+        folder: Has ``adapter_config.json`` and ``adapter_model.safetensors``.
+        manifest: Tensors of the base model.
+        own_towers: True leaves the vision towers out: a FiLM checkpoint stores them elsewhere.
+
+    Raises:
+        CheckpointError: It belongs to another base, or is of a kind that is not supported.
+    """
+    path = folder / "adapter_config.json"
+    config = read_json(path)
+    kinds = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
+    odd = {name: config[name] for name in kinds if config.get(name)}
+    if odd or config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        raise CheckpointError(
+            f"{path}: {odd or config.get('peft_type')}: only plain LoRA without biases is supported"
+        )
+    file = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
+    pairs: Adapter = {}
+    for name, a in tensors.items():
+        key = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
+        if ".lora_A." not in name or (own_towers and key.startswith("vision_backbone.")):
+            continue
+        b, stored_as = tensors.get(name.replace(".lora_A.", ".lora_B.")), manifest.get(key)
+        shape = None if stored_as is None else stored_as.shape
+        if b is None or shape is None or (b.shape[0], *a.shape[1:]) != shape or b.shape[1] != a.shape[0]:
+            raise CheckpointError(
+                f"{file}: {key}: A {list(a.shape)} and B {None if b is None else list(b.shape)} do not fit the "
+                f"base model's {None if shape is None else list(shape)}; the adapter was trained on "
+                f"{config.get('base_model_name_or_path') or 'another base'}"
+            )
+        pairs[key] = (a, b, adapter_scale(config, a.shape[0]))
+    return pairs
+
+
+def adapter_scale(config: Mapping[str, object], rank: int) -> float:
+    """The factor of ``B @ A``, from an ``adapter_config.json``.
+
+    Raises:
+        CheckpointError: It has no positive ``lora_alpha`` or rank.
+    """
+    alpha = config.get("lora_alpha", DEFAULT_ALPHA)
+    if not isinstance(alpha, (int, float)) or rank < 1:
+        raise CheckpointError(
+            f"adapter_config.json: lora_alpha {alpha!r} and rank {rank}, expected positive numbers"
+        )
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
