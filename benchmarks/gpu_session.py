@@ -36,6 +36,8 @@ STAGES = {
     "bf16": whole.stage_bf16,
     "int8": whole.stage_int8,
     "int4": whole.stage_int4,
+    "fp8": whole.stage_fp8,
+    "oft": whole.stage_oft,
     "batch": whole.stage_batch,
     "steady": whole.stage_steady,
 }

@@ -8,6 +8,7 @@ from typing import Any
 from gpu.common import Session, make_layer, relative_error, shape_of, wide
 
 RELATIVE = {"float32": 1e-5, "bfloat16": 6e-3}
+FP8_PROMPT = 8e-2
 TOWERS = {"float32": 1e-5, "bfloat16": 3e-2}
 """Over all blocks; another order of the norms' sums makes 1e-6 and 1.2e-2 of it on a CPU."""
 
@@ -60,7 +61,13 @@ def _against_float64(session: Session, name: str, kind: str) -> dict[str, Any]:
     alone = torch.cat([verify(weights, ops, cache, fed[:, i : i + 1], last + 1 + i) for i in range(6)], dim=1)
     bits = torch.equal(alone, outputs[0][1])
     again = verify(weights, ops, cache, fed, last + 1)
-    good = max(errors) <= RELATIVE[name] and torch.equal(again, outputs[0][1]) and (bits or session.dry)
+    # FP8's reference does not quantise the prompt's activations, which the last layer's keys and values come from.
+    allowed = (FP8_PROMPT, FP8_PROMPT) if kind == "fp8" else (RELATIVE[name], RELATIVE[name])
+    good = (
+        all(one <= most for one, most in zip(errors, allowed, strict=True))
+        and torch.equal(again, outputs[0][1])
+        and (bits or session.dry)
+    )
     return {"prefill": errors[0], "verify": errors[1], "rows_equal": bits, "ok": good}
 
 

@@ -21,7 +21,7 @@ __all__ = ["BOUND_S", "KINDS", "Session", "compile_ahead", "make_layer", "relati
 
 BOUND_S = {
     "kernels": 150, "guard": 90, "gemm": 180, "tune": 120, "in_place": 150, "profile": 90, "bf16": 300, "int8": 120,
-    "int4": 120, "batch": 120, "steady": 480,
+    "int4": 120, "fp8": 120, "oft": 300, "batch": 120, "steady": 480,
 }  # fmt: skip
 """Stage to the most seconds that it may take."""
 

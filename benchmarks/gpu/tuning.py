@@ -9,11 +9,17 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from gpu.common import BOUND_S, Session, compile_ahead, make_layer, relative_error, shape_of
+from vla_ros.engine.lowbit import BITS
 
 ATTENTION = ((64, 4, 3, 1), (32, 2, 2, 9), (64, 4, 2, 5), (64, 4, 1, 5), (64, 2, 1, 5), (128, 4, 1, 3))
 """Of :class:`~vla_ros.engine.tile_configs.AttentionConfig`."""
 
-BLOCK_K = {"none": (128, 256, 512), "int8": (128, 256, 512, 1024), "int4": (256, 512, 1024, 2048)}
+BLOCK_K = {
+    "none": (128, 256, 512),
+    "fp8": (128, 256, 512, 1024),
+    "int8": (128, 256, 512, 1024),
+    "int4": (256, 512, 1024, 2048),
+}
 ROWS = 288
 """A prompt of 22 tokens with its image and a draft, padded."""
 
@@ -27,7 +33,7 @@ def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
             pairs = 2 if role in ("qkv", "gate_up") else 1
             for block_n in (8, 16, 32, 64) if pairs == 2 else (16, 32, 64):
                 for block_k in BLOCK_K[kind]:
-                    for warps in (1, 2, 4) if kind == "none" else (2, 4, 8):
+                    for warps in (1, 2, 4) if kind in ("none", "fp8") else (2, 4, 8):
                         for stages in (3, 4, 6):
                             config = SkinnyConfig(block_n, block_k, warps, stages)
                             if _sensible(config, kind, pairs):
@@ -36,17 +42,18 @@ def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
 
 def _sensible(config: Any, kind: str, pairs: int) -> bool:
     """True if the configuration fits into shared memory and keeps every warp busy."""
-    from vla_ros.engine.lowbit import BITS, k_group
+    from vla_ros.engine.lowbit import k_group
 
     outputs = config.block_n * pairs
-    if kind != "none":
+    if kind in BITS:
         # A warp has one or two K-groups, and 64 outputs of them in registers.
         bits = BITS[kind]
         groups = config.block_k // k_group(bits)
         shared = (outputs * bits // 8 + 16) * config.block_k * (config.stages - 1)
         return shared < 220_000 and groups // 2 <= config.warps <= groups and 16 <= outputs <= 64
     # Weights and rows in flight; registers of one warp hold 64 outputs at most.
-    return (outputs + 16) * config.block_k * 2 * config.stages < 200_000 and outputs <= 64 * config.warps
+    held = (outputs * (1 if kind == "fp8" else 2) + 32) * config.block_k * config.stages
+    return held < 200_000 and outputs <= 64 * config.warps and outputs * config.block_k >= 4096 * config.warps
 
 
 class Layers:
@@ -126,7 +133,9 @@ def stage_tune(session: Session) -> dict[str, Any]:
         if kind != kind_now:
             layers, kind_now = None, kind
             torch.cuda.empty_cache()
-            layers = Layers(session, kind, {"none": 3, "int8": 5, "int4": 8}[kind])  # 1.2 GB: more than the L2
+            layers = Layers(
+                session, kind, {"none": 3, "int8": 5, "fp8": 5, "int4": 8}[kind]
+            )  # 1.2 GB: more than the L2
         assert layers is not None
         key = (role, layers.matrix(role).kind)
         ops, ms = TritonOps({key: config}), float("inf")
@@ -216,12 +225,14 @@ def stage_gemm(session: Session) -> dict[str, Any]:
     def compiling() -> Iterator[Any]:
         tried = {
             (kind, k, config)
-            for kind in session.kinds if kind != "none"
+            for kind in session.kinds if kind in BITS
             for role, (_, k) in sizes.items() for config in gemm_candidates(kind, role) if config is not None
         }  # fmt: skip
         for kind, k, config in sorted(tried, key=str):
             yield lambda kind=kind, k=k, config=config: TritonOps(gemm=config)._product(
-                torch.randn(1, ROWS, k, **where), quantize(torch.randn(128, k, **where), kind, "qkv")
+                torch.randn(1, ROWS, k, **where),
+                quantize(torch.randn(128, k, **where), kind, "qkv"),
+                torch.bfloat16,
             )
 
     compile_ahead(session, "gemm", compiling())
@@ -234,24 +245,24 @@ def stage_gemm(session: Session) -> dict[str, Any]:
         many = [quantize(torch.randn(n, k, **where) / k**0.5, kind, role) for _ in range(4)]
         rows, tried = torch.randn(1, ROWS, k, **where), []
         expected = rows.float() @ dequantize(many[0], torch.float32).t()
-        for config in gemm_candidates(kind, role) if kind != "none" else (None,):
+        for config in gemm_candidates(kind, role) if kind in BITS else (None,):
             if time.monotonic() > compiled + (number + 1) * each:
                 break
             ops = TritonOps(fused_gemm=config is not None, gemm=config)
             try:
-                error: Any = relative_error(ops._product(rows, many[0]), expected)
+                error: Any = relative_error(ops._product(rows, many[0], torch.bfloat16), expected)
                 right = error <= 3e-3
             except Exception as failure:  # one that does not fit must not end the search
                 error, right = str(failure).strip().splitlines()[-1][:80], False
             ms = (
-                session.try_ms(lambda o=ops, m=many, x=rows: [o._product(x, one) for one in m], 20)
+                session.try_ms(lambda o=ops, m=many, x=rows: [o._product(x, one, torch.bfloat16) for one in m], 20)
                 if right
                 else 1e9
             )
             tried.append((ms / len(many), config, error))
         tried.sort(key=lambda entry: entry[0])
         names = {config: "library" if config is None else str(list(astuple(config))) for _, config, _ in tried}
-        if kind != "none" and tried and tried[0][0] < 1e6:
+        if kind in BITS and tried and tried[0][0] < 1e6:
             best = tried[0][1]
             kept[f"gemm {kind} {ROWS} {n} {k}"] = None if best is None else list(astuple(best))
         flops = 2 * ROWS * n * k

@@ -38,6 +38,29 @@ def stage_int4(session: Session) -> dict[str, Any]:
     return _bench(session, "int4", 300, "--no-baseline")
 
 
+def stage_fp8(session: Session) -> dict[str, Any]:
+    """The 7B in FP8."""
+    return _bench(session, "fp8", 300, "--no-baseline")
+
+
+def stage_oft(session: Session) -> dict[str, Any]:
+    """OpenVLA-OFT for LIBERO and ALOHA, in bfloat16 and FP8, each beside eager torch."""
+    from vla_ros.bench.cli import add_arguments
+    from vla_ros.bench.oft import MODELS, bench_oft, render
+
+    parser, result = argparse.ArgumentParser(), {}
+    add_arguments(parser)
+    for name in ("tiny-oft",) if session.dry else [name for name in MODELS if "7b" in name]:
+        for kind in ("none", "fp8"):
+            words = ["--model", name, "--device", str(session.device), "--quantization", kind]
+            words += ["--steps", "2" if session.dry else "200", "--baseline-steps", "2" if session.dry else "30"]
+            result[f"{name} {kind}"] = found = bench_oft(parser.parse_args(words))
+            print(render(found), flush=True)
+            if not session.dry:
+                session.torch.cuda.empty_cache()
+    return result
+
+
 def stage_batch(session: Session) -> dict[str, Any]:
     """Actions per second of 1, 2, 4 and 8 observations at a time."""
     from vla_ros.engine.executor import Request

@@ -9,17 +9,22 @@ import numpy as np
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.types import IntArray
 from vla_ros.vision.messages import encode_image
+from vla_ros.vision.processors import resize_bicubic
 
 _SHIFT = 7  # pixels from one frame to the next; more than what one pixel of the network sees of 1280x720
 
 
-def make_messages(height: int, width: int, seed: int = 0) -> Callable[[int], bytes]:
+def make_messages(height: int, width: int, seed: int = 0, grain: int = 1) -> Callable[[int], bytes]:
     """Maps an index to a ``sensor_msgs/Image`` message, made when it is asked for.
 
     One random frame, shifted from message to message, never zeros, which run faster than real data. The first
-    ``height * width / 7`` messages differ.
+    ``height * width / 7`` messages differ. With a coarser ``grain`` in pixels, compressing takes as long as for a
+    real image.
     """
-    base = np.random.default_rng(seed).integers(0, 256, (height * width, 3), dtype=np.uint8)
+    small = np.random.default_rng(seed).integers(
+        0, 256, (-(-height // grain), -(-width // grain), 3), dtype=np.uint8
+    )
+    base = resize_bicubic(small, (height, width)).reshape(-1, 3) if grain > 1 else small.reshape(-1, 3)
 
     def make(index: int) -> bytes:
         pixels = np.roll(base, _SHIFT * index, axis=0).reshape(height, width, 3)

@@ -39,7 +39,7 @@ class Step:
     def __init__(self, inference: ChunkInference, processor: OFTResize, size: tuple[int, int], prompt: Any) -> None:
         layout = inference.model.layout
         self.inference, self.processor, self.prompt = inference, processor, prompt
-        self.cameras = [make_messages(*size, seed=index) for index in range(layout.images)]
+        self.cameras = [make_messages(*size, seed=index, grain=8) for index in range(layout.images)]
         self.threads = ThreadPoolExecutor(layout.images)
         ones = np.ones(max(layout.action, layout.state))
         self.statistics = ActionStatistics("random", -ones, ones, ones > 0, 1e-8)

@@ -19,6 +19,7 @@ COMMANDS = {
     "replay": ("vla_ros.replay.cli", "evaluate a policy on recorded bags; can write a report"),
     "compare": ("vla_ros.replay.compare", "compare two replay results"),
     "export": ("vla_ros.export.cli", "write recorded bags as a LeRobot data set"),
+    "convert": ("vla_ros.policies.oft.convert", "write a checkpoint as safetensors, adapters merged"),
     "bench": ("vla_ros.bench.cli", "measure latency on this machine, stage by stage"),
     "top": ("vla_ros.cli.top", "watch a running policy node in the terminal"),
     "doctor": ("vla_ros.cli.doctor", "show what is installed, what is wrong and the command that fixes it"),

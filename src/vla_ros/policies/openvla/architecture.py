@@ -166,9 +166,7 @@ def read_architecture(folder: Path) -> Architecture:
         base = read_json(adapter).get("base_model_name_or_path") or "which its adapter_config.json does not name"
         raise CheckpointError(
             f"{folder}: a LoRA adapter (adapter_config.json) without its base model ({base}), and an adapter alone "
-            "is no checkpoint. Merge it into the base (peft: PeftModel.from_pretrained(base, adapter)"
-            ".merge_and_unload().save_pretrained(DIR)), copy the tokenizer and dataset_statistics.json to DIR, and "
-            "set policy.checkpoint to DIR"
+            "is no checkpoint. Set policy.base to the base model's folder, and the adapter is merged while it loads"
         )
     architecture = parse_architecture(read_json(path), path, folder.name)
     images = folder / "preprocessor_config.json"

@@ -121,7 +121,7 @@ def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], fol
     """
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     missing = sorted(expected.keys() - manifest.keys())
-    unexpected = sorted(key for key in manifest.keys() - expected.keys() if not _never_run(key, model.architecture))
+    unexpected = sorted(key for key in manifest.keys() - expected.keys() if not never_run(key, model.architecture))
     shapes = [
         f"{key} in {manifest[key].file.name}: {list(manifest[key].shape)}, expected {list(shape)}"
         for key, shape in sorted(expected.items())
@@ -257,7 +257,8 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         ) from error
 
 
-def _never_run(key: str, architecture: Architecture) -> bool:
+def never_run(key: str, architecture: Architecture) -> bool:
+    """Whether a stored tensor is one that OpenVLA does not use, such as the last block of a tower."""
     if _NEVER_RUN.match(key):
         return True
     block = _BLOCK.match(key)

@@ -23,7 +23,7 @@ from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
-from vla_ros.policies.openvla import memory, reference, self_test
+from vla_ros.policies.openvla import lora, memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized, make_engine
@@ -133,21 +133,27 @@ class OpenVLAPolicy(Policy):
         """
         self.close()
         folder = checkpoint_folder(self._options.checkpoint)
+        base = checkpoint_folder(self._options.base) if self._options.base else folder
         if self._options.threads:
             torch.set_num_threads(self._options.threads)
         device = choose_device(self._options.device)
         dtype = choose_dtype(self._options, device)
         check_attention(self._options.attention, device, dtype)
 
-        architecture = read_architecture(folder)
-        statistics = choose(read_statistics(folder), self._options.unnorm_key)
-        prompt = load_prompt_encoder(folder, architecture, self._options.prompt, statistics.dimension)
+        architecture = read_architecture(base)
+        own = folder if (folder / "dataset_statistics.json").exists() else base
+        statistics = choose(read_statistics(own), self._options.unnorm_key)
+        prompt = load_prompt_encoder(base, architecture, self._options.prompt, statistics.dimension)
         fast = choose_engine(self._options, device) == "graph"
         # The engine quantises by itself, from the weights as they are stored.
         quantization = "none" if fast else self._options.quantization
         model = build_empty(architecture, self._options.attention, quantization)
-        manifest = read_manifest(folder)
+        manifest = read_manifest(base)
         check_weights(model, manifest, folder)
+        produce = from_files(manifest)
+        if base is not folder:
+            produce = lora.merging(produce, lora.read_adapter(lora.adapter_folder(folder), manifest))
+            logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
 
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         need = memory.check_memory(shapes, architecture, dtype, self._options.quantization, str(device))
@@ -162,11 +168,9 @@ class OpenVLAPolicy(Policy):
 
             weights = None
             if fast and self._options.quantization != "none":
-                weights = fill_quantized(
-                    model, from_files(manifest), device, torch_dtype, self._options.quantization, partly
-                )
+                weights = fill_quantized(model, produce, device, torch_dtype, self._options.quantization, partly)
             else:
-                fill(model, manifest, device, torch_dtype, partly)
+                fill(model, produce, device, torch_dtype, partly)
             loaded = Loaded(
                 model,
                 prompt,

@@ -1,0 +1,93 @@
+"""Writes an OpenVLA or OpenVLA-OFT checkpoint as safetensors alone, with adapters merged.
+
+The result needs no pickle reader. Merged weights are stored in float32, as they were computed; all others keep
+their type. Tokenizer, statistics and configuration are copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from vla_ros.errors import ConfigError
+
+SHARD_BYTES = 4_000_000_000
+FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "dataset_statistics.json")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros convert``."""
+    parser.add_argument("folder", type=Path, help="the checkpoint")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
+    parser.add_argument("--base", type=Path, help="base model into which the checkpoint's LoRA adapter is merged")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert, then print what was written."""
+    count, size = convert(arguments.folder, arguments.output, arguments.base)
+    print(f"wrote {count} tensors, {size / 1e9:.2f} GB, to {arguments.output}")
+    return 0
+
+
+def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, int]:
+    """Write ``folder`` to ``output``; returns the number of tensors and their bytes.
+
+    Raises:
+        ConfigError: ``output`` is not empty.
+        CheckpointError: The checkpoint is damaged, or its parts do not fit together.
+    """
+    from safetensors.torch import save_file
+
+    from vla_ros.policies.oft.checkpoint import read_weights
+    from vla_ros.policies.openvla.architecture import read_architecture
+    from vla_ros.policies.openvla.loading import INDEX, checkpoint_folder, never_run
+
+    checkpoint_folder(str(folder))
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"--output {output}: not empty; name another folder, so that nothing is overwritten")
+    architecture = read_architecture(base or folder)
+    weights = read_weights(folder, base)
+    output.mkdir(parents=True, exist_ok=True)
+    for name in (*FILES, *TOKENIZER):
+        for place in (folder, base):
+            if place is not None and (place / name).exists():
+                shutil.copyfile(place / name, output / name)
+                break
+    sizes = {name: _bytes(stored.shape, stored.dtype) for name, stored in weights.manifest.items()}
+    names = sorted(name for name in sizes if not never_run(name, architecture))
+    shards = list(_shards({name: sizes[name] for name in names}))
+    index: dict[str, str] = {}
+    total = 0
+    for number, part in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: tensor.contiguous() for name, tensor in weights.produce(part)}
+        save_file(tensors, str(output / file), metadata={"format": "pt"})
+        shutil.copymode(output / "config.json", output / file)
+        index.update(dict.fromkeys(part, file))
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    content = {"metadata": {"total_size": total}, "weight_map": index}
+    (output / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return len(index), total
+
+
+def _shards(sizes: dict[str, int]) -> Iterator[list[str]]:
+    part: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if part and filled + size > SHARD_BYTES:
+            yield part
+            part, filled = [], 0
+        part.append(name)
+        filled += size
+    if part:
+        yield part
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    from math import prod
+
+    return prod(shape) * {"F64": 8, "F32": 4}.get(dtype, 2)

@@ -1,0 +1,74 @@
+"""Golden checkpoints of the published OpenVLA-OFT code, and policies over them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
+import torch
+
+from vla_ros.config import CameraConfig, Config
+from vla_ros.policies.oft.options import OFTOptions
+from vla_ros.policies.oft.policy import STATE, OFTPolicy
+from vla_ros.types import Observation
+
+DATA = Path(__file__).parents[2] / "data" / "oft"
+SETTINGS = json.loads((DATA / "settings.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cases(variant):
+    """Arrays of each case."""
+    with np.load(DATA / f"{variant}.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    return [
+        {key[3:]: value for key, value in arrays.items() if key.startswith(number)}
+        for number in sorted({key[:2] for key in arrays})
+    ]
+
+
+def make_policy(variant, folder=None, cameras=0, **options):
+    """A policy over a golden checkpoint, with what its files do not say; not loaded."""
+    settings = SETTINGS[variant]
+    aloha = settings["platform"] == "aloha"
+    known = {
+        "checkpoint": str(folder or DATA / variant),
+        "chunk": settings["chunk"],
+        "normalization": "min_max" if aloha else "q99",
+        "images": settings["num_images_in_input"],
+        "camera_side": 256 if aloha else 0,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    keys = tuple(f"camera_{index}" for index in range(cameras or known["images"]))
+    return OFTPolicy(Config(policy=OFTOptions(**{**known, **options}), camera=CameraConfig(keys=keys)))
+
+
+def observe(policy, variant, case):
+    """One case, its images processed; LIBERO's cameras are upside down."""
+    turned = SETTINGS[variant]["platform"] == "libero"
+    images = {
+        key: feature.processor(case[f"image_{index}"][::-1, ::-1] if turned else case[f"image_{index}"])
+        for index, (key, feature) in enumerate(zip(policy.spec.image_keys, policy.spec.images, strict=True))
+    }
+    state = {STATE: case["proprio"]} if "proprio" in case else {}
+    return Observation(images, str(case["instruction"]), 7, state=state)
+
+
+def answer(policy, variant, case):
+    """A chunk for one case."""
+    session = policy.start_session()
+    session.noise = case["noise"][0] if "noise" in case else None
+    return policy.infer(session, observe(policy, variant, case))

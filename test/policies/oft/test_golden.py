@@ -1,0 +1,81 @@
+"""Chunks of the published code, from camera images to actions: test/data/oft/README.md."""
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.engine import decoder
+from vla_ros.engine.ops import Ops
+from vla_ros.engine.weights import fuse
+from vla_ros.policies.oft import inference
+from vla_ros.policies.oft.build import make_chunk_engine
+from vla_ros.policies.oft.convert import convert
+from vla_ros.policies.oft.inference import Asked
+from vla_ros.policies.oft.network import plan
+from vla_ros.policies.openvla.prompt import close_prompt
+
+from .conftest import DATA, answer, cases, make_policy, observe
+
+BOUND = {"libero_l1": 1e-4, "aloha_film": 1e-4, "libero_diffusion": 1e-3}
+
+
+def loaded(variant, **options):
+    policy = make_policy(variant, **options)
+    policy.load()
+    return policy
+
+
+@pytest.mark.parametrize("path", ["reference", "engine", "converted"])
+@pytest.mark.parametrize("variant", BOUND)
+def test_chunks_of_the_published_code(variant, path, tmp_path):
+    folder = None
+    if path == "converted":
+        convert(DATA / variant, folder := tmp_path / "safetensors")
+        assert not list(folder.glob("*.pt"))
+    for case in cases(variant):
+        options = {"denoising_steps": int(case["steps"])} if "steps" in case else {}
+        policy = loaded(variant, folder=folder, unnorm_key=str(case["unnorm_key"]), **options)
+        if path == "engine":  # its torch operations, padded sequences and fused weights
+            model = policy.loaded.model
+            engine = make_chunk_engine(model, ops=Ops(), steps=options.get("denoising_steps", 50))
+            object.__setattr__(policy.loaded, "inference", engine)
+        seen = observe(policy, variant, case)
+        for index, key in enumerate(policy.spec.image_keys):
+            np.testing.assert_array_equal(seen.images[key][::9, ::7], case[f"cropped_{index}_probe"])
+        ids = policy.loaded.prompt.encode(seen.instruction)
+        empty = policy.loaded.model.architecture.empty_token
+        np.testing.assert_array_equal(ids, close_prompt(list(case["input_ids"]), empty))
+        chunk = answer(policy, variant, case)
+        np.testing.assert_allclose(chunk.normalized, case["normalized"], atol=BOUND[variant])
+        np.testing.assert_allclose(chunk.actions, case["action"], atol=2 * BOUND[variant])
+        assert chunk.actions.shape == (policy.spec.horizon, policy.spec.dimension)
+        policy.close()
+
+
+def _causal(weights, ops, cache, sequence, wanted, mask):
+    return decoder.hidden_states(weights, ops, sequence)[:, wanted]
+
+
+def _shifted(layout, *sizes):
+    made = plan(layout, *sizes)
+    return made._replace(wanted=made.wanted + 1)
+
+
+@pytest.mark.parametrize(("name", "mistake"), [("parallel", _causal), ("plan", _shifted)])
+def test_causal_attention_and_states_read_one_later_do_not_pass(monkeypatch, name, mistake):
+    policy, case = loaded("libero_l1", self_test=False), cases("libero_l1")[0]
+    monkeypatch.setattr(inference, name, mistake)
+    chunk = answer(policy, "libero_l1", case)
+    assert np.abs(chunk.normalized - case["normalized"]).max() > 0.05
+
+
+@pytest.mark.parametrize("length", [5, 20, 37])
+def test_padding_changes_nothing(length):
+    policy = loaded("libero_l1")
+    model, rng = policy.loaded.model, np.random.default_rng(length)
+    engine = make_chunk_engine(model, weights=fuse(model.language_model), ops=Ops())
+    images = list(rng.integers(0, 256, (2, 224, 224, 3), dtype=np.uint8))
+    asked = Asked(images, np.array([1, *rng.integers(3, 400, length), 317]), rng.uniform(-1, 1, 8))
+    ours, theirs = engine.answer(asked), policy.loaded.inference.answer(asked)
+    np.testing.assert_allclose(ours.normalized, theirs.normalized, atol=1e-5)
+    assert torch.is_inference_mode_enabled() is False

@@ -1,0 +1,235 @@
+"""The policy and its checkpoints: sessions, variants, and what is refused at load."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_ros.cli.main import main
+from vla_ros.config import Config
+from vla_ros.errors import CheckpointError, ConfigError, ImageError
+from vla_ros.policies import create
+from vla_ros.policies.oft.network import Denoising, Layout, plan
+from vla_ros.policies.oft.options import OFTOptions
+from vla_ros.policies.oft.policy import OFTPolicy
+from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
+from vla_ros.types import Observation
+
+from .conftest import DATA, answer, cases, make_policy, observe
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the L1 checkpoint that a test may damage."""
+    return shutil.copytree(DATA / "libero_l1", tmp_path / "checkpoint")
+
+
+def component(folder, name):
+    return next(folder.glob(f"{name}--*.pt"))
+
+
+def rewrite(folder, name, change):
+    """Apply ``change`` to a component's tensors."""
+    file = component(folder, name)
+    torch.save(change(torch.load(file, weights_only=True)), file)
+
+
+class Code:
+    def __reduce__(self):
+        return (print, ("code ran",))
+
+
+def _with_code(folder):
+    torch.save({"weight": Code()}, component(folder, "action_head"))
+
+
+def _bare_pickle(folder):
+    component(folder, "action_head").write_bytes(pickle.dumps({"weight": Code()}, protocol=2))
+
+
+def _two_heads(folder):
+    shutil.copy(component(folder, "action_head"), folder / "action_head--latest_checkpoint.pt")
+
+
+def _narrow(folder):
+    rewrite(folder, "proprio_projector", lambda all_: {k: v[:40] if v.ndim else v for k, v in all_.items()})
+
+
+def _other_width(folder):
+    rewrite(folder, "action_head", lambda all_: {k: v[:6] if "fc2" in k else v for k, v in all_.items()})
+
+
+def _noise_head(folder):
+    rewrite(
+        folder,
+        "action_head",
+        lambda all_: {k.replace("module.model", "module.noise_predictor.mlp_resnet"): v for k, v in all_.items()},
+    )
+
+
+def _statistics(change):
+    def apply(folder):
+        path = folder / "dataset_statistics.json"
+        content = json.loads(path.read_text())
+        for entry in content.values():
+            change(entry)
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_with_code, "holds more than tensors"),
+        (_bare_pickle, "holds more than tensors"),
+        (_two_heads, "expected one action_head"),
+        (_narrow, "proprio_projector.fc2.weight is"),
+        (_other_width, "action_head.fc2.weight is"),
+        (_noise_head, "without its projector"),
+        (_statistics(lambda entry: entry.pop("proprio")), "lack proprio.q01"),
+        (_statistics(lambda entry: entry["proprio"].update(q01=[0.0], q99=[1.0])), "takes 8 numbers"),
+        (lambda folder: component(folder, "action_head").write_bytes(b"PK"), "not readable|more than tensors"),
+        (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "missing shards"),
+    ],
+)
+def test_what_does_not_fit_is_named_at_load(folder, damage, said, capsys):
+    damage(folder)
+    with pytest.raises(CheckpointError, match=said):
+        make_policy("libero_l1", folder).load()
+    assert "code ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"chunk": 0}, "policy.chunk"),
+        ({"images": 3, "cameras": 2}, "policy.images: the checkpoint takes 3"),
+        ({"unnorm_key": "kitchen"}, "no dataset 'kitchen'"),
+        ({"quantization": "fp8", "dtype": "auto"}, "the engine's format"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        make_policy("libero_l1", **options).load()
+
+
+def test_missing_inputs_are_named():
+    policy, case = make_policy("libero_l1"), cases("libero_l1")[0]
+    policy.load()
+    good = observe(policy, "libero_l1", case)
+    one = dict(list(good.images.items())[:1])
+    with pytest.raises(ImageError, match="camera_1"):
+        policy.infer(policy.start_session(), Observation(one, good.instruction, 0, state=good.state))
+    with pytest.raises(ConfigError, match=r"features\.state"):
+        policy.infer(policy.start_session(), Observation(good.images, good.instruction, 0))
+
+
+def test_the_registry_makes_it_and_its_spec_is_the_checkpoints():
+    assert isinstance(create(Config(policy=OFTOptions(name="oft"))), OFTPolicy)
+    policy = make_policy("aloha_film")
+    policy.load()
+    assert policy.spec.image_keys == ("camera_0", "camera_1", "camera_2")
+    assert (policy.spec.dimension, policy.spec.horizon, policy.spec.state[0].size) == (14, 25, 14)
+
+
+def test_a_blind_model_is_refused(folder):
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file({k: v * 0 if k.startswith("projector.") else v for k, v in tensors.items()}, file)
+    with pytest.raises(CheckpointError, match="does not see"):
+        make_policy("libero_l1", folder).load()
+
+
+def test_noise_follows_the_seed():
+    case = cases("libero_diffusion")[1]
+    policy = make_policy("libero_diffusion", seed=3, denoising_steps=2)
+    policy.load()
+    seen = observe(policy, "libero_diffusion", case)
+    first, second = policy.start_session(), policy.start_session()
+    chunks = [policy.infer(session, seen).actions for session in (first, second, second)]
+    np.testing.assert_array_equal(chunks[0], chunks[1])
+    assert np.abs(chunks[1] - chunks[2]).max() > 1e-3
+
+
+def _adapter(folder, base, rank=4, width=None):
+    """Write a LoRA adapter for two layers of ``base``; returns the merged weights."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {key: value for file in base.glob("*.safetensors") for key, value in load_file(file).items()}
+    merged, pairs = {}, {}
+    for key in ("language_model.model.layers.0.self_attn.q_proj.weight", "projector.fc1.weight"):
+        out, inputs = weights[key].shape
+        a = torch.randn(rank, width or inputs, generator=generator)
+        b = torch.randn(out, rank, generator=generator)
+        name = f"base_model.model.{key.removesuffix('.weight')}"
+        pairs |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        merged[key] = weights[key].float() + 0.5 * b @ a if width is None else None
+    folder.mkdir(exist_ok=True)
+    save_file(pairs, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank / 2, "base_model_name_or_path": "some/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return merged
+
+
+def test_an_adapter_is_merged_in_float32(folder, tmp_path):
+    merged = _adapter(folder / "lora_adapter", folder)
+    policy = make_policy("libero_l1", folder, base=str(folder))
+    policy.load()
+    parameters = dict(policy.loaded.model.named_parameters())
+    for name, expected in merged.items():
+        torch.testing.assert_close(parameters[name].data, expected)
+    case = cases("libero_l1")[0]
+    changed = answer(policy, "libero_l1", case).normalized
+    assert np.abs(changed - case["normalized"]).max() > 1e-2
+    # Without policy.base the shards are final: published checkpoints keep their adapter beside merged weights.
+    plain = make_policy("libero_l1", folder)
+    plain.load()
+    np.testing.assert_allclose(answer(plain, "libero_l1", case).normalized, case["normalized"], atol=1e-4)
+    assert main(["convert", str(folder), "--base", str(folder), "--output", str(tmp_path / "out")]) == 0
+    again = make_policy("libero_l1", tmp_path / "out")
+    again.load()
+    np.testing.assert_array_equal(answer(again, "libero_l1", case).normalized, changed)
+
+
+def test_an_adapter_of_another_base_is_refused(folder):
+    _adapter(folder / "lora_adapter", folder, width=40)
+    with pytest.raises(CheckpointError, match="trained on some/base"):
+        make_policy("libero_l1", folder, base=str(folder)).load()
+
+
+def test_openvla_merges_an_adapter_that_is_nothing_else(folder, tmp_path):
+    for file in folder.glob("*.pt"):
+        file.unlink()
+    merged = _adapter(tmp_path / "adapter", folder)
+    options = {"checkpoint": str(tmp_path / "adapter"), "device": "cpu", "unnorm_key": ""}
+    policy = OpenVLAPolicy(Config(policy=OpenVLAOptions(**options, base=str(folder))))
+    policy.load()
+    parameters = dict(policy.loaded.model.named_parameters())
+    for name, expected in merged.items():
+        torch.testing.assert_close(parameters[name].data, expected)
+    with pytest.raises(CheckpointError, match="LoRA adapter"):
+        OpenVLAPolicy(Config(policy=OpenVLAOptions(**options))).load()
+
+
+def test_a_sequence_is_laid_out_as_in_training():
+    layout = Layout(images=1, chunk=1, action=2, state=3, head="diffusion", film=False)
+    made = plan(layout, patches=4, text=5, prompt=3, size=14)
+    # Rows: zero, 5 text tokens, 4 patches, state, timestep, 2 noisy numbers.
+    bos, patches, state, time, words, noisy, end, padding = 1, [6, 7, 8, 9], 10, 11, [2, 3], [12, 13], 4, [0, 0]
+    assert made.order.tolist() == [bos, *patches, state, time, *words, *noisy, end, *padding]
+    assert made.length == 12
+    assert made.wanted.tolist() == [8, 9]  # the last word, the first placeholder
+
+
+@pytest.mark.parametrize(
+    ("steps", "times"), [(50, range(49, -1, -1)), (10, range(45, -1, -5)), (25, range(48, -1, -2))]
+)
+def test_denoising_steps_are_spaced_as_the_scheduler_spaces_them(steps, times):
+    table = Denoising.of(steps, 8)
+    np.testing.assert_allclose(table.times[:, 0], np.sin(list(times)), atol=1e-5)
+    assert table.alphas[-1, 1] == 1.0
+    assert (table.alphas[1:, 0] == table.alphas[:-1, 1]).all()
