@@ -257,9 +257,9 @@ class ChunkInference:
         laid_out = plan(layout, self.patches, step.text, len(asked.prompt), step.length)
         words[: len(asked.prompt) + 1] = [*asked.prompt, END_TOKEN]
         order[:], wanted[:], lengths[:] = laid_out.order, laid_out.wanted, (laid_out.length, len(asked.prompt) + 1)
-        if asked.state is not None:
+        if layout.state:
             state[:] = asked.state
-        if asked.noise is not None:
+        if layout.head == "diffusion":
             noise[:] = asked.noise
         runner.upload(step.inputs.buffer, raw)
         marks.append(runner.mark())
