@@ -13,9 +13,9 @@ from triton.runtime import interpreter
 
 from vla_ros.engine.decoder import decode, verify
 from vla_ros.engine.kernel_check import check_products
-from vla_ros.engine.ops import FEW_ROWS, KVCache, Ops, Residual, prompt_positions, rounded
+from vla_ros.engine.ops import KVCache, Ops, Residual, prompt_positions, rounded
 from vla_ros.engine.shapes import LlmShape
-from vla_ros.engine.tile_configs import PACKED_ROWS, AttentionConfig, GemmConfig, SkinnyConfig
+from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, GemmConfig, SkinnyConfig
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import KINDS, DecoderWeights, Layer, Matrix, dequantize, quantize, rotary_tables
 
@@ -99,7 +99,7 @@ def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
     ]
     configs = (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3))
     for number, (rows, config) in enumerate(
-        zip((1, 9, PACKED_ROWS + 3, FEW_ROWS + 6, FEW_ROWS + 16), (*configs, *configs[:2]), strict=True)
+        zip((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16), (*configs, *configs[:2]), strict=True)
     ):
         matrix = matrices[number // 4]
         x = torch.randn(1, rows, matrix.inputs, generator=generator).to(dtype)
@@ -153,7 +153,7 @@ def main(kind: str, name: str) -> None:
     assert margins.isfinite().all()
 
     # Many rows: norm, product, rotation and activation of a prefill, with a fused and a separate dequantisation.
-    rows, layer = FEW_ROWS // 2 + 3, weights.layers[0]
+    rows, layer = SKINNY // 2 + 3, weights.layers[0]
     hidden = torch.randn(2, rows, weights.shape.hidden_size, generator=generator).to(dtype)
     stream = Residual(hidden, layer.attention_norm)
     packed = layer.qkv.packed

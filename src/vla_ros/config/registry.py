@@ -56,8 +56,9 @@ def options_class(name: str) -> type[PolicyConfig]:
 
 
 def owner(leaf: str) -> str | None:
-    """The installed policy that has an option ``policy.<leaf>`` of its own; the first by name, or None."""
-    return next((name for name in available() if leaf in _own(name)), None)
+    """The installed policy that has an option ``policy.<leaf>`` of its own, or None; the default one if several."""
+    found = [name for name in available() if leaf in _own(name)]
+    return max(found, key=lambda name: name == PolicyConfig.name, default=None)
 
 
 def _own(name: str) -> frozenset[str]:

@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.engine import fp8
+from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
-
-FEW_ROWS = 64
-"""Up to this many rows a product is bound by reading its weight, and rows are never quantised."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +260,7 @@ def rounded(rows: Rows, matrix: Matrix) -> Tensor:
     """Rows as numbers, rounded to FP8 where a product with ``matrix`` does that."""
     if isinstance(rows, QuantizedRows):
         return rows.values.float() * rows.scale
-    if matrix.kind != "fp8" or rows.numel() <= FEW_ROWS * rows.shape[-1]:
+    if matrix.kind != "fp8" or rows.numel() <= SKINNY * rows.shape[-1]:
         return rows
     values, scale = fp8.quantize(rows)
     return (values.float() * scale).to(rows.dtype)

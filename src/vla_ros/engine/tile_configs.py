@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from vla_ros.engine.lowbit import ALIGN_K
 
+SKINNY = 64
+"""Up to this many rows a product is bound by its weight: kernels of ``linear`` run it, and rows keep their type."""
+
 PACKED_ROWS = 32
 """Rows that one program multiplies with packed weights; every further 32 have programs of their own."""
 

@@ -17,9 +17,10 @@ from torch.nn import functional
 from vla_ros.engine import fp8, tile_configs
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise
 from vla_ros.engine.lowbit import FRAGMENT_N
-from vla_ros.engine.ops import FEW_ROWS, KVCache, Ops, Positions, QuantizedRows, Residual, Rows
+from vla_ros.engine.ops import KVCache, Ops, Positions, QuantizedRows, Residual, Rows
 from vla_ros.engine.tile_configs import (
     PACKED_ROWS,
+    SKINNY,
     AttentionConfig,
     GemmConfig,
     SkinnyConfig,
@@ -75,10 +76,10 @@ class TritonOps(Ops):
     def gather(self, table: Tensor, index: Tensor, norm: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         width = table.shape[1]
-        if index.numel() > FEW_ROWS:
+        if index.numel() > SKINNY:
             return Residual(functional.embedding(index, table), norm)
         hidden, scaled = table.new_empty(2, *index.shape, width)
-        sums = table.new_empty(2, FEW_ROWS, dtype=torch.float64)
+        sums = table.new_empty(2, SKINNY, dtype=torch.float64)
         pointwise.gather_kernel[(index.numel(),)](
             table, index.contiguous(), hidden, norm, scaled, sums[0], sums[1], N=width,
             BLOCK=triton.next_power_of_2(width), num_warps=8,

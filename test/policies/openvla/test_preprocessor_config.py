@@ -91,7 +91,7 @@ def test_what_has_no_effect_in_the_published_code_has_none_here(folder):
 
 def test_an_adapter_alone_says_what_it_is(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "openvla/openvla-7b"}')
-    with pytest.raises(CheckpointError, match=r"a LoRA adapter .*base model \(openvla/openvla-7b\).*Merge it"):
+    with pytest.raises(CheckpointError, match=r"LoRA adapter .*\(openvla/openvla-7b\).*Set policy\.base"):
         read_architecture(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"which its adapter_config\.json does not name"):
