@@ -1,4 +1,4 @@
-"""Parameter files: where they lie, and what they say as flat values."""
+"""Finds parameter files and reads them as flat values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vla_ros.errors import ConfigError, did_you_mean
 
 
 def config_file(name: str) -> Path:
-    """The parameter file at the path ``name``, or the one of this package that is called so (``demo``).
+    """The parameter file at the path ``name``, or the package's file of that name (``demo``).
 
-    Those of the package are in the source tree, or where pip or colcon installed them.
+    The package's files are in the source tree, or where pip or colcon installed them.
 
     Raises:
-        ConfigError: There is no such file; the text lists those that come with the package.
+        ConfigError: There is no such file; the text lists the package's files.
     """
     here = Path(__file__).resolve()
     prefixes = [Path(prefix) for prefix in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if prefix]
@@ -39,7 +39,7 @@ def preset_values(name: str) -> Mapping[str, Any]:
     """Flat values of a preset.
 
     Raises:
-        ConfigError: There is none of this name.
+        ConfigError: There is no preset of this name.
     """
     known = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
     if name not in known:
@@ -49,7 +49,7 @@ def preset_values(name: str) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key stands once: of two sections ``limits:`` the first would be lost without a word."""
+    """YAML with unique keys: of two sections ``limits:`` the first would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -74,13 +74,13 @@ def _parse(text: str) -> Any:
 
 
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
-    """Flat values of a ROS parameter file; sections for ``/**`` and for this node are read, later ones win.
+    """Flat values of a ROS parameter file: sections for ``/**`` and for this node, later ones win.
 
-    ``node_name`` has the node's namespace (``/robot_1/vla_policy``) where it has one.
+    ``node_name`` includes the node's namespace, if any (``/robot_1/vla_policy``).
 
     Raises:
-        ConfigError: The file is missing, is no YAML, says something twice, has no ``ros__parameters`` for this
-            node, or has some for several nodes of its name.
+        ConfigError: The file is missing, is not YAML, repeats a key, has no ``ros__parameters`` for this node, or
+            has some for several nodes of its name.
     """
     try:
         document = _parse(path.read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
 
 
 def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
-    """Which sections of a file are for this node; another robot's limits must not be taken for this one's."""
+    """The sections of a file for this node; another robot's limits must not apply to this one."""
     full = node_name.strip("/")
     own = full.split("/")[-1]
     namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
@@ -123,7 +123,7 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
 
 
 def _where(error: Exception) -> str:
-    """What a parser found, in one line instead of the library's five."""
+    """A parser's message in one line instead of the library's five."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return str(error)

@@ -1,7 +1,7 @@
-"""Values into the tree and out of it: parameter files, ``name:=value`` overrides, flat names, checks.
+"""Reads the tree from parameter files and ``name:=value`` overrides, and writes it.
 
-Flat names are the ROS parameter names (``policy.checkpoint``). Values are Python's bool, int, float, str or
-lists of one of these, as YAML and ROS parameters have them.
+Flat names are the ROS parameter names (``policy.checkpoint``). Values are Python's bool, int, float, str or lists
+of one of these, as in YAML and ROS parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Entry:
 
     @property
     def is_list(self) -> bool:
-        """True where the value is a list (a tuple here, an array in ROS)."""
+        """True if the value is a list (a tuple here, an array in ROS)."""
         return getattr(self.type, "__origin__", None) is tuple
 
     @property
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def expectation(self) -> str:
-        """What a value must be, as a phrase."""
+        """Describes valid values."""
         kind = {bool: "true or false", int: "an integer", float: "a number", str: "text"}[self.item_type]
         if self.option.choices:
             kind = "one of " + ", ".join(self.option.choices)
@@ -77,8 +77,7 @@ def _number(value: float | None) -> str:
 def entries(config: Config | None = None) -> Mapping[str, Entry]:
     """Every leaf of the tree by flat name, in the order of declaration.
 
-    Args:
-        config: Says which policy's options there are, and of which arms; None takes the default tree.
+    ``config`` determines the policy's options and the arms; None takes the default tree.
     """
     config = config or Config()
     declared: Any = type(config.policy)  # mypy takes no class of dataclasses for hashable
@@ -121,13 +120,13 @@ def _value(config: Config, name: str) -> Any:
 
 
 def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
-    """A checked tree with ``values`` (flat names) put over ``base`` (the defaults where None).
+    """A checked tree of ``base`` (None: the defaults) and ``values`` (flat names), which win.
 
-    A preset that ``values`` name is put between the two.
+    If ``values`` name a preset, it comes in between.
 
     Raises:
-        ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All that is
-            wrong is listed, one line each.
+        ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All errors are
+            listed, one per line.
         MissingDependencyError: The options of ``policy.name`` cannot be imported.
     """
     base = base or Config()
@@ -171,7 +170,7 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
 
 
 def _with_policy(base: Config, name: Any) -> Config:
-    """``base`` with the options of another policy at their defaults; what all policies have stays."""
+    """``base`` with another policy's own options at their defaults; the common ones stay."""
     if name == base.policy.name or not isinstance(name, str):  # a wrong type is found with the others
         return base
     common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
@@ -179,7 +178,7 @@ def _with_policy(base: Config, name: Any) -> Config:
 
 
 def _with_arms(base: Config, values: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """``base`` with the arms that ``values`` name, and what is wrong with their names."""
+    """``base`` with the arms named in ``values``, and what is wrong with their names."""
     found = values.get("robot.arms", base.robot.arms)
     if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
         return base, []  # a wrong type is found with the others
@@ -193,12 +192,12 @@ def _with_arms(base: Config, values: Mapping[str, Any]) -> tuple[Config, list[st
 
 
 def is_ros_own(name: str) -> bool:
-    """Whether a parameter is one of every ROS node (:data:`ROS_OWN`), and so no option of the tree."""
+    """True for parameters of every ROS node (:data:`ROS_OWN`), which are not options of the tree."""
     return name.startswith(ROS_OWN)
 
 
 def unknown(name: str, config: Config) -> str:
-    """Why a name is refused, and what was probably meant."""
+    """Explains why a name is refused, and what was probably meant."""
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
@@ -263,10 +262,10 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``name:=value`` as ROS's ``-p`` has it; the value is YAML.
+    """Parses ``name:=value`` as in ROS's ``-p``; the value is YAML.
 
     Raises:
-        ConfigError: There is no ``:=`` or the value is no YAML.
+        ConfigError: ``:=`` is missing or the value is not YAML.
     """
     name, separator, value = text.partition(":=")
     if not separator or not name:
@@ -285,7 +284,7 @@ def load(
 ) -> Config:
     """The tree from parameter files and then ``name:=value`` overrides; later ones win.
 
-    A file or the command line that names another policy than what lies below it takes no options of that one.
+    If one of them selects another policy, the options of the previous policy are dropped.
 
     Raises:
         ConfigError: As :func:`build`, :func:`read_file` and :func:`parse_assignment`.
@@ -302,7 +301,7 @@ def load(
 
 
 def _is_own(name: str, policy: str) -> bool:
-    """Whether an option is the policy's own, and not one that all policies have."""
+    """True for an option of the policy itself, False for one that all policies have."""
     section, _, leaf = name.partition(".")
     own = {field.name for field in dataclasses.fields(options_class(policy))}
     return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}

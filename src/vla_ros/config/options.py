@@ -1,4 +1,4 @@
-"""How one option of the tree is declared: its default, unit, range, choices and description."""
+"""Declares an option of the tree: its default, unit, range, choices and description."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a field besides its type and default.
+    """Properties of a field besides its type and default.
 
     Attributes:
         description: One sentence for ``vla-ros config`` and the ROS parameter descriptor.
@@ -19,8 +19,8 @@ class Option:
         high: Largest allowed number, or None.
         choices: Allowed texts; empty for any.
         length: Allowed lengths of a list; empty for any.
-        live: True where the value may change while the node runs.
-        per_camera: True for a list with one value for all cameras (which may stand alone) or one for each.
+        live: True if the value may change while the node runs.
+        per_camera: True for a list with one value for all cameras (which need not be a list) or one for each.
     """
 
     description: str
@@ -34,7 +34,7 @@ class Option:
 
 
 def option(default: Any, description: str, **known: Any) -> Any:
-    """A dataclass field that carries an :class:`Option` (``known`` are its fields); lists are given as tuples."""
+    """A dataclass field with an :class:`Option` (``known`` are its fields); lists are given as tuples."""
     return field(default=default, metadata={_KEY: Option(description, **known)})
 
 

@@ -1,8 +1,8 @@
-"""Policies by name: the entry-point group, and the options that each brings.
+"""Finds policies by name, through an entry-point group, with the options that each declares.
 
-An entry point of the group names what makes the policy: a class or any callable of the
-:class:`~vla_ros.config.Config`. Its attribute ``Options``, a dataclass that extends
-:class:`~vla_ros.config.policy.PolicyConfig`, declares the policy's options; without one it has the common ones.
+An entry point names a callable that takes the :class:`~vla_ros.config.Config` and returns the policy, such as its
+class. Its attribute ``Options``, a dataclass that extends :class:`~vla_ros.config.policy.PolicyConfig`, declares
+the policy's options; without it the policy has the common ones only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ GROUP = "vla_ros.policies"
 
 
 def available() -> tuple[str, ...]:
-    """Names of the policies that are installed, sorted."""
+    """Names of the installed policies, sorted."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
 def make(name: str, config: Any) -> Any:
-    """The policy of that name for a configuration, not loaded.
+    """Makes, but does not load, the policy of that name.
 
     Raises:
         ConfigError: No such policy is installed.
@@ -41,8 +41,8 @@ def options_class(name: str) -> type[PolicyConfig]:
     """The dataclass of a policy's options.
 
     Raises:
-        ConfigError: No such policy is installed, or its ``Options`` are not a :class:`PolicyConfig`.
-        MissingDependencyError: The module that declares them does not import.
+        ConfigError: No such policy is installed, or its ``Options`` do not extend :class:`PolicyConfig`.
+        MissingDependencyError: The module that declares them cannot be imported.
     """
     point = _find(name)
     with _explained(point):

@@ -12,7 +12,7 @@ from vla_ros.config.loading import load, to_yaml
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config FILE`` and ``-p name:=value``, which every command with options shares."""
+    """Adds ``--config FILE`` and ``-p name:=value``, common to all commands with options."""
     parser.add_argument(
         "--config",
         type=config_file,

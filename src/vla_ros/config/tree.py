@@ -1,7 +1,7 @@
-"""The tree of options: at once the ROS parameters, ``config/*.yaml`` and ``vla-ros run -p name:=value``.
+"""The tree of options, which are also ROS parameters, keys of ``config/*.yaml``, and ``-p name:=value``.
 
-The parameter name is ``section.field``. The section ``policy`` is the dataclass that the policy named there
-declares; each of several arms (``robot.arms``) has a section of its own.
+The parameter name is ``section.field``. The section ``policy`` is the dataclass declared by the policy named there;
+each of several arms (``robot.arms``) has its own section.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ class Config:
 
 
 class LiveConfig:
-    """Holds the present tree of options. One thread replaces it, any thread reads it.
+    """Holds the current tree of options. One thread replaces it, any thread reads it.
 
-    Read :attr:`current` once at the beginning of a step and use that value throughout: a tree never changes, so
-    no step sees half of a change.
+    Read :attr:`current` once at the beginning of a step and use that value throughout: trees are immutable, so no
+    step sees half of a change.
 
     Attributes:
         current: The options in force.

@@ -1,1 +1,1 @@
-"""What a policy needs and answers, by name, and what of the robot feeds it."""
+"""The named features of a policy, and the robot's topics and joints that they are bound to."""

@@ -1,6 +1,6 @@
-"""Actions written in a policy's own numbers: what it would have had to answer for the robot to go somewhere.
+"""Writes actions in a policy's own numbers: the action that would have moved the robot to a given state.
 
-The way back from what :mod:`vla_ros.control` reads; recorded commands become training data and references by it.
+The inverse of what :mod:`vla_ros.control` reads; it turns recorded commands into training data and references.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ActionWriter:
         control: Scales and frames of end-effector deltas.
 
     Raises:
-        ConfigError: A part needs what the robot does not have.
+        ConfigError: A part needs something that the robot lacks.
     """
 
     def __init__(self, parts: Sequence[Part], arms: Mapping[str, Arm], control: ControlConfig) -> None:
@@ -42,9 +42,10 @@ class ActionWriter:
         return sum(size for size, _ in self._parts)
 
     def write(self, start: JointState, goal: JointState, seconds: float) -> FloatArray:
-        """The action, float64 [D]; NaN for a part whose joints ``goal`` (of relative ones, ``start``) lacks.
+        """The action, float64 [D].
 
-        So is a gripper without finger joints (``robot.gripper_joint_names``).
+        NaN for parts whose joints are missing in ``goal`` (of relative parts, in ``start``), and for a gripper
+        without finger joints (``robot.gripper_joint_names``).
         """
         return np.concatenate([_written(size, write, start, goal, seconds) for size, write in self._parts])
 
@@ -85,7 +86,7 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
 
 
 def _gripper(arm: Arm) -> Write:
-    """In the convention of ``gripper.open_value`` and ``gripper.closed_value``."""
+    """Follows the convention of ``gripper.open_value`` and ``gripper.closed_value``."""
     gripper = arm.config.gripper
     opening = bind_state(
         StateFeature("action", (Part(arm.config.name, "gripper", "0..1"),)), {arm.config.name: arm}, {}

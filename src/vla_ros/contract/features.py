@@ -1,4 +1,4 @@
-"""The section ``features``: what the user says of a policy's features, and the spec that follows from both."""
+"""The section ``features``: completes a policy's spec with what the user declares."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
-    """``spec`` with what the user says where the checkpoint does not.
+    """Completes ``spec`` from the options where the checkpoint leaves it open.
 
-    What the checkpoint says stands. Features of the section that the policy does not take are left out, so that one
-    preset serves several policies of a robot.
+    The checkpoint's own statements win. Features that the policy does not take are ignored, so that one preset
+    serves several policies of a robot.
 
     Raises:
-        ConfigError: An option of the section is not of its form, names a feature twice, or contradicts the spec.
+        ConfigError: An option has a wrong form, names a feature twice, or contradicts the spec.
     """
     section = config.features
     images = {image.key: image for image in map(_image, section.images)}
@@ -128,7 +128,7 @@ def _when(key: str, own: tuple[Moment, ...], said: Moments) -> tuple[Moment, ...
 
 
 def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
-    """The policy's parts, with forms that it leaves open from the section; or the section's where it names none."""
+    """The policy's parts, with open forms taken from the section; the section's parts if the policy names none."""
     try:
         said = parse_parts(" + ".join(section), action=True) if section else ()
     except ConfigError as error:

@@ -1,11 +1,11 @@
-"""Parts: what some numbers of a state vector or of an action are, as users write them.
+"""Parts describe the numbers of a state vector or an action, as users write them.
 
-``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. A robot with
-one arm calls it ``arm``. JOINTS names some of the arm's joints (states only; all of them where left out). FORM is a
-unit, a range or a rotation's form; where left out it is the quantity's first, except for an action's ``gripper``
-and ``tip_delta``, which then follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two
-parts have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``, ``unused[SIZE]`` is zeros in a state
-and ignored in an action.
+``ARM.QUANTITY(JOINTS)[FORM]``, joined by ``+``: ``left.joint_position[deg] + left.gripper[0..100]``. The only arm
+of a robot is called ``arm``. JOINTS selects joints of the arm (states only; default: all). FORM is a unit, a range
+or a rotation's form. The default is the quantity's first form, except for an action's ``gripper`` and
+``tip_delta``, which follow ``gripper.open_value``, ``gripper.closed_value`` and ``control.rotation``. Two parts
+have no arm: ``feed.NAME[SIZE]`` is a message of ``robot.state_topics``, ``unused[SIZE]`` is zeros in a state and
+ignored in an action.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ FEED, UNUSED = "feed", "unused"
 
 @dataclass(frozen=True)
 class Quantity:
-    """What may be said of an arm.
+    """A quantity of an arm.
 
     Attributes:
-        forms: Units and forms by name; the first is meant where none is written. RANGE stands for ``[LOW..HIGH]``.
-        size: How many numbers; 0 for one per joint, -1 where the form decides (:data:`ROTATION_SIZES`).
-        state: True where a state vector may hold it.
-        action: True where a policy may answer with it.
+        forms: Units and forms by name; the first is the default. RANGE stands for ``[LOW..HIGH]``.
+        size: How many numbers; 0 for one per joint, -1 if the form decides (:data:`ROTATION_SIZES`).
+        state: True if a state vector may contain it.
+        action: True if an action may contain it.
     """
 
     forms: tuple[str, ...]
@@ -70,11 +70,11 @@ class Part:
     """Some numbers of a state or an action.
 
     Attributes:
-        arm: Whose; "" for a feed and for unused numbers.
+        arm: The arm; "" for a feed and for unused numbers.
         quantity: A name of :data:`QUANTITIES`, ``feed`` or ``unused``.
         form: Unit, range or form of a rotation; the name of a feed; "" as the options say (:data:`BY_OPTIONS`).
         joints: Joints in this order; empty for all of the arm.
-        count: Numbers of a feed (0: as many as its message has) or of an unused part; 0 elsewhere.
+        count: Numbers of a feed (0: as many as its message has) or of an unused part; 0 for other parts.
     """
 
     arm: str
@@ -93,12 +93,12 @@ class Part:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The two ends of a form ``[LOW..HIGH]`` (closed and open of a gripper); None for other forms."""
+        """Both ends of a form ``[LOW..HIGH]`` (closed and open of a gripper); None for other forms."""
         found = _RANGE.fullmatch(self.form)
         return (float(found[1]), float(found[2])) if found else None
 
     def size(self, joints: int, fingers: int = 0) -> int:
-        """How many numbers, on an arm with so many joints and finger joints; 0 for a feed of any length."""
+        """Number of values for an arm with so many joints and finger joints; 0 for a feed of any length."""
         if self.quantity in (FEED, UNUSED):
             return self.count
         size = QUANTITIES[self.quantity].size
@@ -108,14 +108,14 @@ class Part:
 
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """The parts that ``text`` joins with ``+``.
+    """Parses the parts that ``text`` joins with ``+``.
 
     Args:
         text: ``PART + PART + ...``.
-        action: True where they are a policy's answer, False for a state vector.
+        action: True for an action, False for a state vector.
 
     Raises:
-        ConfigError: Not of this form, or a quantity that does not belong there; without the option's name.
+        ConfigError: A wrong form, or a quantity that does not belong there; without the option's name.
     """
     return tuple(_parse(term.strip(), action) for term in text.split("+"))
 

@@ -1,4 +1,4 @@
-"""What a policy needs and answers: named features, fixed once it is loaded."""
+"""What a policy needs and returns: named features, fixed once it is loaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Moment:
     """When a feature is measured, counted back from now.
 
     Attributes:
-        steps: Control steps (of :attr:`PolicySpec.rate_hz`, else ``control.rate_hz``) ago; 0 or positive.
-        seconds: Seconds ago, in place of steps; 0 or positive.
+        steps: Control steps (of :attr:`PolicySpec.rate_hz`, else ``control.rate_hz``) ago; not negative.
+        seconds: Seconds ago, instead of steps; not negative.
     """
 
     steps: int = 0
@@ -33,11 +33,11 @@ class ImageFeature:
 
     Attributes:
         key: The policy's name for it.
-        processor: What it goes through; None leaves the camera's size, or pads to ``size``.
+        processor: Its image processor; None keeps the camera's size, or pads to ``size``.
         moments: Oldest first. With one the image is [H, W, 3], with T of them [T, H, W, 3].
-        required: False where the policy answers without it, too (a camera that it masks).
-        camera: The one of ``camera.keys`` that takes it; "" the one of the same name.
-        size: (height, width) that the policy takes, where it names no processor.
+        required: False if the policy also works without it (a camera that it masks).
+        camera: The one of ``camera.keys`` that provides it; "" for the one of the same name.
+        size: (height, width) that the policy takes, if it names no processor.
     """
 
     key: str
@@ -54,8 +54,8 @@ class StateFeature:
 
     Attributes:
         key: The policy's name for it.
-        parts: What its numbers are; empty where the checkpoint does not say and ``features.state`` must.
-        size: N, how many numbers the checkpoint expects; 0 where any.
+        parts: What its numbers are; empty if ``features.state`` must say.
+        size: N, how many numbers the checkpoint expects; 0 for any.
         moments: Oldest first. With one the state is [N], with T of them [T, N].
     """
 
@@ -67,18 +67,16 @@ class StateFeature:
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What a policy needs and answers.
+    """What a policy needs and returns.
 
     Attributes:
-        images: In the policy's order; empty where it takes those of ``features.images`` (else ``camera.keys``).
+        images: In the policy's order; empty takes those of ``features.images`` (else ``camera.keys``).
         state: State vectors, in the policy's order.
-        open: True where it takes all state vectors that ``features.state`` names, besides its own.
-        action: What the D numbers of one action are; empty where the checkpoint does not say and
-            ``features.action`` must.
-        dimension: D; 0 where it follows from the action's parts.
+        open: True if it takes all state vectors that ``features.state`` names, besides its own.
+        action: What the D numbers of one action are; empty if ``features.action`` must say.
+        dimension: D; 0 if it follows from the action's parts.
         horizon: K, actions in one chunk.
-        noise: Shape of the noise that an answer starts from; empty where there is none.
-        rate_hz: Control rate of its training data in hertz; None where unknown.
+        rate_hz: Control rate of its training data in hertz; None if unknown.
     """
 
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
@@ -97,7 +95,7 @@ class PolicySpec:
 
     @property
     def processors(self) -> Mapping[str, ImageProcessor]:
-        """Image key to processor; an image that keeps its size has none."""
+        """Image key to processor, for images that have one."""
         return {image.key: image.processor for image in self.images if image.processor is not None}
 
     @property
@@ -107,7 +105,7 @@ class PolicySpec:
 
     @property
     def motion(self) -> str:
-        """The quantity of :data:`MOTIONS` that moves every arm; "" where arms differ."""
+        """The quantity of :data:`MOTIONS` that moves every arm; "" if arms differ."""
         found = {part.quantity for part in self.action if part.quantity in MOTIONS}
         return found.pop() if len(found) == 1 else ""
 
@@ -120,17 +118,17 @@ class PolicySpec:
 
     @property
     def gripper(self) -> int | None:
-        """The column of the gripper; None where there is none or more than one."""
+        """The column of the gripper; None unless there is exactly one."""
         return self.grippers[0] if len(self.grippers) == 1 else None
 
     def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:
         """Every part of the action with its columns.
 
         Args:
-            joints: Arm to number of joints. Arms that are not in it share evenly what the other parts leave of D.
+            joints: Arm to number of joints. Other arms share the remaining numbers of D evenly.
 
         Raises:
-            ConfigError: The parts' numbers are not D in all.
+            ConfigError: The numbers of all parts do not add up to D.
         """
         known = [part.size(joints.get(part.arm, 0)) for part in self.action]
         left, open_parts = self.dimension - sum(known), known.count(0)

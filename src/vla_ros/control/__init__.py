@@ -1,1 +1,1 @@
-"""What may reach the arm and when."""
+"""Decides which commands may reach the arm, and when."""

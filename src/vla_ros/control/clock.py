@@ -1,7 +1,8 @@
-"""The one clock: what time it is, and how to wait. Everything that reads the time or waits is given one.
+"""The clock that everything which reads the time or waits is given.
 
-Silence is measured on the steady clock, ages of stamps on the ROS clock (see :class:`Now`). A simulated clock moves
-only while somebody waits or works on it, so that replay and tests run the live control loop without waiting.
+Timeouts are measured on the steady clock, ages of stamps on the ROS clock (see :class:`Now`). A simulated clock
+advances only while somebody waits or works on it, so that replay and tests run the live control loop without
+waiting.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Now:
-    """The present on both clocks, in nanoseconds.
+    """The current time on both clocks, in nanoseconds.
 
     Attributes:
-        steady: Steady clock: it never jumps, and its zero means nothing.
-        ros: ROS clock, to which stamps belong: system time, or simulated time (0 before it began).
+        steady: Steady clock, which never jumps and has an arbitrary zero.
+        ros: ROS clock, which stamps refer to: system time, or simulated time (0 before it began).
     """
 
     steady: int
@@ -28,17 +29,13 @@ class Now:
 
 
 class Clock:
-    """The real clock.
-
-    Args:
-        ros: Gives the nanoseconds of the ROS clock; the system's clock by default.
-    """
+    """The real clock; ``ros`` returns the ROS clock's nanoseconds and defaults to the system clock."""
 
     def __init__(self, ros: Callable[[], int] = time.time_ns) -> None:
         self._ros_ns = ros
 
     def now(self) -> Now:
-        """The present on both clocks."""
+        """The current time on both clocks."""
         return Now(time.monotonic_ns(), self._ros_ns())
 
     def steady(self) -> float:
@@ -50,12 +47,12 @@ class Clock:
         return self._ros_ns()
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``ready()`` is true, for ``timeout`` seconds at most.
+        """Waits until ``ready()`` is True, for at most ``timeout`` seconds.
 
         The caller holds ``changed``, which is notified when ``ready()`` may have changed.
 
         Returns:
-            What ``ready()`` gave last: False after the timeout.
+            The last result of ``ready()``: False after the timeout.
         """
         return changed.wait_for(ready, timeout)
 
@@ -65,16 +62,16 @@ class Clock:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Marks work that takes time: a simulated clock advances by what it took, the real one did so anyway."""
+        """Marks work that takes time, by which a simulated clock advances."""
         yield
 
 
 class SimulatedClock(Clock):
-    """Time that passes only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
+    """A clock that advances only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
 
     Args:
-        ros: Nanoseconds of the ROS clock to begin at; the steady clock begins at 0.
-        events: (nanoseconds of the ROS clock, action), ascending: each action is called as the clock reaches it.
+        ros: Start in nanoseconds of the ROS clock; the steady clock starts at 0.
+        events: (nanoseconds of the ROS clock, action), ascending; each action is called when the clock reaches it.
         speed: Seconds that pass for each real second of :meth:`work`; 0 makes work take no time.
     """
 
@@ -106,7 +103,7 @@ class SimulatedClock(Clock):
         self._advance(self._now + math.ceil(seconds * 1e9), lambda: False)
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Let time pass until ``ready()`` is true, for ``timeout`` seconds at most."""
+        """Advances until ``ready()`` is True, by at most ``timeout`` seconds."""
         self._advance(self._now + math.ceil(timeout * 1e9), ready)
         return ready()
 

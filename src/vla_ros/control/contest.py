@@ -1,4 +1,4 @@
-"""Two of something that there may be one of, with their nodes' names. Pure functions of what discovery tells."""
+"""Detects two of something that must be unique, with their nodes' names; pure functions of discovery's data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's wor
 
 
 def gid_of(gid: Iterable[int]) -> bytes:
-    """An endpoint's id without padding, out of the bytes or numbers that a backend has."""
+    """An endpoint's id without padding, from the bytes or numbers of either backend."""
     return bytes(gid)[:_GID_BYTES]
 
 
@@ -39,16 +39,15 @@ def node_of(endpoint: Any) -> str:
 
 
 def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
-    """Who else publishes on a topic.
+    """Other publishers of a topic.
 
     Args:
         endpoints: ``get_publishers_info_by_topic`` of the topic.
         own: Id of this node's publisher.
-        allowed: Full names of nodes that may; :data:`ANY` for all.
+        allowed: Full names of nodes that may publish; :data:`ANY` for all.
 
     Returns:
-        Id of each other publisher to its node's full name, "" where that is not known (yet, or a program without a
-        ROS node).
+        Id of each other publisher to its node's full name; "" if it is not known (yet, or not a ROS node).
     """
     if ANY in allowed:
         return {}
@@ -57,7 +56,7 @@ def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) 
 
 
 def named(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
-    """The nodes of :func:`others`, and more, for people."""
+    """Lists the nodes of :func:`others`, and ``more``, for people."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
     return " and ".join(sorted(names.union(more)))
 

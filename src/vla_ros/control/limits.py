@@ -1,7 +1,7 @@
-"""What a command may be at most. Functions over numbers; each says which limits it had to apply.
+"""Limits on commands, as functions over numbers; each reports the limits it had to apply.
 
-Whatever the target, the result is finite, and nearer to the measured position than it was: clamping never makes
-a step larger. A handful of joints is reckoned in plain floats: numpy's calls would cost ten times the arithmetic.
+Whatever the target, the result is finite and no farther from the measured position: clamping never makes a step
+larger. With a handful of joints plain floats are ten times as fast as numpy calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAME = 1e-9  # rad or m
 
 @dataclass(frozen=True)
 class Violation:
-    """A target that a limit changed; ``detail`` is what was found and what is allowed, with units."""
+    """A target changed by a limit; ``detail`` says what was found and what is allowed, with units."""
 
     reason: Reason
     detail: str
@@ -53,10 +53,10 @@ class JointLimits:
     def from_config(
         cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
     ) -> JointLimits:
-        """The URDF's limits, drawn in by the options.
+        """The URDF's limits, tightened by the options.
 
         Raises:
-            ConfigError: The margin leaves a joint no room.
+            ConfigError: The margin leaves no range for a joint.
         """
         inner_low, inner_high = low + config.joint_margin, high - config.joint_margin
         for name, below, above in zip(names, inner_low, inner_high, strict=True):
@@ -71,7 +71,7 @@ class JointLimits:
 
 
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
-    """``vector`` shortened to ``limit`` where it is longer, without overflow; and True where it was."""
+    """Shortens ``vector`` to ``limit`` without overflow; also returns True if it was longer."""
     values = vector.tolist()
     if math.hypot(*values) <= limit * _SLACK:
         return vector, False
@@ -85,10 +85,10 @@ def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
 def limit_box(
     target: FloatArray, current: FloatArray, low: tuple[float, ...], high: tuple[float, ...]
 ) -> tuple[FloatArray, bool]:
-    """``target`` [3] drawn into the box; and True where it was outside.
+    """Moves ``target`` [3] into the box; also returns True if it was outside.
 
-    A tip that is outside already (an arm switched on there) may come back or stay, never go further out: the
-    box is widened by ``current``.
+    A tip that is already outside (an arm switched on there) may return or stay, but never move further out: the box
+    is extended to ``current``.
     """
     wanted, here = target.tolist(), current.tolist()
     inside = [_clip(w, min(a, c), max(b, c)) for w, c, a, b in zip(wanted, here, low, high, strict=True)]
@@ -156,7 +156,7 @@ def limit_joints(
 
 
 def _clip(value: float, low: float, high: float) -> float:
-    """As `numpy.clip`: where ``low`` is above ``high``, ``high``."""
+    """Like `numpy.clip`; returns ``high`` if ``low`` is above it."""
     return min(max(value, low), high)
 
 
@@ -175,7 +175,7 @@ def _note(
     wanted: Sequence[float],
     allowed: Sequence[float],
 ) -> None:
-    """Add a violation where ``allowed`` differs from ``wanted``, naming the joint that differs most."""
+    """Adds a violation if ``allowed`` differs from ``wanted``, for the joint that differs most."""
     difference = [abs(w - a) for w, a in zip(wanted, allowed, strict=True)]
     largest = max(difference, default=0.0)
     if largest > _SAME:

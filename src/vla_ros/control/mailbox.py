@@ -1,7 +1,7 @@
-"""A place for one item: the newest wins, and whoever puts it there never waits.
+"""A mailbox for one item: the newest wins, and putting never waits.
 
-A camera is faster than a model. A queue between them would make every command older than the last; here the
-frame that waits is always the newest, and whoever replaces or clears one is handed it to account for.
+A camera is faster than a model. A queue between them would make every command older than the last; here the waiting
+frame is always the newest. Whoever replaces or clears an item gets it back to account for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Hands the newest item from receiving threads to a working thread. An item is anything but None."""
+    """Passes the newest item, anything but None, from receiving threads to a working thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -24,22 +24,18 @@ class Mailbox(Generic[T]):
 
     @property
     def waiting(self) -> bool:
-        """True where an item waits to be taken."""
+        """True if an item waits to be taken."""
         return self._item is not None
 
     def put(self, item: T) -> T | None:
-        """Leave ``item``; never waits for a taker.
-
-        Returns:
-            The item that it replaced, which nobody had taken; None where there was none.
-        """
+        """Stores ``item`` without waiting; returns the untaken item that it replaced, or None."""
         with self._changed:
             replaced, self._item = self._item, item
             self._changed.notify()
             return replaced
 
     def take(self, timeout: float = 0.0) -> T | None:
-        """Wait for an item for ``timeout`` seconds at most and remove it; None where none came."""
+        """Removes and returns the item, waiting for at most ``timeout`` seconds; None after that."""
         with self._changed:
             self._clock.wait_for(self._changed, lambda: self._item is not None, timeout)
             item, self._item = self._item, None

@@ -1,4 +1,4 @@
-"""The arm's positions out of a joint state, and whether a command may be built on them."""
+"""Reads the arm's positions from a joint state, and checks that commands may be based on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MeasuredArm:
         """Positions of the arm [N].
 
         Raises:
-            Refused: There are none, a joint is missing, or a number is not finite.
+            Refused: There is no joint state, a joint is missing, or a number is not finite.
         """
         if joints is None:
             raise Refused(Reason.JOINT_STATE_STALE, "no usable joint state within timeouts.joint_state")
@@ -48,10 +48,10 @@ class MeasuredArm:
         return positions
 
     def check(self, positions: FloatArray) -> None:
-        """Refuse to move an arm that is measured where its URDF says it cannot be.
+        """Refuses to move an arm that is measured outside the limits of its URDF.
 
         Raises:
-            Refused: ``joint_state_invalid``: URDF and robot do not belong together, or an encoder is wrong.
+            Refused: ``joint_state_invalid``: URDF and robot do not match, or an encoder is wrong.
         """
         if self._kinematics is None:
             return
@@ -67,7 +67,7 @@ class MeasuredArm:
 
 
 def position_of(joints: JointState | None, name: str) -> float | None:
-    """A joint's measured position, or None where it is not measured (or is no number)."""
+    """A joint's measured position, or None if it is not measured or not a number."""
     if joints is None or name not in joints.names:
         return None
     index = joints.names.index(name)

@@ -1,7 +1,7 @@
-"""Who of several that publish the same is followed, and whether two of them speak in turn. Pure logic.
+"""Follows one of several sources of the same data, and detects two that alternate. Pure logic.
 
-A driver that is started again speaks after the one before it; two that run at once speak in turn. Sources differ by
-their publisher's id, and by the kind of what they say, because a relay has one id for all that it passes on.
+A restarted driver sends after its predecessor; two that run at once alternate. Sources differ by their publisher's
+id and by the kind of their data, because a relay has one id for everything it passes on.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SLACK = 0.05  # rad or m; and seconds of jitter
 
 @dataclass(frozen=True)
 class Source:
-    """Whoever said something.
+    """A source of data.
 
     Attributes:
-        publisher: Its id; b"" where the middleware does not tell.
-        kind: What differs where two speak through one publisher.
+        publisher: Its id; b"" if the middleware does not provide one.
+        kind: Distinguishes two sources behind one publisher.
     """
 
     publisher: bytes
@@ -32,7 +32,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Contest:
-    """Two sources that speak of the same in turn."""
+    """Two sources of the same data that alternate."""
 
     subject: str
     first: Source
@@ -41,7 +41,7 @@ class Contest:
 
 @dataclass
 class _Subject:
-    """What is known of those that speak of one subject; times are of a steady clock, ns."""
+    """What is known about the sources of one subject; times are of a steady clock, ns."""
 
     followed: Source | None = None
     heard: dict[Source, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Sources:
         self._subjects: dict[str, _Subject] = {}
 
     def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
-        """Whether ``source``, which spoke of ``subject`` (a joint, a camera), is the one to follow.
+        """True if ``source`` is the one to follow for ``subject`` (a joint, a camera).
 
         Another publisher is followed after ``patience`` seconds of silence. ``steady`` is in nanoseconds.
         """
@@ -80,7 +80,7 @@ class Sources:
             return True
 
     def contest(self, steady: int) -> Contest | None:
-        """Two that speak of the same subject in turn at present."""
+        """Two sources of the same subject that currently alternate."""
         with self._lock:
             for known in self._subjects.values():
                 if known.contest is not None and steady - known.returned <= _MEMORY:
@@ -89,7 +89,7 @@ class Sources:
 
 
 def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
-    """Count a source that speaks again after another one did."""
+    """Counts a source that sends again after another one did."""
     last, known.last = known.last, source
     known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
     if last is not None and last != source and source in known.heard:
@@ -103,7 +103,7 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
 
 
 class Continuity:
-    """Tells two positions of one joint apart that no velocity limit allows, where publishers cannot be told apart.
+    """Separates two courses of one joint that no velocity limit explains, if publishers are indistinguishable.
 
     Args:
         speeds: Velocity limit of each joint, rad/s or m/s; joints without one count as continuous.
@@ -114,9 +114,10 @@ class Continuity:
         self._tracks: dict[str, list[tuple[float, int]]] = {}
 
     def track(self, joint: str, position: float, at: int) -> int:
-        """Which of two courses of a joint this position continues: 0 or 1. Twice its limit is allowed, and jitter.
+        """The course of a joint that this position continues, 0 or 1.
 
-        NaN and infinity count for the course that was updated last. ``at``: nanoseconds of a steady clock.
+        Twice the velocity limit is allowed, plus jitter. NaN and infinity belong to the course that was updated
+        last. ``at`` is in nanoseconds of a steady clock.
         """
         speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])
         if speed is None or not math.isfinite(position):

@@ -1,1 +1,1 @@
-"""The policy as a ROS 2 node: wiring, life cycle, the control loop."""
+"""The policy as a ROS 2 node: wiring, lifecycle, the control loop."""

@@ -1,4 +1,4 @@
-"""Which publisher of a camera's topic is followed, and what its frames have in common."""
+"""Follows one publisher per camera topic, and checks that its frames stay alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_ros.vision.messages import CdrBytes, image_header, read_compressed, sho
 
 
 class CameraSources:
-    """Tells frames of one source from those of another, and warns of each topic's unexpected frames once."""
+    """Distinguishes the frames of several sources, and warns of unexpected frames once per topic."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -18,11 +18,11 @@ class CameraSources:
         self._known: dict[str, set[str]] = {}
 
     def contest(self, steady: int) -> Contest | None:
-        """Two that send frames on one topic in turn at this time of the steady clock; the subject is the topic."""
+        """Two sources whose frames alternate on one topic at this steady time; the subject is the topic."""
         return self._sources.contest(steady)
 
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
-        """Whether a frame comes from the source that is followed.
+        """True if a frame comes from the followed source.
 
         Raises:
             ImageError: Its header cannot be read.
@@ -35,7 +35,7 @@ class CameraSources:
         return True
 
     def _warn(self, topic: str, kind: str, camera: CameraConfig) -> None:
-        """Warn once of a size that is not the expected one, and once of frames that are others than before."""
+        """Warns once of an unexpected size, and once of frames that differ from earlier ones."""
         known = self._known.setdefault(topic, set())
         if kind in known or len(known) > 1:
             return

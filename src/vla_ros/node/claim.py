@@ -1,7 +1,8 @@
-"""Claims what only one node of a host may have: its name, a command topic. Discovery may take seconds.
+"""Claims what only one node of a host may have: its name, a command topic.
 
-An abstract Unix socket decides at once, also between nodes that start at the same moment, and the kernel frees it
-with its process. Nodes on other hosts, or in containers with a network of their own, are left to discovery.
+Discovery may take seconds. An abstract Unix socket decides at once, even between nodes that start at the same
+moment, and the kernel frees it with its process. Nodes on other hosts, or in containers with a network of their
+own, are found by discovery only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ANSWER = 0.2  # s; at the start, for the holder's name
 
 @dataclass
 class Claimant:
-    """Another node with the same claim; ``name`` is "" and ``pid`` 0 until known. ``str`` of it is for people."""
+    """Another node with the same claim; ``name`` is "" and ``pid`` 0 until known. Its ``str`` is for people."""
 
     connection: socket.socket | None
     pid: int = 0
@@ -34,7 +35,7 @@ class Claimant:
         return f"{self.name or 'a node'} (process {self.pid or 'unknown'})"
 
     def is_there(self) -> bool:
-        """Whether its process still has the claim; takes its name if that has come."""
+        """True while its process holds the claim; reads its name once it has arrived."""
         try:
             said = self.connection.recv(512) if self.connection else b""
         except BlockingIOError:
@@ -47,14 +48,15 @@ class Claimant:
 
 
 class Claim:
-    """Holds ``what`` or waits for it until :meth:`close`; finds nobody where there are no abstract sockets.
+    """Holds ``what``, or waits for it, until :meth:`close`; without abstract sockets it finds no other claimant.
 
-    The holder listens; the others stay connected to it, so that each side knows the other, and notices its end.
+    The holder listens and the others stay connected to it, so that each side knows the other and notices when it
+    ends.
 
     Args:
         what: Such as ``command /arm/joint_command``.
         name: Full name of this node, for the others.
-        environment: Says which graph: another domain or Cyclone DDS configuration is another one.
+        environment: Identifies the graph, by domain and Cyclone DDS configuration.
     """
 
     def __init__(self, what: str, name: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -68,7 +70,7 @@ class Claim:
                 select.select([other.connection], [], [], _ANSWER)
 
     def others(self) -> list[Claimant]:
-        """Every other claimant that this one knows; ask ten times a second, the others wait for it."""
+        """All other known claimants. Call it ten times a second, because they wait for it."""
         gone = [other for other in self._others if not other.is_there()]
         self._others = [other for other in self._others if other not in gone]
         _close(gone)
@@ -80,7 +82,7 @@ class Claim:
         return self._others
 
     def close(self) -> None:
-        """Free it. Safe to call twice."""
+        """Releases the claim. May be called twice."""
         _close(self._others)
         self._others = []
         if self._server is not None:
@@ -88,7 +90,7 @@ class Claim:
             self._server = None
 
     def _take(self) -> None:
-        """Become the holder, or connect to it."""
+        """Becomes the holder, or connects to it."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made.setblocking(False)
         try:

@@ -1,4 +1,4 @@
-"""What the parts of a running node share, and the one place where the outcome of each frame is reported."""
+"""State shared by the parts of a running node, and the only place that reports the outcome of a frame."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from vla_ros.telemetry.stats import Stats
 
 
 class Sink(Protocol):
-    """Looks on: :class:`vla_ros.telemetry.telemetry.Telemetry` in the live node, the player in replay."""
+    """Observes steps and frames.
+
+    It is :class:`vla_ros.telemetry.telemetry.Telemetry` in the live node, and the player in replay.
+    """
 
     def step(self, step: StepResult) -> None:
-        """A step was made, whether or not its command may be sent."""
+        """Called after each step, whether or not its command may be sent."""
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """What became of a frame."""
+        """Called with the outcome of a frame."""
 
 
 class ThrottledLogger:
-    """Log lines that may come with every message: :meth:`flush` logs the newest of each kind."""
+    """Throttles log lines that could come with every message: :meth:`flush` logs the newest of each kind."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
         self._newest: dict[str, tuple[str, Severity]] = {}
 
     def log(self, kind: str, text: str, severity: Severity = "warning") -> None:
-        """Log ``text`` at the next flush unless a newer one of its kind comes; from any thread."""
+        """Logs ``text`` at the next flush, unless a newer one of its kind arrives; from any thread."""
         self._newest[kind] = text, severity
 
     def flush(self) -> None:
-        """Log the newest text of each kind."""
+        """Logs the newest text of each kind."""
         while self._newest:
             _, (text, severity) = self._newest.popitem()
             say(self._logger, text, severity)
@@ -65,7 +68,7 @@ class Context:
     logger: Logger
 
     def report(self, outcome: FrameOutcome) -> None:
-        """Account for a frame. Called exactly once for each frame that was received."""
+        """Reports the outcome of a frame; called exactly once for each received frame."""
         if outcome.reason is not None:
             self.safety.report(outcome.reason, outcome.detail)
         self.stats.frame(outcome)

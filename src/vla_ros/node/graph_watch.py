@@ -1,4 +1,4 @@
-"""Watches for others that do what only one node may do: asks claims and discovery ten times a second."""
+"""Detects other nodes that do what only one may do, through claims and discovery, ten times a second."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PERIOD = 0.1
 
 
 class GraphWatch:
-    """Asks who else is there. All calls from the thread that spins; :attr:`found` from any.
+    """Checks who else is on the graph. Called on the thread that spins; :attr:`found` may be read from any.
 
     Args:
         commands: Command topics (resolved) to the id of this node's publisher. Each is claimed until :meth:`close`.
         allowed: ``topics.command_shared_with``.
-        contests: Two sources of one thing at present: why it holds, on which topic, and who.
-        middleware: Why nobody new can reach the node, or "".
+        contests: Returns the current contests: the reason to hold, the topic, and the two sources.
+        middleware: Returns why new processes can no longer reach the node, or "".
     """
 
     def __init__(
@@ -45,16 +45,15 @@ class GraphWatch:
         self.found: Mapping[Reason, str] = MappingProxyType({})
 
     def close(self) -> None:
-        """Give up the claims."""
+        """Releases the claims."""
         for claim in self._claims.values():
             claim.close()
 
     def look(self, *, at_once: bool = False) -> None:
-        """Ask, and leave in :attr:`found` what is wrong.
+        """Checks the graph and stores the problems in :attr:`found`.
 
-        Args:
-            at_once: Count a publisher whose node's name discovery does not know yet. Otherwise it counts from the
-                next look, so that the reason has its name.
+        ``at_once`` counts a publisher even if discovery does not know its node's name yet. Otherwise it counts from
+        the next check on, so that the reason can name it.
         """
         self._before, self._unnamed = self._unnamed, set()
         found = self._commanders(at_once)
@@ -71,9 +70,9 @@ class GraphWatch:
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:
-        """Which other nodes serve ``service`` (``~/enable``), for people; "" where only this one does.
+        """Other nodes that serve ``service`` (``~/enable``), for people; "" if there are none.
 
-        A call reaches all of them, and whoever made it meant one robot.
+        A call reaches all of them, although the caller meant one robot.
         """
         name, own = self._node.resolve_service_name(service), (self._node.get_name(), self._node.get_namespace())
         if namesakes(self._node):
@@ -92,12 +91,12 @@ class GraphWatch:
             return False
 
     def _again(self, unnamed: Hashable) -> bool:
-        """Whether this had no name at the last look, either."""
+        """True if this had no name at the previous check either."""
         self._unnamed.add(unnamed)
         return unnamed in self._before
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
-        """Whoever else claims a command topic on this host, or publishes on it anywhere."""
+        """Other nodes that claim a command topic on this host or publish on it anywhere."""
         said = []
         for topic, own in self._own.items():
             claimants = self._claims[topic].others()

@@ -1,4 +1,4 @@
-"""The last frames of the cameras whose past a policy looks at, and what was measured when each came."""
+"""Recent frames of the cameras whose past a policy uses, and the measurements at their arrival."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPARE = 0.25  # s beyond the longest moment: frames come while one is being pre
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A frame, not decoded, and the inputs when it came."""
+    """A frame, not decoded, and the inputs at its arrival."""
 
     stamp: int
     data: CdrBytes | None
@@ -23,10 +23,9 @@ class Past:
 
 
 class History:
-    """Holds references to messages, and copies nothing. Any thread may call it.
+    """Keeps references to messages without copying them. Thread-safe.
 
-    Args:
-        spans: Position in ``camera.topics`` to seconds that are looked back; other cameras are not held.
+    ``spans`` maps positions in ``camera.topics`` to the seconds that are kept; other cameras are not kept.
     """
 
     def __init__(self, spans: Mapping[int, float]) -> None:
@@ -35,11 +34,14 @@ class History:
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """False where no moment lies in the past."""
+        """True if some moment lies in the past."""
         return bool(self._spans)
 
     def add(self, camera: int, past: Past) -> None:
-        """A frame came, at whatever rate its camera has; one that is older than the last is a clock that jumped."""
+        """Adds a frame, at the camera's own rate.
+
+        A frame older than the previous one means that the clock jumped.
+        """
         frames = self._frames.get(camera)
         if frames is None:
             return
@@ -50,7 +52,7 @@ class History:
                 self._append(camera, past)
 
     def at(self, camera: int, stamp: int, now: Past) -> Past:
-        """The frame nearest to ``stamp`` that came since :meth:`begin` and is not newer than ``now``."""
+        """The frame nearest to ``stamp`` since :meth:`begin` that is not newer than ``now``."""
         with self._lock:
             frames = self._frames[camera]
             if not frames or frames[-1].stamp < now.stamp:
@@ -59,7 +61,7 @@ class History:
         return min((*known, now), key=lambda past: abs(past.stamp - stamp))
 
     def begin(self) -> None:
-        """An episode begins: what came before it counts no more."""
+        """Begins an episode: earlier frames no longer count."""
         with self._lock:
             for frames in self._frames.values():
                 frames.clear()

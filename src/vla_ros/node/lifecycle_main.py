@@ -1,8 +1,8 @@
-"""``ros2 run vla_ros vla_policy_node``: the managed node in a process of its own.
+"""``ros2 run vla_ros vla_policy_node``: the managed node in its own process.
 
-Signals leave a mark, and what they mean is done between two callbacks or two steps of loading: an exception in the
-middle of an import or of a library's own ``except`` comes out as something else or not at all. Only when nothing
-has looked at the mark for :data:`PATIENCE` is KeyboardInterrupt raised wherever the thread is.
+Signals only set a flag, which is checked between two callbacks or two steps of loading, because an exception inside
+an import or a library's own ``except`` gets changed or lost. If nothing has checked the flag for :data:`PATIENCE`,
+KeyboardInterrupt is raised wherever the thread is.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PATIENCE = 3.0
 
 
 class Signals:
-    """Takes SIGINT and SIGTERM from now on.
+    """Handles SIGINT and SIGTERM from now on.
 
     Attributes:
-        name: The first that came, or "".
+        name: The first one received, or "".
     """
 
     def __init__(self) -> None:
@@ -44,24 +44,24 @@ class Signals:
 
     @property
     def came(self) -> bool:
-        """True once one of them has come."""
+        """True once a signal was received."""
         return bool(self.name)
 
     def ignore(self) -> None:
-        """Ignore further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
+        """Ignores further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM.
+    """Runs the node until SIGINT or SIGTERM.
 
     Args:
-        arguments: Command line, the process's where None; ``--ros-args`` as for any ROS node.
+        arguments: Command line, None for the process's; ``--ros-args`` as for any ROS node.
 
     Returns:
-        0 after a signal, 1 where parameters are wrong or an autostarted node could not start.
+        0 after a signal, 1 if parameters are wrong or an autostarted node could not start.
     """
     use_environment("vla_ros.node.lifecycle_main")
     signals = Signals()

@@ -27,11 +27,11 @@ ERROR = TransitionCallbackReturn.ERROR
 
 
 class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
-    """A managed node that runs a policy. Works in any executor of one thread, and in other Python launch files.
+    """A managed node that runs a policy, in any single-threaded executor and in other Python launch files.
 
     Args:
         node_name: Name; remaps of the command line win.
-        interrupted: Asked between two steps of loading; where it is true, loading ends with KeyboardInterrupt.
+        interrupted: Called between two steps of loading; True ends loading with KeyboardInterrupt.
         **options: Further arguments of ``rclpy.node.Node`` (``context``, ``namespace``, ``parameter_overrides``).
 
     Attributes:
@@ -62,15 +62,15 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
 
     @property
     def config(self) -> Config:
-        """The options as they are now."""
+        """The options in force."""
         return self._config
 
     @property
     def exit_status(self) -> int | None:
-        """What the process should end with, or None to go on.
+        """The process's exit status, or None to continue.
 
-        An autostarted node that cannot start ends, because nobody is there to try again. So does one that no new
-        process can reach. A finalized one stays until it is told to go.
+        An autostarted node that cannot start exits, because nobody retries, and so does one that new processes
+        cannot reach. A finalized node stays until its process is ended.
         """
         lost = self._policy_node is not None and self._policy_node.lost
         return 1 if self._start_failed or lost else None
@@ -78,7 +78,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     # Transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Load and warm the model, join the topics. Takes as long as the checkpoint takes."""
+        """Loads and warms up the model and joins the topics; takes as long as loading the checkpoint."""
         node = PolicyNode(RclpyVocabulary(), self, self._config)
         try:
             node.configure(self._progress())
@@ -88,7 +88,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Begin to answer frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
+        """Starts to use frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
         try:
             self._running.activate()
         except Exception as error:
@@ -96,29 +96,29 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Hold, and answer no more frames."""
+        """Holds, and stops using frames."""
         if not self._running.deactivate():
             return self._failed("deactivate", VlaRosError("the policy did not end within timeouts.inference + 1 s"))
         return SUCCESS
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Leave the topics and free the model's memory."""
+        """Leaves the topics and frees the model's memory."""
         self.leave()
         return SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """As cleanup, from every state; the node is finalized then and stays until its process is told to end."""
+        """Cleans up from any state; the finalized node stays until its process is ended."""
         self.leave()
         return SUCCESS
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Undo what was begun, so that the node can be configured again once the cause is fixed."""
+        """Undoes partial work, so that the node can be configured again once the cause is fixed."""
         self.leave()
         self.get_logger().error(f"error state left for unconfigured; the reason was: {self.failure}")
         return SUCCESS
 
     def leave(self) -> None:
-        """Hold, leave the topics and free the model. Safe in every state, and bounded in time."""
+        """Holds, leaves the topics and frees the model. Safe in every state and bounded in time."""
         node, self._policy_node = self._policy_node, None
         if node is not None:
             node.cleanup()

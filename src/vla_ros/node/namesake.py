@@ -1,7 +1,7 @@
-"""Refuses a second node of one name: both would answer ``~/enable``.
+"""Refuses a second node of the same name, because both would serve ``~/enable``.
 
 On one host a :class:`~vla_ros.node.claim.Claim` decides. Nodes elsewhere are found by discovery, which takes a
-moment and tells a newcomer nothing of processes that were killed before.
+moment and does not tell a new node about processes that were killed before.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PERIOD = 0.1
 
 
 def namesakes(node: Node) -> int:
-    """How many other nodes have this node's full name."""
+    """Number of other nodes with this node's full name."""
     own = (node.get_name(), node.get_namespace())
     return max(0, sum(tuple(each) == own for each in node.get_node_names_and_namespaces()) - 1)
 
 
 def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
-    """Claim a node's full name on this host.
+    """Claims a node's full name on this host.
 
     Raises:
         ConfigError: Another node has it.
@@ -46,10 +46,10 @@ def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
 
 
 def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
-    """Wait until no other node on the graph has this name. ``progress`` may raise to end it.
+    """Waits until no other node on the graph has this name. ``progress`` may raise to end the wait.
 
     Raises:
-        ConfigError: One stayed for :data:`PATIENCE`.
+        ConfigError: Another node kept the name for :data:`PATIENCE`.
     """
     deadline, name = clock.steady() + PATIENCE, node.get_fully_qualified_name()
     if namesakes(node):

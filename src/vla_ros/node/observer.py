@@ -1,4 +1,4 @@
-"""From camera messages and measurements to the observation that a policy is asked about."""
+"""Makes the policy's observations from camera messages and measurements."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _PROCESSED = 32  # past images that are kept after processing, at most
 
 
 class Observer:
-    """Makes observations as a binding says. One thread uses it; any thread may call :meth:`remember`.
+    """Makes observations according to a binding.
+
+    One thread uses it; any thread may call :meth:`remember`.
 
     Raises:
-        ConfigError: A moment is in steps, and nothing says how long a step is.
+        ConfigError: A moment is given in steps, but the length of a step is unknown.
     """
 
     def __init__(self, config: Config, binding: Binding) -> None:
@@ -51,20 +53,20 @@ class Observer:
 
     @property
     def remembers(self) -> bool:
-        """True where a moment lies in the past, and :meth:`remember` should hear of every frame."""
+        """True if some moment lies in the past, so that every frame must be passed to :meth:`remember`."""
         return bool(self._history)
 
     def configure(self, config: Config) -> None:
-        """Take options that may change while running."""
+        """Applies options that may change while running."""
         self._topics, self._max_age = config.camera.topics, config.timeouts.joint_state_age
 
     def begin(self) -> None:
-        """An episode begins: until enough frames have come, the first one stands for those before it."""
+        """Begins an episode: the first frame stands in for earlier ones until there are enough."""
         self._history.begin()
         self._processed.clear()
 
     def remember(self, camera: int, stamp: int, data: CdrBytes, inputs: Snapshot) -> None:
-        """A frame of ``camera`` came; it is held where a policy looks back at it."""
+        """Adds a frame of ``camera``; it is kept if the policy uses the camera's past."""
         self._history.add(camera, Past(stamp, data if self._looks_back(camera) else None, inputs))
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
@@ -101,7 +103,7 @@ class Observer:
             raise ImageError(f"{self._topics[index]}: {error}") from None
 
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
-        """Images [T, H, W, 3]; those that were processed for a step before are taken from there."""
+        """Images [T, H, W, 3]; those already processed for an earlier step are reused."""
         return np.stack([self._image(index, one) for one in past])
 
     def _image(self, index: int, past: Past) -> UInt8Array:

@@ -1,4 +1,4 @@
-"""The tree of options as ROS parameters: declared with description and range, read back, changed.
+"""The tree of options as ROS parameters: declares them with description and range, reads and changes them.
 
 Only :class:`~vla_ros.node.lifecycle_node.VlaPolicyNode` needs this; it imports rclpy's interfaces.
 """
@@ -33,7 +33,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def descriptor(entry: Entry) -> ParameterDescriptor:
-    """What ``ros2 param describe`` shows: description, unit, choices, range, and whether it may change live."""
+    """The output of ``ros2 param describe``: description, unit, choices, range, and whether it is live."""
     option = entry.option
     constraints = f"{entry.expectation}; "
     constraints += "may change while running" if option.live else "set it before configure"
@@ -57,11 +57,10 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
 
 
 def declare(node: Any) -> Config:
-    """Declare every option on a rclpy node; values come from parameter files, ``-p`` and the launch file.
+    """Declares every option on an rclpy node; values come from parameter files, ``-p`` and the launch file.
 
     Raises:
-        ConfigError: A name that is no option, or a value of the wrong type or out of range. All that is wrong is
-            listed.
+        ConfigError: A name that is not an option, or a value of a wrong type or out of range; all are listed.
     """
     given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
     deciding = ("policy.name", "preset", "robot.arms")  # which parameters there are, and their defaults
@@ -79,7 +78,7 @@ def declare(node: Any) -> Config:
 
 
 def _declare_one(node: Any, entry: Entry, default: Any) -> str:
-    """Declare one option; returns what is wrong with its value, or ""."""
+    """Declares one option; returns what is wrong with its value, or ""."""
     kind = _TYPES[entry.item_type, entry.is_list]
     described = descriptor(entry)
     try:
@@ -93,10 +92,10 @@ def _declare_one(node: Any, entry: Entry, default: Any) -> str:
 
 
 def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any]) -> list[str]:
-    """Overrides that nothing will ever declare. rclpy ignores them, and a misspelt limit would be no limit.
+    """Overrides that are not options.
 
-    Files and single parameters come as one here, so a file's options of another policy cannot be told from a
-    mistake: those are left out with a warning.
+    rclpy ignores them, and a misspelt limit would be no limit. Files and single parameters cannot be told apart
+    here, so options of another policy in a file look like mistakes: they are ignored with a warning.
     """
     problems = []
     for name in given:
@@ -119,12 +118,12 @@ def _value(node: Any, name: str) -> Any:
 
 
 def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) -> Config:
-    """``base`` with the parameters put over it, all or none.
+    """Applies the parameters to ``base``, all or none.
 
-    Without ``everything`` only options that may change live are allowed (the node is configured).
+    Without ``everything`` only live options are allowed, because the node is configured.
 
     Raises:
-        ConfigError: The reason to refuse: a type, a range, a contradiction, or an option that is fixed now.
+        ConfigError: A wrong type or range, a contradiction, or an option that cannot change now.
     """
     known = entries(base)
     wanted: Mapping[str, Any] = {

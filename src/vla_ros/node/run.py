@@ -1,8 +1,8 @@
 """Run a policy as a node on the ROS 2 graph: camera frames in, joint commands out.
 
-With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it.
-Signals replace the services where there is no ROS: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. Started from a
-terminal, SIGHUP ends it: the terminal was closed, and nobody watches any more.
+With ROS 2 sourced it is an rclpy node; without, it joins the same graph over DDS by itself. Ctrl-C ends it. Without
+ROS, signals replace the services: SIGUSR1 arms, SIGUSR2 disarms, SIGHUP resets. In a terminal, SIGHUP ends the
+node, because the terminal was closed and nobody watches any more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the node until it is told to end."""
+    """Runs the node until it is ended."""
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(
     config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
 ) -> int:
-    """Run the node until SIGINT or SIGTERM; returns the exit status. A signal while it loads ends it at once.
+    """Runs the node until SIGINT or SIGTERM and returns the exit status. A signal during loading ends it at once.
 
     Raises:
         VlaRosError: The graph cannot be joined or the policy does not load.
@@ -129,10 +129,10 @@ def serve(
 
 
 def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
-    """Carry out the requests of signals that came together; returns a sentence for each.
+    """Carries out requests that arrived together as signals; returns a sentence for each.
 
-    Signals have no order: a process that was busy may see a later reset before an earlier request to arm, and would
-    arm although nobody armed after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
+    Signals have no order: a busy process may see a reset before an earlier request to arm, and would arm although
+    nobody armed after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
     """
     said = []
     if "disarm" in requests:
@@ -146,7 +146,7 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
 
 
 def write_stats(node: PolicyNode, path: Path) -> None:
-    """Write latency and frame counts as JSON.
+    """Writes latency and frame counts as JSON.
 
     Raises:
         VlaRosError: The file cannot be written.
@@ -158,7 +158,7 @@ def write_stats(node: PolicyNode, path: Path) -> None:
 
 
 def log_progress(logger: Logger) -> Progress:
-    """Log progress once every two seconds."""
+    """Logs progress every two seconds."""
     clock = Clock()
     last = clock.steady()
 
@@ -172,7 +172,7 @@ def log_progress(logger: Logger) -> Progress:
 
 
 def loading_bar() -> Progress:
-    """Show progress as a bar on standard error until loading has finished."""
+    """Shows progress as a bar on standard error until loading has finished."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 

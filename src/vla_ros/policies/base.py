@@ -29,7 +29,7 @@ def no_progress(fraction: float, message: str) -> None:
 
 
 class Session:
-    """State of one robot between observations; this one is empty.
+    """State of one robot between observations; empty in this base class.
 
     Policies extend it with previous tokens or chunks, an encoded instruction, history, a noise seed.
     """
@@ -55,10 +55,10 @@ class Policy(ABC):
     spec: PolicySpec
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Read weights, warm up, test itself. May take minutes; called once, before the first inference.
+        """Read weights, warm up and run the self-test. May take minutes; called once, before the first inference.
 
         Raises:
-            VlaRosError: With what is missing or wrong, and what to do about it.
+            VlaRosError: Says what is missing or wrong, and what to do about it.
         """
         progress(1.0, f"{type(self).__name__}: nothing to load")
 
@@ -127,14 +127,14 @@ class LazyPolicy:
     target: str
 
     def __call__(self, config: Config) -> Policy:
-        """Import and make it."""
+        """Import the module and make the policy."""
         module, _, name = self.target.partition(":")
         policy: Policy = getattr(import_module(module), name)(config)
         return policy
 
 
 def create(config: Config) -> Policy:
-    """Make (not load) the policy that ``config.policy.name`` names.
+    """Make, but do not load, the policy that ``config.policy.name`` names.
 
     Raises:
         ConfigError: No such policy is installed.
