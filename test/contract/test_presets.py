@@ -15,8 +15,9 @@ from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import ConfigError
-from vla_ros.node.observer import Observer
-from vla_ros.types import JointState
+from vla_ros.node.stepper import Stepper
+from vla_ros.policies import Policy, Session
+from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 from vla_ros.vision.messages import encode_image
 
 PRESETS = sorted(path.stem for path in (Path(str(package.__file__)).parent / "presets").glob("*.yaml"))
@@ -52,6 +53,7 @@ def robot(tmp_path: Path) -> Any:
     return make
 
 
+DROID = {"topics.gripper": "/gripper"}
 DEMO = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
 JOINTS = {"aloha": 6, "so101": 5}
 DIMENSIONS = {"libero": 7, "bridge": 7, "droid": 8, "aloha": 14, "so101": 6, "gr00t_droid": 8}
@@ -59,7 +61,7 @@ IMAGES = {"libero": 2, "bridge": 1, "droid": 2, "aloha": 3, "so101": 2, "gr00t_d
 
 
 def options(preset: str, robot: Any, **more: Any) -> Config:
-    own = robot(JOINTS[preset]) if preset in JOINTS else DEMO
+    own = robot(JOINTS[preset]) if preset in JOINTS else DEMO | (DROID if preset == "droid" else {})
     return build({"preset": preset, **own, "policy.name": "hold", "policy.instruction": "go", **more})
 
 
@@ -68,23 +70,43 @@ def bound(config: Config) -> Binding:
 
 
 def test_there_are_the_presets_that_are_documented() -> None:
-    assert set(PRESETS) <= set(DIMENSIONS)
+    assert set(PRESETS) == set(DIMENSIONS)
     page = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
     assert [name for name in PRESETS if f"`{name}`" not in page] == []
 
 
+class Scripted(Policy):
+    """Answers the same each time."""
+
+    def __init__(self, spec: PolicySpec, action: FloatArray) -> None:
+        self.spec, self._action = spec, action
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        return ActionChunk(np.tile(self._action, (self.spec.horizon, 1)), observation.stamp)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_binds_to_a_robot_of_its_kind_and_observes_in_its_schema(preset: str, robot: Any) -> None:
+def test_a_scripted_policy_observes_and_answers_in_the_schema_of_a_preset(preset: str, robot: Any) -> None:
     config = options(preset, robot)
     binding = bound(config)
     assert binding.spec.dimension == DIMENSIONS[preset]
+    q = {"aloha": [0.02] * 6, "so101": [0.02] * 5}.get(preset, [0.02, 0.02, 0.02, 1.0, 0.02, 0.02, 0.02])
+    still = {
+        "aloha": [*q, 0.5] * 2,
+        "so101": [*np.degrees(q), 50.0],
+        "gr00t_droid": [*q, 0.5],
+    }
     measured = {
-        name: JointState((*arm.joints, *arm.fingers), np.full(len(arm.joints) + len(arm.fingers), 0.02), STAMP)
+        name: JointState((*arm.joints, *arm.fingers), np.array(q + [0.02] * len(arm.fingers)), STAMP)
         for name, arm in make_arms(config).items()
     }
+    stepper = Stepper(config, Scripted(OPEN, np.array(still.get(preset, [0.0] * DIMENSIONS[preset]))))
+    stepper.load()
     frame = encode_image(np.zeros((48, 64, 3), np.uint8), STAMP, "camera")
-    joints = next(iter(measured.values()))
-    found = Observer(config, binding).observe([frame] * IMAGES[preset], Snapshot(joints, instruction="go"))
+    inputs = Snapshot(instruction="go", arms=measured)
+    step = stepper.step([frame] * IMAGES[preset], inputs, 1 / config.control.rate_hz)
+    found = step.observation
+    assert found is not None
     assert len(found.images) == IMAGES[preset]
     for image in binding.spec.images:
         if image.size and image.key in found.images:
@@ -92,6 +114,9 @@ def test_a_preset_binds_to_a_robot_of_its_kind_and_observes_in_its_schema(preset
     assert {feature.key: feature.size for feature in binding.spec.state} == {
         key: vector.shape[-1] for key, vector in found.state.items()
     }
+    assert step.refused is None
+    assert [command.arm for command in step.commands] == list(measured)
+    assert not stepper.controller.counters, "nothing asked for more than a limit"
 
 
 @pytest.mark.parametrize("preset", PRESETS)

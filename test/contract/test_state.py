@@ -106,6 +106,21 @@ def test_what_is_missing_stale_or_no_number_is_named(
         read(arms, text, joints)
 
 
+def test_joints_of_the_same_name_belong_to_their_arm() -> None:
+    both = {
+        "left.joint_states": "/left",
+        "right.joint_states": "/right",
+        "left.command": "/l",
+        "right.command": "/r",
+    }
+    arms = make_arms(build({"robot.urdf": "demo", "robot.arms": ["left", "right"], **both}))
+    made = reader(arms, "right.joint_position(joint_1) + left.joint_position(joint_1)")
+    measured = {name: JointState(NAMES, np.full(7, q), STAMP) for name, q in (("left", 0.1), ("right", 0.2))}
+    assert made.read(Measured(arms=measured), STAMP, 1.0).tolist() == [0.2, 0.1]
+    with pytest.raises(StateError, match=r"left.joint_position.* no usable joint state"):
+        made.read(Measured(arms={"right": measured["right"]}), STAMP, 1.0)
+
+
 def test_feeds_are_stale_missing_and_of_another_length_by_name(arms: dict[str, Arm]) -> None:
     force = reader(arms, "feed.force", size=7)
     with pytest.raises(StateError, match=r"feed\.force: no message yet"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from vla_ros.config import ArmConfig, Config, ControlConfig
 from vla_ros.contract.features import complete
 from vla_ros.contract.parts import MOTIONS, UNUSED, Part
@@ -14,7 +12,6 @@ from vla_ros.contract.spec import NOW, ImageFeature, Moment, PolicySpec
 from vla_ros.contract.state import Arm, StateReader, bind_state
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.types import FloatArray
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,6 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
         if ("tip_position" in quantities) != ("tip_rotation" in quantities):
             found = " and ".join(map(str, own))
             raise ConfigError(f"features.action: found {found}, expected tip_position and tip_rotation together")
-        _check_motion(motions[0], arm)
         for part in own:
             _check_form(part, arm, control)
 
@@ -172,31 +168,6 @@ def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
             )
     if part.quantity == "tip_delta" and part.form not in ("", control.rotation):
         raise ConfigError(f"control.rotation: found {control.rotation}, and the policy answers with {part}")
-
-
-def _check_motion(part: Part, arm: Arm) -> None:
-    kinematics = arm.kinematics
-    if kinematics is None:
-        delta = part.quantity == "tip_delta"
-        if part.quantity.startswith("tip_") and not (delta and arm.config.output == "twist_stamped"):
-            raise ConfigError(
-                f"robot.urdf: found no value, and the policy answers with {part}; name the arm's URDF"
-                + (", or set control.output to twist_stamped" if delta else "")
-            )
-        if part.quantity == "joint_velocity" or part.range:
-            raise ConfigError(f"robot.urdf: found no value, and {part} needs its limits")
-        return
-    if part.quantity == "joint_velocity":
-        _need(kinematics.velocity_limits, kinematics, f"{part} needs velocity limits")
-    if part.range:
-        span = kinematics.position_high - kinematics.position_low
-        _need(np.where(span < 1e3, span, np.inf), kinematics, f"{part} needs position limits")
-
-
-def _need(limits: FloatArray, kinematics: Kinematics, need: str) -> None:
-    absent = [name for name, limit in zip(kinematics.joint_names, limits, strict=True) if not np.isfinite(limit)]
-    if absent:
-        raise ConfigError(f"robot.urdf: {need}, found none for {', '.join(absent)}")
 
 
 Rows = Iterator[tuple[str, str, str, str]]

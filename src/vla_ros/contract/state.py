@@ -50,10 +50,16 @@ class Measured:
     Attributes:
         joints: Of all arms; None where it is stale.
         feeds: Newest message of each feed of ``robot.state_topics`` that has come.
+        arms: Arm to joint state, without those that are stale; empty where ``joints`` has all.
     """
 
     joints: JointState | None = None
     feeds: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
+    arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, arm: str) -> JointState | None:
+        """The joint state of an arm."""
+        return self.arms.get(arm) if self.arms else self.joints
 
 
 Read = Callable[[Measured], tuple[FloatArray, int]]
@@ -172,8 +178,8 @@ def _feed(measured: Measured, name: str) -> tuple[FloatArray, int]:
     return message.positions, message.stamp
 
 
-def _select(measured: Measured, names: tuple[str, ...], what: str) -> tuple[FloatArray, int]:
-    joints = measured.joints
+def _select(measured: Measured, arm: Arm, names: tuple[str, ...], what: str) -> tuple[FloatArray, int]:
+    joints = measured.of(arm.config.name)
     if joints is None:
         raise StateError("no usable joint state within timeouts.joint_state")
     try:
@@ -198,10 +204,10 @@ def _joints(part: Part, arm: Arm, need: str) -> Bound:
     origin, factor, offset = _scale(part, arm, names, need)
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
-        values, stamp = _select(measured, names, what)
+        values, stamp = _select(measured, arm, names, what)
         return (values - origin) * factor + offset, stamp
 
-    return read if part.form not in ("rad", "rad/s", "Nm") else (lambda m: _select(m, names, what)), names
+    return read if part.form not in ("rad", "rad/s", "Nm") else (lambda m: _select(m, arm, names, what)), names
 
 
 def _scale(
@@ -234,11 +240,11 @@ def _fingers(part: Part, arm: Arm, need: str) -> Bound:
         raise ConfigError(f"robot.gripper_joint_names: {need}, found no finger joints")
     names, gripper = arm.fingers, arm.config.gripper
     if part.quantity == "fingers":
-        return lambda measured: _select(measured, names, "positions"), names
+        return lambda measured: _select(measured, arm, names, "positions"), names
     closed, opened = part.range or (gripper.closed_position, gripper.open_position)
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
-        values, stamp = _select(measured, names, "positions")
+        values, stamp = _select(measured, arm, names, "positions")
         opening = (values.mean() - gripper.closed_position) / (gripper.open_position - gripper.closed_position)
         return np.array([closed + min(max(opening, 0.0), 1.0) * (opened - closed)]), stamp
 
@@ -251,7 +257,7 @@ def _tip(part: Part, arm: Arm, need: str) -> Bound:
         raise ConfigError(f"robot.urdf: found no value, and {need}")
 
     def read(measured: Measured) -> tuple[FloatArray, int]:
-        q, stamp = _select(measured, kinematics.joint_names, "positions")
+        q, stamp = _select(measured, arm, kinematics.joint_names, "positions")
         if not np.isfinite(q).all():
             raise StateError(f"joint '{kinematics.joint_names[int(np.argmin(np.isfinite(q)))]}' is no number")
         pose = kinematics.forward(q)

@@ -131,7 +131,7 @@ def _resolved(topic: str, node: str) -> str:
 
 def _inputs(config: Config, node: str) -> list[str]:
     """Topics of the bag to which the node subscribes, without commands."""
-    feeds = [feed.partition("=")[2] for feed in config.robot.state_topics]
+    feeds = [feed.topic for feed in config.robot.feeds]
     topics = config.topics
     return [
         _resolved(topic, node) for topic in (*config.camera.topics, topics.joint_states, topics.instruction, *feeds)

@@ -231,7 +231,8 @@ class ControlLoop:
                 raise Refused(
                     Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
                 )
-        inputs = replace(self._take_task(), joints=together(self._fresh_joints().values()))
+        fresh = self._fresh_joints()
+        inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
         self._watchdog.inference_began(self._clock.now())
         try:
             with self._clock.work():

@@ -120,10 +120,7 @@ class Observer:
         moments = reader.feature.moments
         pasts = [now] if moments == NOW else [self._at(moment, now) for moment in moments]
         try:
-            vectors = [
-                reader.read(Measured(past.inputs.joints, past.inputs.state), past.stamp, self._max_age)
-                for past in pasts
-            ]
+            vectors = [reader.read(_measured(past.inputs), past.stamp, self._max_age) for past in pasts]
         except StateError as error:
             raise Refused(Reason.INPUT_MISSING, str(error)) from None
         return vectors[0] if moments == NOW else np.stack(vectors)
@@ -149,6 +146,10 @@ class Observer:
         return any(
             self._binding.cameras[key] == camera and image.moments != NOW for key, image in self._images.items()
         )
+
+
+def _measured(inputs: Snapshot) -> Measured:
+    return Measured(inputs.joints, inputs.state, inputs.arms)
 
 
 def _past(reader: StateReader) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.config import Config, LiveConfig
+from vla_ros.contract.feeds import message_type
 from vla_ros.control.clock import Clock
 from vla_ros.control.contest import CONTESTS
 from vla_ros.control.inputs import Inputs
@@ -251,9 +252,8 @@ class PolicyNode:
         wiring.undo(self._watch.close)
         for topic in states.topics:
             wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
-        for feed in config.robot.state_topics:
-            key, _, topic = feed.partition("=")
-            wiring.subscribe(joints, topic, partial(states.feed, key), "state")
+        for feed in config.robot.feeds:
+            wiring.subscribe(message_type(feed.type), feed.topic, partial(states.feed, feed.key), "state")
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "command")
         wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.contract.feeds import feed_of
 from vla_ros.control.arm import ArmController
 from vla_ros.control.clock import Now
 from vla_ros.control.joints import JointStates
@@ -177,7 +178,7 @@ class StateReceiver:
 
     def feed(self, key: str, message: Any) -> None:
         """A message of the feed ``key`` came (``robot.state_topics``)."""
-        self._context.inputs.set_state(key, joint_state_of(message, self._context.clock.ros()))
+        self._context.inputs.set_state(key, feed_of(message, self._context.clock.ros()))
 
     def forget(self) -> None:
         """Forget what was measured: the clock jumped, and stamps may come again."""

@@ -239,7 +239,7 @@ class Stepper:
             Refused: As :meth:`infer`; what only the command lacks is in the result.
         """
         answer = self.infer(frames, inputs)
-        return self.next_command(inputs.joints, dt, reference, answer)
+        return self.next_command(inputs.arms or inputs.joints, dt, reference, answer)
 
 
 def _since(began: float) -> float:

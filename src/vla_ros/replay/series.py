@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.contract.feeds import feed_of
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.joints import JointStates
 from vla_ros.errors import VlaRosError
@@ -224,6 +225,8 @@ def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[fl
         linear, angular = message.twist.linear, message.twist.angular
         values = (linear.x, linear.y, linear.z, angular.x, angular.y, angular.z)
         return stamp, ("vx", "vy", "vz", "wx", "wy", "wz"), values
-    assert kind == TRAJECTORY
-    point = message.points[0].positions if message.points else ()
-    return stamp, tuple(message.joint_names), point
+    if kind == TRAJECTORY:
+        point = message.points[0].positions if message.points else ()
+        return stamp, tuple(message.joint_names), point
+    feed = feed_of(message)
+    return stamp, feed.names, feed.positions.tolist()

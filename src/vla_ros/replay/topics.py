@@ -108,7 +108,7 @@ def select(
     transports = {IMAGE_TYPES[by_name[name]] for name in cameras}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} are raw and compressed; name topics of one kind with --topics")
-    feeds = [(key, expand(topic)) for key, _, topic in (feed.partition("=") for feed in config.robot.state_topics)]
+    feeds = [(feed.key, expand(feed.topic)) for feed in config.robot.feeds]
     state = tuple((key, topic) for key, topic in feeds if topic in by_name)
     truth, truth_type = find.truth()
     taken = {truth, *(topic for _, topic in feeds)}

@@ -1,0 +1,38 @@
+"""Messages of ``robot.state_topics`` as numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vla_ros.config.sections import FEED_TYPES
+from vla_ros.types import JointState
+
+_POSE = ("x", "y", "z", "qx", "qy", "qz", "qw")
+_WRENCH = ("fx", "fy", "fz", "tx", "ty", "tz")
+
+
+def message_type(name: str) -> str:
+    """The whole name of a message of :data:`~vla_ros.config.sections.FEED_TYPES`."""
+    return f"{FEED_TYPES[name]}/msg/{name}"
+
+
+def feed_of(message: Any, now: int = 0) -> JointState:
+    """A message of any of the types, with a name for each number.
+
+    A ``JointState`` gives its positions, a ``PoseStamped`` position and quaternion x, y, z, w, a ``WrenchStamped``
+    force and torque. Without a stamp it counts as measured ``now``, nanoseconds.
+    """
+    if not hasattr(message, "header"):
+        values = np.asarray(message.data, dtype=np.float64)
+        return JointState(tuple(f"[{index}]" for index in range(len(values))), values, now)
+    stamp = int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+    if hasattr(message, "pose"):
+        at, turned = message.pose.position, message.pose.orientation
+        return JointState(_POSE, np.array([at.x, at.y, at.z, turned.x, turned.y, turned.z, turned.w]), stamp or now)
+    if hasattr(message, "wrench"):
+        force, torque = message.wrench.force, message.wrench.torque
+        values = np.array([force.x, force.y, force.z, torque.x, torque.y, torque.z])
+        return JointState(_WRENCH, values, stamp or now)
+    return JointState(tuple(message.name), np.asarray(message.position, dtype=np.float64), stamp or now)

@@ -1,0 +1,45 @@
+"""Messages of further feeds as numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
+from vla_ros.config.sections import FEED_TYPES
+from vla_ros.contract.feeds import feed_of, message_type
+from vla_ros.graph.messages import message_types
+
+
+def fill(kind: str) -> tuple[Any, list[float]]:
+    """A message with numbers, and the numbers in order."""
+    message = message_types().message(message_type(kind))()
+    if kind == "JointState":
+        message.name, message.position = ["b", "a"], [1.0, 2.0]
+        return message, [1.0, 2.0]
+    if kind == "Float64MultiArray":
+        message.data = [3.0, 4.0, 5.0]
+        return message, [3.0, 4.0, 5.0]
+    parts = (message.pose.position, message.pose.orientation) if kind == "PoseStamped" else ()
+    parts = parts or (message.wrench.force, message.wrench.torque)
+    numbers = []
+    for part in parts:
+        for axis in ("x", "y", "z", "w"):
+            if hasattr(part, axis):
+                numbers.append(float(len(numbers)))
+                setattr(part, axis, numbers[-1])
+    return message, numbers
+
+
+@pytest.mark.parametrize("kind", FEED_TYPES)
+def test_every_type_gives_its_numbers_and_stamp(kind: str) -> None:
+    message, numbers = fill(kind)
+    found = feed_of(message, now=7)
+    assert found.positions.tolist() == numbers
+    assert len(found.names) == len(numbers)
+    assert found.stamp == 7, "measured when it came, where it has no stamp"
+    if hasattr(message, "header"):
+        message.header.stamp.sec, message.header.stamp.nanosec = 2, 5
+        assert feed_of(message, now=7).stamp == 2_000_000_005
