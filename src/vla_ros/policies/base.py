@@ -68,6 +68,8 @@ class Policy(ABC):
         Raises:
             VlaRosError: What says so, such as the checkpoint's ``config.json``, is missing or wrong.
         """
+        if not hasattr(self, "spec"):  # known only from weights, or from a server
+            raise VlaRosError(f"{type(self).__name__}: says what it needs only after it is loaded")
         return self.spec
 
     def start_session(self) -> Session:

@@ -71,6 +71,10 @@ class RemotePolicy(Policy):
         self._first = link
         progress(1.0, f"{self._options.server} speaks {peer.dialect.name}")
 
+    def describe(self) -> PolicySpec:
+        """Whatever ``features`` name; what the server says of its policy is known once it is asked."""
+        return spec.learned(NO_METADATA, self._options.horizon)
+
     def start_session(self) -> RemoteSession:
         """Connect one more robot; the first takes the connection of :meth:`load`."""
         link, self._first = self._first, None
