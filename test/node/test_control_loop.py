@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import LiveConfig, build
+from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
@@ -80,7 +81,8 @@ class LiveLoop:
         self.steps: list[StepResult] = []
         self.sent: list[tuple[float, Command]] = []
         safety, inputs = Safety(self.clock.ros), Inputs(self.clock, config.policy.instruction)
-        watchdog = Watchdog(self.options, config.camera.topics)
+        watchdog = Watchdog(self.options, config.camera.topics, tuple(arm.name for arm in config.arms))
+        self.silent: set[str] = set()
         logger = logging.getLogger("live_loop")
         self.context = Context(
             self.options, self.clock, inputs, safety, watchdog, Stats(), self, ThrottledLogger(logger), logger
@@ -115,7 +117,9 @@ class LiveLoop:
     # The robot
 
     def joints(self) -> None:
-        self.states.accept(JointState(NAMES, POSITIONS, self.clock.ros()), self.clock.ros())
+        for arm in self.options.current.arms:
+            if arm.name not in self.silent:
+                self.states.accept(JointState(NAMES, POSITIONS, self.clock.ros()), self.clock.ros(), arm.name)
 
     def camera(self, index: int = 0, age: float = 0.0, data: bytes | None = None) -> int:
         """Joint state and frame come; the frame's stamp."""
@@ -375,19 +379,36 @@ class Wires:
         return SimpleNamespace(topic_name=topic, publish=lambda message: self.sent.append((topic, message))), b""
 
 
-@pytest.mark.parametrize(("urdf", "timeout", "expected"), [("demo", 0.0, 0.2), ("", 0.0, 0.2), ("", 0.1, 0.1)])
-def test_a_twist_expires_after_its_timeout_or_two_periods(urdf: str, timeout: float, expected: float) -> None:
-    live = LiveLoop(robot__urdf=urdf, control__output="twist_stamped", timeouts__twist=timeout)
+def speed(message: Any) -> float:
+    if hasattr(message, "twist"):
+        return abs(float(message.twist.linear.x))
+    return float(np.abs(message.data if hasattr(message, "data") else message.velocity).max())
+
+
+@pytest.mark.parametrize(
+    ("output", "urdf", "timeout", "expected"),
+    [
+        ("twist_stamped", "demo", 0.0, 0.2),
+        ("twist_stamped", "", 0.0, 0.2),
+        ("twist_stamped", "", 0.1, 0.1),
+        ("joint_velocity", "demo", 0.0, 0.2),
+        ("joint_velocity_state", "demo", 0.1, 0.1),
+    ],
+)
+def test_a_velocity_expires_after_its_timeout_or_two_periods(
+    output: str, urdf: str, timeout: float, expected: float
+) -> None:
+    live = LiveLoop(robot__urdf=urdf, control__output=output, timeouts__twist=timeout)
     wires = Wires()
     outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
 
     def speeds() -> list[float]:
-        return [abs(message.twist.linear.x) for _, message in wires.sent]
+        return [speed(message) for _, message in wires.sent]
 
     live.camera()
     live.loop.run_once()
     (_, command), *_ = live.sent
-    for _ in range(3):  # twists that follow each other in time
+    for _ in range(3):  # velocities that follow each other in time
         outputs.prepare([command])()
         live.clock.sleep(0.9 * expected)
         outputs.expire()
@@ -397,5 +418,86 @@ def test_a_twist_expires_after_its_timeout_or_two_periods(urdf: str, timeout: fl
     outputs.expire()
     assert len(wires.sent) == 4
     assert speeds()[-1] == 0
-    assert wires.sent[-1][1].header.frame_id == wires.sent[0][1].header.frame_id
+    if output == "twist_stamped":
+        assert wires.sent[-1][1].header.frame_id == wires.sent[0][1].header.frame_id
     assert live.context.safety.counters["twist_expired"] == 1
+
+
+BOTH = parse_parts("left.joint_delta + right.joint_delta", action=True)
+
+
+class TwoArmed(TimedPolicy):
+    """Moves every joint of two arms by 5 mrad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = PolicySpec(action=BOTH, dimension=14)
+
+    def infer(self, session: Any, observation: Observation) -> ActionChunk:
+        return ActionChunk(np.full((1, 14), 0.005), observation.stamp)
+
+
+def two_arms(outputs: tuple[str, str] = ("joint_state", "joint_state"), **options: Any) -> LiveLoop:
+    own = {
+        f"{arm}__{leaf}": f"/{arm}/{leaf}" for arm in ("left", "right") for leaf in ("command", "joint_states")
+    } | {"left__output": outputs[0], "right__output": outputs[1]}
+    return LiveLoop(TwoArmed(), robot__arms=["left", "right"], **own, **options)
+
+
+def test_two_arms_move_together_and_hold_together() -> None:
+    live = two_arms()
+    live.camera()
+    live.loop.run_once()
+    assert [command.arm for _, command in live.sent] == ["left", "right"]
+    live.silent = {"right"}
+    for _ in range(8):
+        live.clock.sleep(0.1)
+        live.camera()
+        live.loop.run_once()
+    status = live.context.safety.status
+    assert status.holds[Reason.JOINT_STATE_STALE].startswith("right: ")
+    last = max(at for at, _ in live.sent)
+    assert last <= 0.5 + 0.1, "timeouts.joint_state, and a period"
+    live.silent = set()
+    live.clock.sleep(0.1)
+    live.camera()
+    live.loop.run_once()
+    assert live.state == ("armed", set())
+    assert [command.arm for _, command in live.sent[-2:]] == ["left", "right"]
+
+
+def test_an_arm_may_hold_alone_where_the_options_say_so() -> None:
+    live = two_arms(control__arms_hold_alone=True)
+    live.camera()
+    live.loop.run_once()
+    live.silent = {"right"}
+    for _ in range(8):
+        live.clock.sleep(0.1)
+        live.camera()
+        live.loop.run_once()
+    assert live.state == ("armed", set())
+    left, right = (command for _, command in live.sent[-2:])
+    assert (left.arm, left.hold, right.arm, right.hold) == ("left", False, "right", True)
+    np.testing.assert_array_equal(right.positions, POSITIONS)
+    assert live.context.safety.counters["joint_state_stale"] >= 1
+    live.silent = {"left", "right"}
+    for _ in range(6):
+        live.clock.sleep(0.1)
+        live.camera()
+        live.loop.run_once()
+    assert Reason.JOINT_STATE_STALE in live.state[1]
+
+
+def test_each_arm_is_told_on_its_own_topic_and_its_velocity_expires() -> None:
+    live = two_arms(("joint_velocity_state", "joint_state"))
+    wires = Wires()
+    outputs = Outputs(live.context, wires)  # type: ignore[arg-type]
+    live.camera()
+    live.loop.run_once()
+    outputs.prepare([command for _, command in live.sent])()
+    assert [topic for topic, _ in wires.sent] == ["/left/command", "/right/command"]
+    assert speed(wires.sent[0][1]) == pytest.approx(0.05)
+    live.clock.sleep(0.21)
+    outputs.expire()
+    (topic, message) = wires.sent[-1]
+    assert (topic, len(wires.sent), speed(message)) == ("/left/command", 3, 0.0)

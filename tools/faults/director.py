@@ -85,6 +85,7 @@ class Director:
             lease=row.lease,
             traced=row.traced,
             launched=row.launched,
+            arms=row.arms,
         )
 
     def run(self, repeat: int) -> Outcome:
@@ -145,7 +146,7 @@ class Director:
             size = rig.trace.stat().st_size
         marks = rig.marks
         for order in row.begin:
-            rig.robot.order(**order)
+            rig.order(**order)
         if row.begin:
             rig.wait(lambda: rig.marks == marks + len(row.begin), "injection")
             injection.begin = next(r.time for r in reversed(rig.records) if r.kind == "mark")
@@ -176,7 +177,7 @@ class Director:
             rig.start_robot()
         self._signal(1)
         for order in row.end:
-            rig.robot.order(**order)
+            rig.order(**order)
         if row.reaction is Reaction.ENDS:
             if not wait_until(lambda: not rig.node.alive, _ENDED):
                 self._complain(f"lives: the node runs on {row.lasts[0] + _ENDED:g} s after its launcher ended")
@@ -206,7 +207,7 @@ class Director:
         row, rig = self._row, self._rig
         options = {**OPTIONS, **row.options}
         config = load((), [f"{name}:={value}" for name, value in options.items()])
-        kinematics = make_kinematics(config).get("arm")
+        kinematics = make_kinematics(config).get(config.arms[0].name)
         assert kinematics is not None
         period = 1 / config.control.rate_hz if config.control.rate_hz else _GUESS
         judge = Judge(
@@ -220,8 +221,10 @@ class Director:
             pieces=row.pieces,
         )
         self._outcome.motions = len(rig.motions)
-        for violation in judge.check(rig.records, self._permissions):
-            self._complain_at(violation)
+        for arm in ("", *row.arms[1:]):
+            own = [record for record in rig.records if record.arm == arm or record.kind == "frame"]
+            for violation in judge.check(own, self._permissions):
+                self._complain_at(violation)
         injections = self._outcome.injections
         for injection, following in zip_longest(injections, injections[1:]):
             until = following.begin if following else float("inf")

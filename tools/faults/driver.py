@@ -48,6 +48,7 @@ _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
 _FINGER_SPEED = 0.2  # m/s
 _PICTURES = 16
+_DRIVER_TIMEOUT = 1.0  # s; a velocity that nothing follows ends, whatever the node does
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Robot:
         rate: Frames per second of each camera.
         simulated: Publish ``/clock``.
         seed: Seed of all randomness.
+        arm: Name of the arm, before its topics; "" for a robot with one.
         listens: ``joints``: one driver for arm and fingers; ``apart``: one for each; ``twist``: a servo.
     """
 
@@ -81,9 +83,13 @@ class Robot:
         simulated: bool,
         seed: int,
         listens: str = "joints",
+        arm: str = "",
     ) -> None:
         self._graph, self._simulated, self._listens = graph, simulated, listens
-        self._node = graph.create_node("faulty_robot")
+        self._node = graph.create_node(f"faulty_robot{arm and '_' + arm}")
+        own = f"/{arm}" if arm else ""
+        self._joint_topic = f"{own}/joint_states"
+        self._command_topics = {what: f"{own}{topic}" for what, topic in _COMMANDS.items()}
         self._rng = random.Random(seed)
         self._frames = Channel(random.Random(seed + 1))
         self._joints = Channel(random.Random(seed + 2))
@@ -91,6 +97,7 @@ class Robot:
         self._which = 0  # the joint that a fault is about is the same as long as it lasts
         self._positions = np.array(HOME)
         self._wanted = np.array(HOME)
+        self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
         self._offset = 0  # ns, ROS clock ahead of the system's
         self._slow = 0.0
         self._beating = True
@@ -107,7 +114,8 @@ class Robot:
         self._ends: dict[str, Any] = {}
         self._cameras = TOPICS[:cameras]
         gripper = ("gripper",) if listens == "apart" else ()
-        for what in (*self._cameras, "joints", "command", *gripper, "status", "words"):
+        told = ("status", "words") if cameras else ()
+        for what in (*self._cameras, "joints", "command", *gripper, *told):
             self._join(what)
         if simulated:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
@@ -229,12 +237,14 @@ class Robot:
         if what in TOPICS:
             self._ends[what] = self._publisher("sensor_msgs/msg/Image", what, "camera")
         elif what == "joints":
-            self._ends[what] = self._publisher("sensor_msgs/msg/JointState", "/joint_states", "state_publisher")
+            self._ends[what] = self._publisher("sensor_msgs/msg/JointState", self._joint_topic, "state_publisher")
         elif what in ("command", "gripper"):
-            topic = _COMMANDS[what]
+            topic = self._command_topics[what]
             kind, take = ("sensor_msgs/msg/JointState", self._on_command)
             if self._listens == "twist":
                 kind, take = ("geometry_msgs/msg/TwistStamped", self._on_twist)
+            elif self._listens == "velocity":
+                kind, take = ("sensor_msgs/msg/JointState", self._on_velocity)
             self._ends[what] = self._node.create_subscription(make(kind), topic, take, qos("command"))
         elif what == "status":
             self._ends[what] = self._node.create_subscription(
@@ -267,6 +277,9 @@ class Robot:
 
     def _send_joints(self) -> None:
         speed = np.array([_ARM_SPEED] * len(ARM) + [_FINGER_SPEED] * len(FINGERS)) / JOINT_RATE
+        if self._listens == "velocity":
+            moves = time.monotonic() < self._moves_until
+            self._wanted = self._positions + moves * self._velocity / JOINT_RATE
         self._positions = self._positions + np.clip(self._wanted - self._positions, -speed, speed)
         names, positions = [*ARM, *FINGERS], self._positions.tolist()
         if self._content:
@@ -281,7 +294,7 @@ class Robot:
         return bytes(_types().serialize(message))
 
     def _beat(self) -> None:
-        if self._beating:
+        if self._beating and "heartbeat" in self._ends:
             self._ends["heartbeat"].publish(self._graph.message("std_msgs/msg/Empty")())
 
     def _send_clock(self) -> None:
@@ -337,6 +350,15 @@ class Robot:
         values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
 
+    def _on_velocity(self, message: Any) -> None:
+        """Moves the joints until the next command, or until the driver's own timeout."""
+        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        names, values = tuple(message.name), tuple(float(value) for value in message.velocity)
+        self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=names)
+        if names == ARM and len(values) == len(ARM) and np.isfinite(values).all():
+            self._velocity = np.array([*values, 0.0, 0.0])
+            self._moves_until = time.monotonic() + _DRIVER_TIMEOUT
+
     def _on_status(self, message: Any) -> None:
         self._emit("status", text=message.data)
 
@@ -391,12 +413,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
     parser.add_argument("--simulated", action="store_true", help="publish /clock")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--listens", choices=("joints", "apart", "twist"), default="joints")
+    parser.add_argument("--listens", choices=("joints", "apart", "twist", "velocity"), default="joints")
+    parser.add_argument("--arm", default="")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
     with open_graph("dds") as graph:
         size = tuple(given.size)
-        Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, given.listens).run()
+        Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, given.listens, given.arm).run()
     return 0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tools.faults.driver import ARM, FINGERS, TWIST
 from tools.faults.records import Record
-from vla_ros.config import Config
+from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import rotation_angle
 from vla_ros.types import FloatArray
@@ -111,8 +111,8 @@ class Judge:
             permissions: When motion was allowed, in order of time; before the first one it is not.
         """
         frames = {record.stamp: record.time for record in records if record.kind == "frame" and record.stamp}
-        if self._config.control.output == "twist_stamped":
-            return [*self._twists(records, frames, permissions)]
+        if self._config.control.output in VELOCITY_OUTPUTS:
+            return [*self._velocities(records, frames, permissions)]
         measured = sorted((r for r in records if r.kind == "joints" and self._usable(r)), key=lambda r: r.time)
         times = [record.time for record in measured]
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
@@ -166,16 +166,16 @@ class Judge:
         nearest: FloatArray = known[off.argmin(axis=0), np.arange(len(ARM))]
         return nearest
 
-    def _twists(
+    def _velocities(
         self, records: Sequence[Record], frames: Mapping[int, float], permissions: Sequence[Permission]
     ) -> Iterator[Violation]:
-        """Checks velocities: within the step limits, based on a frame, permitted, and none active for too long."""
-        limits, timeouts = self._limits, self._config.timeouts
+        """Velocities: each within limits, for a frame, permitted, and none in force for too long."""
         commands = sorted((record for record in records if record.kind == "command"), key=lambda r: r.time)
-        stands = (timeouts.twist or 2 * self._period) + self._slack
+        stands = (self._config.timeouts.twist or 2 * self._period) + self._slack
+        names = TWIST if self._config.control.output == "twist_stamped" else ARM
         for command, following in zip_longest(commands, commands[1:]):
             velocity = np.array(command.positions or ())
-            if command.names != TWIST or len(velocity) != len(TWIST) or not np.isfinite(velocity).all():
+            if command.names != names or len(velocity) != len(names) or not np.isfinite(velocity).all():
                 yield Violation("shape", command.time, f"{command.positions} of {command.names}")
                 continue
             if not velocity.any():
@@ -187,10 +187,40 @@ class Judge:
             until = following.time if following else max(record.time for record in records)
             if until - command.time > stands:
                 yield Violation("stands", command.time, f"for {until - command.time:.3f} s, allowed {stands:.3f} s")
-            moved, turned = (float(np.linalg.norm(part)) * self._period for part in (velocity[:3], velocity[3:]))
-            if moved > limits.max_translation_step * 1.01 + 2e-4 or turned > limits.max_rotation_step * 1.01 + 2e-4:
-                yield Violation("step", command.time, f"{moved:.4g} m and {turned:.4g} rad in {self._period:g} s")
+            wrong = self._twist(velocity) if names == TWIST else self._joint_velocity(velocity)
+            if wrong:
+                yield Violation("step", command.time, wrong)
             yield from _permitted(command, permissions, frames[command.stamp])
+        if names == ARM:
+            yield from self._passed(records)
+
+    def _twist(self, velocity: FloatArray) -> str:
+        """What is wrong with a twist, or ""."""
+        limits = self._limits
+        moved, turned = (float(np.linalg.norm(part)) * self._period for part in (velocity[:3], velocity[3:]))
+        if moved > limits.max_translation_step * 1.01 + 2e-4 or turned > limits.max_rotation_step * 1.01 + 2e-4:
+            return f"{moved:.4g} m and {turned:.4g} rad in {self._period:g} s"
+        return ""
+
+    def _joint_velocity(self, velocity: FloatArray) -> str:
+        """What is wrong with joint velocities, or ""."""
+        fastest = np.minimum(
+            self._arm.velocity_limits * self._limits.velocity_scale, self._limits.max_joint_step / self._period
+        )
+        worst = int((np.abs(velocity) - fastest).argmax())
+        if abs(velocity[worst]) > fastest[worst] + _ROUNDING:
+            return f"{ARM[worst]} is to move at {velocity[worst]:.4g} rad/s, allowed {fastest[worst]:.4g}"
+        return ""
+
+    def _passed(self, records: Sequence[Record]) -> Iterator[Violation]:
+        """Joints that velocities carried beyond their limits, by more than a message on its way explains."""
+        slack = self._arm.velocity_limits * self._limits.velocity_scale * self._slack
+        for record in records:
+            if record.kind != "joints" or record.positions is None:
+                continue
+            beyond = np.maximum(self._low - _arm(record), _arm(record) - self._high) - slack
+            if np.nanmax(beyond) > 0:
+                yield Violation("position", record.time, f"{ARM[int(np.nanargmax(beyond))]} went beyond its limit")
 
     def _fingers(self, command: Record) -> Iterator[Violation]:
         gripper = self._config.gripper

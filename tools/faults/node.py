@@ -13,13 +13,20 @@ import time
 
 import numpy as np
 
+from tools.faults.driver import ARM, HOME
 from vla_ros.config import Config, load
+from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, FloatArray, Observation
 from vla_ros.vision.processors import ResizeNaive
 
+_SPREAD: dict[str, FloatArray] = {
+    "tip_delta": np.array([0.01, 0.01, 0.01, 0.05, 0.05, 0.05]),
+    "joint_position": np.array(0.5),
+    "joint_velocity": np.array(0.5),
+}
 _WILD = 0.15  # share of steps that no arm should make
 
 
@@ -35,7 +42,10 @@ class WildPolicy(Policy):
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds = seconds
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
-        self.spec = PolicySpec(images, horizon=horizon)
+        parts = parse_parts(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
+        self._parts = tuple((part, part.size(len(ARM))) for part in parts)
+        dimension = sum(size for _, size in self._parts)
+        self.spec = PolicySpec(images, action=parts, dimension=dimension, horizon=horizon)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         """Does what the instruction says."""
@@ -55,13 +65,20 @@ class WildPolicy(Policy):
         return ActionChunk(actions, observation.stamp)
 
     def _action(self, stamp: int, step: int) -> FloatArray:
+        return np.concatenate(
+            [self._part(part, size, [stamp % 2**63, step, index]) for index, (part, size) in enumerate(self._parts)]
+        )
+
+    def _part(self, part: Part, size: int, seed: list[int]) -> FloatArray:
+        rng = np.random.default_rng(seed)
+        if part.quantity == "gripper":
+            return rng.random(1)
         # The direction is kept for a second, so that the arm comes to the borders of its workspace.
-        drift = np.random.default_rng(stamp // 1_000_000_000).normal(size=6) * (0.01, 0.01, 0.01, 0.05, 0.05, 0.05)
-        rng = np.random.default_rng([stamp % 2**63, step])
-        action = np.append(drift + rng.normal(size=6) * 0.003, rng.random())
+        drift = np.random.default_rng([seed[0] // 1_000_000_000, seed[2]]).normal(size=size)
+        numbers: FloatArray = (drift + 0.3 * rng.normal(size=size)) * _SPREAD[part.quantity]
         if rng.random() < _WILD:
-            action[:6] *= 10.0 ** rng.uniform(0, 6)
-        return np.asarray(action, dtype=np.float64)
+            numbers *= 10.0 ** rng.uniform(0, 6)
+        return numbers + (HOME[:size] if part.quantity == "joint_position" else 0.0)
 
 
 def main() -> int:

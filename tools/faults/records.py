@@ -23,6 +23,7 @@ class Record:
         names: Their names.
         name: Name of a mark.
         text: JSON of a status.
+        arm: Which arm's; "" for the first and for what concerns none.
     """
 
     kind: Kind
@@ -33,6 +34,7 @@ class Record:
     names: tuple[str, ...] = ()
     name: str = ""
     text: str = ""
+    arm: str = ""
 
     def line(self) -> str:
         """The record as one line of JSON, without empty fields."""

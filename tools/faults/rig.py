@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +31,7 @@ class Rig(AbstractContextManager["Rig"]):
         options: Options of the node besides :data:`~tools.faults.rows.OPTIONS`.
         node_words: Further arguments of the node.
         robot_words: Arguments of the robot.
+        arms: Names of its arms, each a process of its own; the first has the cameras. Empty for one arm.
         traced: Let the node write ``node.trace`` into the folder.
         launched: Start the node by a launcher.
         lease: Seconds after which DDS considers a silent process dead; 0: Cyclone's default of 10.
@@ -49,6 +52,7 @@ class Rig(AbstractContextManager["Rig"]):
         node_words: tuple[str, ...] = (),
         robot_words: tuple[str, ...] = (),
         *,
+        arms: tuple[str, ...] = (),
         lease: float = 0.0,
         traced: bool = False,
         launched: bool = False,
@@ -57,6 +61,8 @@ class Rig(AbstractContextManager["Rig"]):
         self._node_class = LaunchedNode if launched else NodeProcess
         self._options = {**OPTIONS, **(options or {})}
         self._node_words, self._robot_words = node_words, robot_words
+        self._arms = arms
+        self._others: dict[str, RobotProcess] = {}
         self._lock = threading.Lock()
         self._frames: set[int] = set()
         self.records: list[Record] = []
@@ -71,6 +77,9 @@ class Rig(AbstractContextManager["Rig"]):
         if self._traced:
             self._options["node.trace"] = str(self.trace)
         self.start_robot()
+        for arm in self._arms[1:]:
+            words = [*self._robot_words, "--arm", arm, "--cameras", "0"]
+            self._others[arm] = RobotProcess(self._domain, words, partial(self._take, arm=arm), self._lease)
         self.start_node()
         return self
 
@@ -79,11 +88,18 @@ class Rig(AbstractContextManager["Rig"]):
     ) -> None:
         self.node.end()
         self.robot.close()
+        for other in self._others.values():
+            other.close()
         self._folder.cleanup()
 
     def start_robot(self, *words: str) -> None:
         """Start a robot (again)."""
-        self.robot = RobotProcess(self._domain, [*self._robot_words, *words], self._take, self._lease)
+        first = ("--arm", self._arms[0]) if self._arms else ()
+        self.robot = RobotProcess(self._domain, [*self._robot_words, *first, *words], self._take, self._lease)
+
+    def order(self, arm: str = "", **order: Any) -> None:
+        """Give an order to the robot, or to an arm's process."""
+        (self._others[arm] if arm else self.robot).order(**order)
 
     def start_node(self) -> None:
         """Start a node (again)."""
@@ -148,7 +164,8 @@ class Rig(AbstractContextManager["Rig"]):
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "log: " + " | ".join(lines[-3:])
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, arm: str = "") -> None:
+        record = replace(record, arm=arm)
         with self._lock:
             self.records.append(record)
             if record.kind == "frame":

@@ -43,6 +43,7 @@ class Row:
         robot: Signals to the robot's process in the same way. A killed one has a successor afterwards.
         options: Options of the node, besides :data:`OPTIONS`.
         robot_words: Further arguments of the robot.
+        arms: Names of its arms where there are several; orders name one of them but the first.
         horizon: Steps per chunk of the policy.
         think: Seconds of each inference.
         simulated: With simulated time.
@@ -66,6 +67,7 @@ class Row:
     robot: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     robot_words: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
     horizon: int = 1
     think: float = 0.0
     simulated: bool = False
@@ -149,7 +151,7 @@ def _content(kind: str) -> Row:
     )
 
 
-def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION) -> Row:
+def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION, **more: Any) -> Row:
     return Row(
         f"policy {name}",
         Reaction.HOLDS,
@@ -158,16 +160,35 @@ def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION) -> 
         (_WAVE,),
         within=within,
         lasts=(0.5, 0.8),
+        **more,
     )
 
 
 _GOES_ON, _HOLDS, _STOPS = Reaction.GOES_ON, Reaction.HOLDS, Reaction.STOPS
 _DISARMED, _ENDS = Reaction.DISARMED, Reaction.ENDS
 
+_TOPICS = (("command", "arm/joint_command"), ("joint_states", "joint_states"))
+_STOP: tuple[Order, ...] = ({"do": "stop"},)
 _SERVO: Mapping[str, Any] = {
     "options": {"control.output": "twist_stamped", "robot.gripper_joint_names": "[]", "control.rate_hz": "10.0"}
     | {"gripper.mode": "none", "timeouts.inference": "1.5"},
     "robot_words": ("--listens", "twist"),
+}
+_VELOCITY: Mapping[str, Any] = {
+    "options": {
+        **_SERVO["options"],
+        "control.output": "joint_velocity_state",
+        "features.action": '["arm.joint_velocity[1]"]',
+    },
+    "robot_words": ("--listens", "velocity"),
+}
+_ARMS: Mapping[str, Any] = {
+    "options": {
+        "robot.arms": "[left, right]",
+        "features.action": "[left.tip_delta, left.gripper, right.joint_position, right.gripper]",
+    }
+    | {f"{arm}.{leaf}": f"/{arm}/{topic}" for arm in ("left", "right") for leaf, topic in _TOPICS},
+    "arms": ("left", "right"),
 }
 _APART: Mapping[str, Any] = {
     "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
@@ -269,6 +290,48 @@ ROWS: tuple[Row, ...] = (
         **_SERVO,
     ),
     Row("twist, operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION, **_SERVO),
+    Row(
+        "velocity, late answers",
+        _GOES_ON,
+        ("twist_expired",),
+        ({"do": "instruct", "text": "late 0.6"},),
+        (_WAVE,),
+        **_VELOCITY,
+    ),
+    _policy("fails, velocity", "raise", "inference_error", **_VELOCITY),
+    _camera("silent, velocity", _HOLDS, "drop", 1.0, "camera_stale", **_VELOCITY),
+    _state("silent, velocity", _HOLDS, "drop", 1.0, "joint_state_stale", **_VELOCITY),
+    Row("velocity, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_VELOCITY),
+    Row(
+        "two arms, joint states of one die",
+        _HOLDS,
+        ("joint_state_stale", "joint_state_invalid"),
+        ({"do": "joints", "kind": "drop", "amount": 1.0, "arm": "right"},),
+        ({"do": "joints", "arm": "right"},),
+        within=_SILENT,
+        lasts=(0.6, 0.9),
+        **_ARMS,
+    ),
+    Row(
+        "two arms, joint states of one NaN",
+        _HOLDS,
+        ("joint_state_invalid",),
+        ({"do": "content", "kind": "nan", "arm": "right"},),
+        ({"do": "content", "kind": "", "arm": "right"},),
+        within=_SUPERVISION,
+        **_ARMS,
+    ),
+    Row(
+        "two arms, one driver leaves",
+        _STOPS,
+        ("driver_gone",),
+        ({"do": "leave", "what": "command", "arm": "right"},),
+        ({"do": "join", "what": "command", "arm": "right"},),
+        within=_SILENT,
+        lasts=(0.7, 0.9),
+        **_ARMS,
+    ),
+    Row("two arms, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_ARMS),
     Row(
         "gripper apart, operator stops",
         _STOPS,

@@ -171,32 +171,37 @@ def configured(**options: str) -> Judge:
     return Judge(load((), [f"{n}:={v}" for n, v in values.items()]), KINEMATICS, 0.1)
 
 
-def velocities() -> list[Record]:
-    """A frame and a twist each tenth of a second from 1 s on, and a zero at the end."""
-    speed = (0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
+def velocities(names: tuple[str, ...]) -> list[Record]:
+    """A frame and a velocity each tenth of a second from 1 s on, and a zero at the end."""
+    speed = (0.1, *[0.0] * (len(names) - 1))
     records = []
     for index in range(10, 20):
         sent, came = index / 10, index / 10 + 0.02
         records.append(Record("frame", sent, at(sent) | 1, at(sent)))
-        records.append(Record("command", came, at(sent) | 1, at(came), speed, TWIST))
-    return [*records, Record("command", 2.02, at(2.02), at(2.02), (0.0,) * 6, TWIST), Record("frame", 9.0, 1, 1)]
+        records.append(Record("command", came, at(sent) | 1, at(came), speed, names))
+    zero = Record("command", 2.02, at(2.02), at(2.02), (0.0,) * len(names), names)
+    return [*records, zero, Record("frame", 9.0, 1, 1)]
 
 
-def test_a_velocity_that_stands_for_too_long_is_named() -> None:
-    judge = configured(control__output="twist_stamped", control__rate_hz="10.0", robot__gripper_joint_names="[]")
+@pytest.mark.parametrize(("output", "joints"), [("twist_stamped", TWIST), ("joint_velocity_state", ARM)])
+def test_a_velocity_that_stands_for_too_long_is_named(output: str, joints: tuple[str, ...]) -> None:
+    judge = configured(control__output=output, control__rate_hz="10.0", robot__gripper_joint_names="[]")
 
     def names(records: list[Record], permissions: list[Permission] = PERMISSIONS) -> set[str]:
         return {violation.name for violation in judge.check(records, permissions)}
 
-    good_ones, (*moving, last, zero, end) = velocities(), velocities()
+    good_ones, (*moving, last, zero, end) = velocities(joints), velocities(joints)
     assert names(good_ones) == set()
     assert names([*moving, last, end]) == {"stands"}
     assert names([*moving, last, replace(zero, time=2.3), end]) == {"stands"}
-    assert names([*moving, replace(last, positions=(0.5, *[0.0] * 5)), zero, end]) == {"step"}
+    assert names([*moving, replace(last, positions=(2.5, *last.positions[1:])), zero, end]) == {"step"}
     assert names([*moving, replace(last, stamp=12345), zero, end]) == {"stamp"}
-    assert names([*moving, replace(last, positions=(float("nan"),) * 6), zero, end]) == {"shape"}
+    assert names([*moving, replace(last, positions=(float("nan"),) * len(joints)), zero, end]) == {"shape"}
     assert names(good_ones, [Permission(0.5, True), Permission(1.5, False)]) == {"forbidden"}
     assert names(good_ones, [Permission(2.5, True)]) == {"disarmed"}
+    if joints == ARM:
+        passed = Record("joints", 1.5, 2 * at(0.75), at(1.5), (9.0, *HOME[1:]), NAMES)
+        assert names([*good_ones, passed]) == {"position"}
 
 
 def test_a_gripper_with_a_driver_of_its_own_is_judged_too() -> None:
