@@ -168,6 +168,42 @@ def test_the_report_is_one_file_with_images(lockstep):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arms", "actions"), [("1", "joint_velocity"), ("1", "eef_pose"), ("2", "joint_position"), ("2", "eef_pose")]
+)
+def test_every_kind_of_action_succeeds_in_two_processes(tmp_path, arms, actions):
+    words = ("--policy", "expert", "--arms", arms, "--actions", actions, "--seed", str(SEED), "--lockstep")
+    done = demo("--episodes", "2", *words, "--json", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["success_rate"] == 1.0
+    assert figures["arms"] == (["arm"] if arms == "1" else ["left", "right"])
+    assert figures["frames"]["used"] >= sum(episode["steps"] for episode in figures["episodes"])
+
+
+@pytest.mark.slow
+def test_a_bag_of_two_arms_is_answered_as_it_was_recorded(tmp_path):
+    words = ("--policy", "expert", "--arms", "2", "--actions", "joint_position", "--seed", str(SEED), "--lockstep")
+    done = demo("--episodes", "1", *words, "--record", str(tmp_path / "bag"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    left, right = (topic(tmp_path / "bag", f"/{side}_arm/joint_command") for side in ("left", "right"))
+    assert len(left) == len(right) > 10
+    assert left[0].name == list(TWO_ARMS[0].joint_names)
+    bag, results = str(tmp_path / "bag"), str(tmp_path / "replay.json")
+    chosen = ("--config", "demo_two_arms", "-p", "policy.actions:=joint_position", "-p", "control.lockstep:=true")
+    replayed = subprocess.run(
+        [*command()[:3], "replay", bag, *chosen, "--json", results],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "The policy does what was recorded." in replayed.stdout
+
+
+@pytest.mark.slow
 def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
     running = subprocess.Popen(
         command("--episodes", "500", "--policy", "expert", "--record", str(tmp_path / "bag")),

@@ -1,13 +1,17 @@
 """Episodes in lockstep and real time over DDS with the policy node, and every control of the demo."""
 
+import argparse
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from vla_ros.config import load
+from tools.train.episode import make_controller, run_episode
+from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
@@ -15,11 +19,12 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Session
 from vla_ros.sim import process
-from vla_ros.sim.demo import _LOCKSTEP
+from vla_ros.sim.demo import _LOCKSTEP, add_arguments, plan, world_options
 from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
-from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
 from vla_ros.sim.status import PolicyFailedError
+from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
 
 ARMS = load([config_file("demo")]).arms
@@ -49,8 +54,8 @@ class Watched(ExpertPolicy):
 def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
     nodes: list[PolicyNode] = []
 
-    def start(*assignments: str) -> Watched:
-        config = load([config_file("demo")], [*_LOCKSTEP, *assignments])
+    def start(*assignments: str, config: Config | None = None) -> Watched:
+        config = config or load([config_file("demo")], [*_LOCKSTEP, *assignments])
         answering = Watched(config)
         answering.brightness, answering.instructions = [], []
         node = PolicyNode(graph, graph.create_node("vla_policy"), config)
@@ -68,6 +73,74 @@ def lockstep(graph: Graph, world, **options) -> Lockstep:
     node = SimNode(graph, ARMS)
     node.wait_for_policy(10.0, lambda: True)
     return Lockstep(world, node, EpisodeOptions(**options), lambda: True)
+
+
+def of_demo(*words: str) -> tuple[Config, TableTop]:
+    """Options and world of `vla-ros demo`."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = parser.parse_args(["--policy", "expert", *words])
+    config = plan(arguments).config
+    return config, TableTop(world_options(arguments, config))
+
+
+def lockstep_of(graph: Graph, config: Config, world: TableTop, **options) -> Lockstep:
+    node = SimNode(graph, config.arms)
+    node.wait_for_policy(10.0, lambda: True)
+    return Lockstep(world, node, EpisodeOptions(**options), lambda: True)
+
+
+@pytest.mark.parametrize("arms", [1, 2])
+@pytest.mark.parametrize("actions", list(ACTIONS))
+def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, arms, actions):
+    config, world = of_demo("--arms", str(arms), "--actions", actions)
+    with world:
+        policy(config=config)
+        result = lockstep_of(graph, config, world).run(3)
+        expert = ExpertPolicy(config)
+        controller = make_controller(expert.spec, config)
+        expected = run_episode(world, partial(expert.infer, Session()), controller, 3, render=False)
+    assert result.success
+    assert not controller.counters, "the expert stays within all limits"
+    assert result.tips.shape == (result.steps + 1, arms, 3)
+    assert result.actions.shape[1] == expert.spec.dimension
+    assert result.steps == expected.steps
+    np.testing.assert_allclose(result.actions, expected.actions, atol=1e-6)
+
+
+def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy):
+    """However long the policy takes: simulated time stands still meanwhile."""
+    config, world = of_demo("--actions", "joint_velocity")
+    with world:
+        watched = policy(config=config)
+        runner = lockstep_of(graph, config, world)
+        fast, infer, slow_steps = runner.run(3), watched.infer, iter([0.5] * 4)  # more than two periods of 0.1 s
+
+        def slow(session: Session, observation: Observation):
+            time.sleep(next(slow_steps, 0.0))
+            return infer(session, observation)
+
+        watched.infer = slow
+        again = runner.run(3)
+    assert (again.steps, again.reason) == (fast.steps, "success")
+    np.testing.assert_allclose(again.actions, fast.actions, atol=1e-9)
+
+
+def test_one_arm_that_fails_fails_both(graph, policy):
+    config, world = of_demo("--arms", "2", "--actions", "joint_position")
+    with world:
+        watched = policy(config=config)
+        infer = watched.infer
+
+        def lame(session: Session, observation: Observation):
+            chunk = infer(session, observation)
+            right = np.append(observation.state["joints"][7:], 1.0)  # stays where it is
+            return replace(chunk, actions=np.concatenate([chunk.actions[:, :8], right[None]], axis=1))
+
+        watched.infer = lame
+        result = lockstep_of(graph, config, world, max_steps=30).run(3)
+        assert world.object_positions()[world.scene.task.targets[0]][2] > 0.1, "the left arm did its part"
+    assert (result.success, result.reason) == (False, "timeout")
 
 
 def test_a_policy_that_follows_a_shuffled_instruction_fails_the_original_task(graph, world, policy):

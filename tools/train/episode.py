@@ -12,6 +12,7 @@ import numpy as np
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.command import Command
 from vla_ros.control.robot import RobotController, make_kinematics
 from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
@@ -30,6 +31,14 @@ def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotCont
     """The node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
     return RobotController(config, spec, make_kinematics(config))
+
+
+def obey(world: TableTop, command: Command) -> None:
+    """Do what a command tells one arm, as its driver and its gripper's do."""
+    velocities = command.velocities or {}
+    world.command_velocities(tuple(velocities), tuple(velocities.values()))
+    others = [row for row, name in enumerate(command.names) if name not in velocities]
+    world.command_named([command.names[row] for row in others], command.positions[others].tolist())
 
 
 def run_episode(
@@ -78,7 +87,7 @@ def run_episode(
             trace.actions.append(action)
             executed = action if noise is None else noise(step, np.array(action))
             for command in controller.command(executed, world.joint_state(stamp), stamp, seconds):
-                world.command_named(command.names, command.positions.tolist())
+                obey(world, command)
             controller.executed()
             decided = world.step()
             step += 1
