@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import ControlConfig
+from vla_ros.contract.parts import ROTATION_SIZES
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.schedule import ChunkSchedule, Step
+from vla_ros.kinematics.rotations import read_rotation, write_rotation
+from vla_ros.kinematics.transforms import rotation_angle, rotation_vector_matrix
 from vla_ros.types import ActionChunk
 
 
@@ -192,3 +195,23 @@ def test_blended_actions_stay_between_the_predictions(
             assert 0 <= step.index < 4
             schedule.executed()
         assert schedule.wants_chunk
+
+
+@pytest.mark.parametrize("blending", ["linear", "ensemble"])
+@pytest.mark.parametrize("form", ROTATION_SIZES)
+def test_rotations_are_blended_the_short_way(form: str, blending: str) -> None:
+    """Two chunks on both sides of half a turn, written with other signs or whole turns apart."""
+    matrices = [rotation_vector_matrix(np.array([0.0, 0.0, math.pi + side])) for side in (-0.1, 0.1)]
+    old, new = (write_rotation(matrix, form) for matrix in matrices)
+    if form.startswith("quaternion"):
+        new = -new
+    size = len(old)
+    schedule = ChunkSchedule(
+        2, execute_steps=1, blending=blending, blend_steps=1, rotations=((slice(0, size), form),)
+    )
+    schedule.load(ActionChunk(np.tile(old, (2, 1)), 1))
+    schedule.executed()
+    schedule.load(ActionChunk(np.tile(new, (2, 1)), 2))
+    blended = read_rotation(due(schedule).action, form)
+    for matrix in matrices:
+        assert rotation_angle(blended @ matrix.T) < 0.11

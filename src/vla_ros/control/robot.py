@@ -43,6 +43,7 @@ class RobotController:
 
     Attributes:
         arms: One controller each, in the order of ``config.arms``.
+        rotations: Columns of an action that are an absolute rotation, with its form.
 
     Raises:
         ConfigError: The options, the URDFs and the policy do not fit together.
@@ -56,6 +57,7 @@ class RobotController:
         }
         self._spec = spec
         columns = spec.columns(counts)
+        self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
         unknown = [str(part) for part, _ in columns if part.arm and part.arm not in names]
         if unknown:
             raise ConfigError(f"features.action: found {', '.join(unknown)}, expected one of the arms {names}")

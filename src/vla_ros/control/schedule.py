@@ -19,6 +19,7 @@ import numpy as np
 
 from vla_ros.config import ControlConfig
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.kinematics.rotations import nearest
 from vla_ros.types import ActionChunk, FloatArray
 
 _REMEMBERED_OBSERVATIONS = 64
@@ -62,6 +63,7 @@ class ChunkSchedule:
         blend_steps: Steps of a linear blend.
         decay: ACT's m.
         unblended: Entries of the action that are never blended (binary grippers).
+        rotations: Entries that are a rotation, with its form.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ChunkSchedule:
         blend_steps: int = 4,
         decay: float = 0.01,
         unblended: tuple[int, ...] = (),
+        rotations: tuple[tuple[slice, str], ...] = (),
     ) -> None:
         self.horizon = horizon
         self.execute_steps = execute_steps
@@ -80,10 +83,17 @@ class ChunkSchedule:
         self._blend_steps = blend_steps
         self._decay = decay
         self._unblended = list(unblended)
+        self._rotations = rotations
         self.reset()
 
     @classmethod
-    def from_config(cls, config: ControlConfig, spec: PolicySpec, unblended: tuple[int, ...] = ()) -> ChunkSchedule:
+    def from_config(
+        cls,
+        config: ControlConfig,
+        spec: PolicySpec,
+        unblended: tuple[int, ...] = (),
+        rotations: tuple[tuple[slice, str], ...] = (),
+    ) -> ChunkSchedule:
         """The schedule that the options and the policy describe."""
         return cls(
             spec.horizon,
@@ -92,6 +102,7 @@ class ChunkSchedule:
             blend_steps=config.blend_steps,
             decay=config.ensemble_decay,
             unblended=unblended,
+            rotations=rotations,
         )
 
     def configure(self, config: ControlConfig) -> None:
@@ -167,7 +178,7 @@ class ChunkSchedule:
         if self._blending == "linear":
             action = self._linear(own)
         elif self._blending == "ensemble":
-            action = self._ensemble()
+            action = self._ensemble(own)
         else:
             action = own
         if self._unblended and action is not own:
@@ -199,11 +210,19 @@ class ChunkSchedule:
             return own
         old = self._placed[0].at(self._executed) if len(self._placed) > 1 else None
         before = self._before_load if old is None else old
-        return (1 - share) * before + share * own
+        return (1 - share) * self._like(before, own) + share * own
 
-    def _ensemble(self) -> FloatArray:
+    def _like(self, other: FloatArray, own: FloatArray) -> FloatArray:
+        """``other`` with its rotations written as those of ``own`` are, so that their mean lies between them."""
+        found = other.copy()
+        for columns, form in self._rotations:
+            found[columns] = nearest(other[columns], form, own[columns])
+        return found
+
+    def _ensemble(self, own: FloatArray) -> FloatArray:
         """Mean of all predictions for the present step, oldest first [n, D], weighted exp(-m i)."""
-        predictions = [action for placed in self._placed if (action := placed.at(self._executed)) is not None]
+        placed = (each.at(self._executed) for each in self._placed)
+        predictions = [self._like(action, own) for action in placed if action is not None]
         weights = np.exp(-self._decay * np.arange(len(predictions)))
         mean: FloatArray = np.average(predictions, axis=0, weights=weights)
         return mean

@@ -36,6 +36,23 @@ def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
     return _READ[form](np.asarray(numbers, dtype=np.float64))
 
 
+def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
+    """The numbers nearest to ``to`` that mean the same rotation, so that the two can be averaged.
+
+    A quaternion and its negative are one rotation, and so are angles that differ by whole turns.
+    """
+    if form.startswith("quaternion"):
+        return -numbers if numbers @ to < 0 else numbers
+    if form == "euler_xyz":
+        turned: FloatArray = numbers + 2 * np.pi * np.round((to - numbers) / (2 * np.pi))
+        return turned
+    angle = float(np.linalg.norm(numbers))
+    if form == "rotation_vector" and angle > 0:
+        around: FloatArray = numbers * (1 - 2 * np.pi / angle)
+        return min(numbers, around, key=lambda each: float(np.linalg.norm(each - to)))
+    return numbers
+
+
 def _quaternion_xyzw(matrix: FloatArray) -> FloatArray:
     """Starts from the largest component, which avoids divisions by small numbers (Shepperd 1978)."""
     m = matrix

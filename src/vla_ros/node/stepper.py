@@ -86,7 +86,9 @@ class Stepper:
         self.observer = Observer(self._config, self.binding)
         kinematics = {name: arm.kinematics for name, arm in self._arms.items() if arm.kinematics is not None}
         self.controller = RobotController(self._config, self.binding.spec, kinematics)
-        self.schedule = ChunkSchedule.from_config(self._config.control, self.binding.spec, self.controller.binary)
+        self.schedule = ChunkSchedule.from_config(
+            self._config.control, self.binding.spec, self.controller.binary, self.controller.rotations
+        )
 
     def close(self) -> None:
         """Free what session and policy hold."""
