@@ -64,11 +64,10 @@ def observe(policy, variant, case):
         for index, (key, feature) in enumerate(zip(policy.spec.image_keys, policy.spec.images, strict=True))
     }
     state = {STATE: case["proprio"]} if "proprio" in case else {}
-    return Observation(images, str(case["instruction"]), 7, state=state)
+    noise = case["noise"][0] if "noise" in case else None
+    return Observation(images, str(case["instruction"]), 7, state=state, noise=noise)
 
 
 def answer(policy, variant, case):
     """A chunk for one case."""
-    session = policy.start_session()
-    session.noise = case["noise"][0] if "noise" in case else None
-    return policy.infer(session, observe(policy, variant, case))
+    return policy.infer(policy.start_session(), observe(policy, variant, case))

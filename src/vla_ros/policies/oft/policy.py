@@ -70,13 +70,11 @@ class OFTSession(Session):
 
     Attributes:
         random: Draws the noise that a diffusion head starts from.
-        noise: [K, D] to start from instead; None draws it.
     """
 
     random: np.random.Generator
     instruction: str = ""
     tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    noise: FloatArray | None = None
 
 
 class OFTPolicy(Policy):
@@ -175,6 +173,7 @@ class OFTPolicy(Policy):
                 action=PolicySpec.action if action.dimension == PolicySpec.dimension else (),
                 dimension=action.dimension,
                 horizon=layout.chunk,
+                noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
             )
             self._threads = ThreadPoolExecutor(len(keys), "images") if len(keys) > 1 else None
             progress(0.95, "self-test")
@@ -213,7 +212,7 @@ class OFTPolicy(Policy):
         noise = None
         if layout.head == "diffusion":
             drawn = session.random.standard_normal((layout.chunk, layout.action))
-            noise = drawn if session.noise is None else session.noise
+            noise = drawn if observation.noise is None else observation.noise
         prepared = time.perf_counter()
         with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
             chunk = loaded.inference.answer(Asked(images, session.tokens, state, noise))
