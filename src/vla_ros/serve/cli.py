@@ -156,19 +156,28 @@ def api_key(arguments: argparse.Namespace) -> str:
         ConfigError: The file holds no key, or the address is not loopback and nothing was said of a key.
     """
     if arguments.api_key_file is not None:
-        try:
-            key = str(arguments.api_key_file.read_text(encoding="ascii").strip())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--api-key-file: {error}") from error
-        if len(key) < 8 or len(key.split()) != 1:
-            raise ConfigError(f"--api-key-file: {arguments.api_key_file} holds no key of 8 characters or more")
-        return key
+        return read_key(arguments.api_key_file)
     if not arguments.no_api_key and not is_loopback(arguments.host):
         raise ConfigError(
             f"--host {arguments.host}: other machines can reach this address; give --api-key-file, or --no-api-key "
             "where everybody who reaches it may use the policy"
         )
     return ""
+
+
+def read_key(path: Path) -> str:
+    """A key from a file.
+
+    Raises:
+        ConfigError: It holds none, or a guessable one.
+    """
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-file: {error}") from error
+    if len(key) < 8 or len(key.split()) != 1:
+        raise ConfigError(f"--api-key-file: {path} holds no key of 8 characters or more")
+    return key
 
 
 def is_loopback(host: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hmac
 import http
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -64,6 +64,8 @@ async def run(service: Service, address: Address, drain: float, ready: asyncio.F
         port = next(iter(server.sockets)).getsockname()[1]
         if ready is not None:
             ready.set_result(port)
+        gc.collect()
+        gc.freeze()  # collecting what the policy brought would pause answers
         await _until(ending, service)
         logger.info("shutting down: %d robots are connected", service.robots)
         service.worker.drain()
@@ -88,7 +90,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
             return connection.close_code is None
 
         with contextlib.suppress(ConnectionClosed):
-            await service.converse(_frames(connection), send, connected)
+            await service.converse(aiter(connection), send, connected)
 
     def admit(connection: ServerConnection, request: Request) -> Response | None:
         return _admit(connection, request, service, address.api_key)
@@ -111,11 +113,6 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         ssl=address.tls,
         logger=quiet,
     )
-
-
-async def _frames(connection: ServerConnection) -> AsyncIterator[bytes | str]:
-    async for frame in connection:
-        yield frame
 
 
 def _admit(connection: ServerConnection, request: Request, service: Service, key: str) -> Response | None:

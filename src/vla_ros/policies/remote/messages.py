@@ -45,7 +45,7 @@ def openpi(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {
             b"__ndarray__": True,
-            b"data": value.tobytes(),
+            b"data": _bytes(value),
             b"dtype": _known(value.dtype.str).str,
             b"shape": value.shape,
         }
@@ -68,10 +68,15 @@ def nd(value: Any) -> Any:
     """Arrays and NumPy scalars as the package msgpack-numpy writes them; GR00T's main since 2026-05-07."""
     if isinstance(value, np.ndarray):
         kind = _known(value.dtype.str).str
-        return {b"nd": True, b"type": kind, b"kind": b"", b"shape": value.shape, b"data": value.tobytes()}
+        return {b"nd": True, b"type": kind, b"kind": b"", b"shape": value.shape, b"data": _bytes(value)}
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": _known(value.dtype.str).str, b"data": value.tobytes()}
     raise TypeError(f"{type(value).__name__} has no place in a message")
+
+
+def _bytes(value: Array) -> bytes | memoryview:
+    """An array's numbers in C order, without a copy where they lie so."""
+    return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
 
 def pack(message: Any, layout: Layout = openpi) -> bytes:
@@ -232,7 +237,9 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
         value = np.float64(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":
         raise WireError(f"{name}: {described(value)}, expected numbers")
-    with np.errstate(all="ignore"):  # a float that is no number may raise a flag while it is converted
+    if value.dtype.kind != "f":
+        return np.asarray(value, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN may raise a flag while it is converted
         numbers = np.asarray(value, dtype=np.float64)
     if not np.isfinite(numbers).all():
         raise WireError(

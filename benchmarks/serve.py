@@ -1,0 +1,286 @@
+"""Figures of the policy server: many robots that ask as fast as they may, and the overhead of one request.
+
+python benchmarks/serve.py --robots 200                    a policy that sleeps, in a process of its own
+python benchmarks/serve.py --robots 32 --server ws://H:P   a running server (OpenVLA on a GPU)
+python benchmarks/serve.py --overhead [--openpi FOLDER]    p50 beyond inference; FOLDER holds openpi's packages
+                                                           openpi_client and openpi.serving, which are then measured
+                                                           in turn with this package's
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from websockets.asyncio.client import connect
+
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.errors import VlaRosError
+from vla_ros.policies.base import Policy, Session
+from vla_ros.policies.remote.dialect import Query
+from vla_ros.policies.remote.dialects import OPENPI
+from vla_ros.policies.remote.link import Link
+from vla_ros.policies.remote.messages import pack
+from vla_ros.policies.remote.transport import Target
+from vla_ros.types import ActionChunk, Observation
+
+IMAGES = ("observation/exterior_image_1_left", "observation/wrist_image_left")
+_CHUNK = np.zeros((10, 8))
+
+
+class Sleeping(Policy):
+    """Sleeps for a batch and for each of its requests, as a GPU would take."""
+
+    spec = PolicySpec(
+        tuple(map(ImageFeature, IMAGES)), (StateFeature("observation/state", size=8),), dimension=8, horizon=10
+    )
+
+    def __init__(self, batch_ms: float, each_ms: float) -> None:
+        self._batch, self._each = batch_ms / 1e3, each_ms / 1e3
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        """Zeros."""
+        return ActionChunk(_CHUNK, observation.stamp)
+
+    def infer_batch(self, requests: Sequence[tuple[Any, Observation]]) -> list[ActionChunk | VlaRosError]:
+        """Zeros for all, after a while."""
+        seconds = self._batch + self._each * len(requests)
+        if seconds:
+            time.sleep(seconds)
+        return [ActionChunk(_CHUNK, observation.stamp) for _, observation in requests]
+
+
+def request(size: int, seed: int = 0) -> dict[str, Any]:
+    """Two images, a state and an instruction."""
+    generator = np.random.default_rng(seed)
+    images = {key: generator.integers(0, 256, (size, size, 3), dtype=np.uint8) for key in IMAGES}
+    return {**images, "observation/state": np.zeros(8, np.float32), "prompt": "pick up the fork"}
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """The server's process."""
+    from vla_ros.serve import server
+    from vla_ros.serve.cli import SWITCH_INTERVAL
+    from vla_ros.serve.service import Limits, Service
+
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    if arguments.serve == "openpi":
+        sys.path.insert(0, str(arguments.openpi))
+        from openpi.serving.websocket_policy_server import WebsocketPolicyServer
+
+        class Constant:
+            def infer(self, observation: Any) -> Any:
+                return {"actions": _CHUNK}
+
+        print("ready", flush=True)
+        WebsocketPolicyServer(Constant(), "127.0.0.1", arguments.port).serve_forever()
+    policy = Sleeping(arguments.batch_ms, arguments.each_ms)
+    service = Service(policy, "sleeping", Limits(arguments.max_batch, 4 * arguments.robots + 8, seconds=60.0))
+    service.load()
+    print("ready", flush=True)
+    asyncio.run(server.run(service, server.Address(port=arguments.port), 10.0))
+    service.close(10.0)
+
+
+@contextlib.contextmanager
+def process(arguments: argparse.Namespace, kind: str, port: int, *more: str) -> Iterator[str]:
+    """A server in a process of its own."""
+    words = ["--serve", kind, "--port", str(port), "--max-batch", str(arguments.max_batch), *more]
+    words += ["--robots", str(arguments.robots)] + (["--openpi", str(arguments.openpi)] if arguments.openpi else [])
+    with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            yield f"ws://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+class Fleet:
+    """Robots on one event loop, each with a connection."""
+
+    def __init__(self, url: str, message: bytes) -> None:
+        self.url, self.message = url, message
+        self.latencies: list[list[float]] = []
+        self.lost = 0
+
+    async def robot(self, number: int, until: float, ready: asyncio.Barrier) -> None:
+        """Ask again and again until a time of ``time.perf_counter``."""
+        async with connect(self.url, compression=None, max_size=None, proxy=None, open_timeout=60) as connection:
+            await connection.recv()
+            await ready.wait()
+            while time.perf_counter() < self.began + until:
+                asked = time.perf_counter()
+                await connection.send(self.message)
+                answer = await connection.recv()
+                if isinstance(answer, str) or b"actions" not in answer:
+                    self.lost += 1
+                    print(f"robot {number}: {str(answer)[:120]}", file=sys.stderr)
+                else:
+                    self.latencies[number].append(time.perf_counter() - asked)
+
+    async def run(self, robots: int, seconds: float) -> None:
+        """Let ``robots`` robots ask for so many seconds."""
+        self.latencies = [[] for _ in range(robots)]
+        ready = asyncio.Barrier(robots + 1)
+        tasks = [asyncio.create_task(self.robot(number, seconds, ready)) for number in range(robots)]
+        self.began = time.perf_counter() + 3600
+        started = asyncio.create_task(ready.wait())
+        await asyncio.wait([started, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        self.began = time.perf_counter()
+        await asyncio.gather(*tasks)
+        self.took = time.perf_counter() - self.began
+
+
+def fairness(counts: Sequence[int]) -> float:
+    """Jain's index: 1 where all got the same, 1/n where one got everything."""
+    return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
+
+
+def alone(url: str, message: bytes, idle: int, count: int) -> float:
+    """Median latency in ms of one robot that asks while ``idle`` others are connected and do not."""
+
+    async def measure() -> float:
+        async with contextlib.AsyncExitStack() as stack:
+            others = [connect(url, compression=None, proxy=None) for _ in range(idle)]
+            for other in others:
+                await stack.enter_async_context(other)
+            fleet = Fleet(url, message)
+            fleet.latencies, fleet.began = [[]], time.perf_counter()
+            one = await stack.enter_async_context(connect(url, compression=None, max_size=None, proxy=None))
+            await one.recv()
+            taken = []
+            for _ in range(count):
+                asked = time.perf_counter()
+                await one.send(message)
+                await one.recv()
+                taken.append(1e3 * (time.perf_counter() - asked))
+            return statistics.median(taken)
+
+    return asyncio.run(measure())
+
+
+def health(url: str, ended: threading.Event) -> list[float]:
+    """Latencies of ``GET /healthz`` in ms until ``ended``, ten a second."""
+    parts, taken = urlsplit(url), []
+    while not ended.wait(0.1):
+        asked = time.perf_counter()
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().status == 200
+        connection.close()
+        taken.append(1e3 * (time.perf_counter() - asked))
+    return taken
+
+
+def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Figures of many robots at one server."""
+    message = pack(request(arguments.size))
+    single = alone(url, message, 0, 30)
+    idle = alone(url, message, arguments.robots - 1, 30)
+    ended, healths = threading.Event(), list[float]()
+    watcher = threading.Thread(target=lambda: healths.extend(health(url, ended)))
+    watcher.start()
+    robots = Fleet(url, message)
+    asyncio.run(robots.run(arguments.robots, arguments.seconds))
+    ended.set()
+    watcher.join()
+    counts = [len(each) for each in robots.latencies]
+    taken = np.sort(1e3 * np.concatenate([np.array(each) for each in robots.latencies]))
+    p50, p99 = np.percentile(taken, (50, 99))
+    return {
+        "robots": arguments.robots,
+        "seconds": round(robots.took, 1),
+        "answers_per_second": round(sum(counts) / robots.took, 1),
+        "p50_ms": round(float(p50), 1),
+        "p99_ms": round(float(p99), 1),
+        "p99_over_p50": round(float(p99 / p50), 2),
+        "jain": round(fairness(counts), 4),
+        "fewest": min(counts),
+        "most": max(counts),
+        "lost": robots.lost,
+        "alone_ms": round(single, 2),
+        "alone_with_idle_ms": round(idle, 2),
+        "idle_ratio": round(idle / single, 2),
+        "healthz_p50_ms": round(statistics.median(healths), 2) if healths else None,
+        "healthz_p99_ms": round(float(np.percentile(healths, 99)), 2) if healths else None,
+    }
+
+
+def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Round trips of single requests with a policy that takes no time, the pairs in turn."""
+    features = request(224)
+    text = features.pop("prompt")
+    query = Query(features, text)
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(
+            process(arguments, "own", arguments.port or 18777, "--batch-ms", "0", "--each-ms", "0")
+        )
+        link = Link(Target(url, OPENPI))
+        link.start(30.0)
+        stack.callback(link.close)
+        pairs = {"vla_ros": lambda: link.ask(query, 10.0)}
+        if arguments.openpi:
+            sys.path.insert(0, str(arguments.openpi))
+            from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+            theirs = stack.enter_context(process(arguments, "openpi", 18778))
+            client = WebsocketClientPolicy(theirs)
+            pairs["openpi"] = lambda: client.infer({**features, "prompt": text})
+        taken: dict[str, list[float]] = {name: [] for name in pairs}
+        for turn in range(arguments.turns):
+            for name, ask in pairs.items():
+                for number in range(60):
+                    asked = time.perf_counter()
+                    ask()
+                    if turn and number >= 10:
+                        taken[name].append(1e3 * (time.perf_counter() - asked))
+    return {
+        name: {key: round(float(np.percentile(values, q)), 3) for key, q in (("p50", 50), ("p90", 90), ("p99", 99))}
+        for name, values in taken.items()
+    }
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--robots", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
+    parser.add_argument("--server", help="a running server in place of a policy that sleeps")
+    parser.add_argument("--batch-ms", type=float, default=30.0, help="what each batch of the sleeping policy takes")
+    parser.add_argument("--each-ms", type=float, default=1.0, help="what each request of it takes besides")
+    parser.add_argument("--max-batch", type=int, default=16)
+    parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--openpi", type=Path)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--serve", choices=("own", "openpi"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments)
+    elif arguments.overhead:
+        print(json.dumps(overhead(arguments), indent=1))
+    elif arguments.server:
+        print(json.dumps(fleet(arguments, arguments.server), indent=1))
+    else:
+        more = "--batch-ms", str(arguments.batch_ms), "--each-ms", str(arguments.each_ms)
+        with process(arguments, "own", arguments.port or 18776, *more) as url:
+            print(json.dumps(fleet(arguments, url), indent=1))
+
+
+if __name__ == "__main__":
+    main()

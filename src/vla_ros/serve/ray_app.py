@@ -1,0 +1,125 @@
+"""The policy server as a Ray Serve application: replicas over GPUs and hosts (docs/remote.md).
+
+  serve run vla_ros.serve.ray_app:application config=demo replicas=2
+
+Ray places and restarts replicas, sends each connection to one of them and scales with the number of connections;
+a robot whose replica ends connects again and is served by another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_ros.config import load
+from vla_ros.config.files import config_file
+from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.policies.base import create
+from vla_ros.serve.asgi import Application
+from vla_ros.serve.cli import SWITCH_INTERVAL, checkpoint, read_key
+from vla_ros.serve.service import Limits, Service
+
+try:
+    from ray import serve
+except ImportError as error:
+    raise MissingDependencyError(
+        f"Ray Serve does not import ({error}); install it with: pip install 'vla_ros[ray]'"
+    ) from error
+
+_OWN = ("config", "checkpoint", "policy", "api_key_file")
+_NUMBERS = {"replicas": 1.0, "most_replicas": 0.0, "gpus": 0.0, "cpus": 1.0, "max_batch": 16.0, "robots": 16.0}
+
+
+def application(arguments: Mapping[str, str]) -> Any:
+    """Build the application from ``name=value`` arguments.
+
+    Args:
+        arguments: ``config``, ``checkpoint``, ``policy``, ``api_key_file`` and any option by its flat name
+            (``policy.unnorm_key``); ``replicas`` (default 1) and ``most_replicas`` (for scaling up to so many);
+            ``gpus`` and ``cpus`` of a replica, fractions too; ``max_batch``; ``robots`` of a replica before
+            another one is started.
+
+    Raises:
+        ConfigError: An argument is unknown or has no such value.
+    """
+    unknown = [name for name in arguments if name not in (*_OWN, *_NUMBERS) and "." not in name]
+    if unknown:
+        known = ", ".join((*_OWN, *_NUMBERS))
+        raise ConfigError(f"found the argument '{unknown[0]}', expected {known} or an option")
+    numbers = {name: _number(name, arguments.get(name), usual) for name, usual in _NUMBERS.items()}
+    files = [str(config_file(arguments["config"]))] if "config" in arguments else []
+    options = [f"{name}:={value}" for name, value in arguments.items() if "." in name]
+    if "policy" in arguments:
+        options.append(f"policy.name:={arguments['policy']}")
+    if "checkpoint" in arguments:
+        options.append(f"policy.checkpoint:={checkpoint(arguments['checkpoint'])}")
+    load([Path(file) for file in files], options)  # refused here, not in every replica
+    key = arguments.get("api_key_file", "")
+    robots, least, most = int(numbers["robots"]), int(numbers["replicas"]), int(numbers["most_replicas"])
+    scaling: dict[str, Any] = {"num_replicas": least}
+    if most > least:
+        scaling = {
+            "autoscaling_config": {
+                "min_replicas": least,
+                "max_replicas": most,
+                "target_ongoing_requests": robots,  # a connection is one for as long as it is open
+            }
+        }
+    deployed = serve.deployment(
+        Replica,
+        name="vla_ros",
+        max_ongoing_requests=4 * robots,
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=5.0,
+        ray_actor_options={"num_cpus": numbers["cpus"], "num_gpus": numbers["gpus"]},
+        **scaling,
+    )
+    return deployed.bind(files, options, key, int(numbers["max_batch"]), 4 * robots)
+
+
+def _number(name: str, text: str | None, usual: float) -> float:
+    if text is None:
+        return usual
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e4:
+        raise ConfigError(f"{name}: found {text!r}, expected a number of 0 or more")
+    return value
+
+
+_loaded: list[Application] = []  # the one of this process, where it is a replica
+
+
+def _application() -> Application:
+    """Called by Ray in a replica, after its constructor."""
+    return _loaded[-1]
+
+
+@serve.ingress(_application)
+class Replica:
+    """A loaded policy and the connections that Ray sends to it."""
+
+    def __init__(self, files: list[str], options: list[str], key_file: str, max_batch: int, robots: int) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        config = load([Path(file) for file in files], options)
+        limits = Limits(max_batch=max_batch, max_robots=robots)
+        longest = config.policy.max_instruction_length
+        self.service = Service(create(config), config.policy.name, limits, {}, longest)
+        self.service.load()
+        _loaded.append(Application(self.service, read_key(Path(key_file)) if key_file else ""))
+
+    def check_health(self) -> None:
+        """Called by Ray; a replica that raises is replaced."""
+        if not self.service.healthy():
+            raise RuntimeError(f"the worker is {self.service.worker.state.value}: {self.service.worker.error}")
+
+    def __del__(self) -> None:
+        """Called by Ray when a replica ends."""
+        if hasattr(self, "service"):
+            self.service.close(5.0)

@@ -1,0 +1,129 @@
+"""The server as an ASGI application, and as Ray Serve's where Ray is installed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_ros.errors import ConfigError
+from vla_ros.policies.remote.messages import pack, unpack
+from vla_ros.serve.asgi import Application
+from vla_ros.serve.service import Limits, Service
+
+PATIENCE = 20.0
+REQUEST = pack({"image": np.full((2, 2, 3), 7, np.uint8), "state": [1, 2, 3], "prompt": "go"})
+
+
+class Connection:
+    """What an ASGI host does for one connection."""
+
+    def __init__(self, application: Application, kind: str, path: str = "/", key: str = "") -> None:
+        headers = [(b"authorization", f"Api-Key {key}".encode())] if key else []
+        self.scope = {"type": kind, "path": path, "headers": headers}
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.task = asyncio.ensure_future(application(self.scope, self.inbox.get, self.outbox.put))
+
+    async def sent(self) -> Any:
+        return await asyncio.wait_for(self.outbox.get(), PATIENCE)
+
+    async def tell(self, kind: str, **more: Any) -> None:
+        await self.inbox.put({"type": kind, **more})
+
+
+@pytest.fixture
+def service(policy: Any) -> Any:
+    made = Service(policy, "mirror", Limits(max_robots=1))
+    made.load()
+    yield made
+    assert made.close(PATIENCE)
+
+
+def test_robots_are_answered(service: Service) -> None:
+    async def talk() -> None:
+        one = Connection(Application(service), "websocket")
+        await one.tell("websocket.connect")
+        assert (await one.sent())["type"] == "websocket.accept"
+        assert unpack((await one.sent())["bytes"])["policy"] == "mirror"
+        await one.tell("websocket.receive", bytes=REQUEST)
+        assert unpack((await one.sent())["bytes"])["actions"].shape == (2, 3)
+        await one.tell("websocket.receive", text="hello")
+        assert (await one.sent())["text"].startswith("invalid request")
+        other = Connection(Application(service), "websocket")
+        await other.tell("websocket.connect")
+        assert (await other.sent())["type"] == "websocket.close"
+        await one.tell("websocket.disconnect", code=1001)
+        await asyncio.wait_for(one.task, PATIENCE)
+        assert service.robots == 0
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [("/healthz", "", 200), ("/metrics", "", 401), ("/metrics", "right-key", 200), ("/", "right-key", 426)],
+)
+def test_plain_http_is_answered(service: Service, path: str, key: str, status: int) -> None:
+    async def get() -> int:
+        connection = Connection(Application(service, "right-key"), "http", path, key)
+        found = (await connection.sent())["status"]
+        assert (await connection.sent())["type"] == "http.response.body"
+        return int(found)
+
+    assert asyncio.run(get()) == status
+
+
+def test_who_has_no_key_stays_outside(service: Service) -> None:
+    async def knock(key: str) -> str:
+        connection = Connection(Application(service, "right-key"), "websocket", key=key)
+        await connection.tell("websocket.connect")
+        found = (await connection.sent())["type"]
+        await connection.tell("websocket.disconnect", code=1000)
+        await asyncio.wait_for(connection.task, PATIENCE)
+        return str(found)
+
+    assert [asyncio.run(knock(key)) for key in ("", "wrong-key")] == ["websocket.close"] * 2
+    assert asyncio.run(knock("right-key")) == "websocket.accept"
+
+
+def test_its_host_may_start_and_end_it(service: Service) -> None:
+    async def live() -> list[str]:
+        connection = Connection(Application(service), "lifespan")
+        await connection.tell("lifespan.startup")
+        await connection.tell("lifespan.shutdown")
+        await asyncio.wait_for(connection.task, PATIENCE)
+        return [(await connection.sent())["type"] for _ in range(2)]
+
+    assert asyncio.run(live()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"replica": "2"}, "found the argument 'replica'"),
+        ({"replicas": "many"}, "replicas: found 'many'"),
+        ({"policy": "hold", "policy.nothing": "1"}, "policy.nothing"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of Ray itself
+def test_ray_is_not_asked_for_what_cannot_be(arguments: dict[str, str], said: str) -> None:
+    pytest.importorskip("ray", reason="the library ray is not installed (extra 'ray')")
+    from vla_ros.serve.ray_app import application
+
+    with pytest.raises(ConfigError, match=said):
+        application(arguments)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_replicas_scale_between_bounds_on_shares_of_a_gpu() -> None:
+    pytest.importorskip("ray", reason="the library ray is not installed (extra 'ray')")
+    from vla_ros.serve.ray_app import application
+
+    deployed = application({"policy": "hold", "replicas": "2", "most_replicas": "8", "gpus": "0.5"})
+    options = deployed._bound_deployment
+    assert options.ray_actor_options == {"num_cpus": 1.0, "num_gpus": 0.5}
+    scaling = options._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 8, 16)
