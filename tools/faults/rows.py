@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from tools.faults.hand import NAME
+
 Order = Mapping[str, Any]
 
 
@@ -195,6 +197,20 @@ _APART: Mapping[str, Any] = {
     "robot_words": ("--listens", "apart"),
 }
 
+_ACTION: Mapping[str, Any] = {
+    "options": {"topics.gripper": NAME, "gripper.output": "gripper_command", "timeouts.gripper": "0.3"},
+    "robot_words": ("--listens", "action"),
+}
+
+
+def _hand(name: str, answer: str) -> Row:
+    """A gripper's action that does something else with a goal; the arm goes on."""
+    begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
+    lasts = (1.4, 1.7)  # what only counts is on the status of the next second
+    return Row(
+        f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **_ACTION
+    )
+
 
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
     """A row in which a second node does what only one may do."""
@@ -349,6 +365,27 @@ ROWS: tuple[Row, ...] = (
         within=_SILENT,
         lasts=(0.7, 0.9),
         **_APART,
+    ),
+    _hand("rejects", "rejected"),
+    _hand("aborts", "aborted"),
+    _hand("answers late", "late"),
+    Row(
+        "gripper action server ends",
+        _STOPS,
+        ("driver_gone",),
+        ({"do": "leave", "what": "hand"},),
+        ({"do": "join", "what": "hand"},),
+        within=_SILENT,
+        lasts=(0.7, 0.9),
+        **_ACTION,
+    ),
+    Row(
+        "gripper action, operator stops",
+        _STOPS,
+        ("operator_stop",),
+        ({"do": "stop"},),
+        within=_SUPERVISION,
+        **_ACTION,
     ),
     Row(
         "heartbeat lost",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from vla_ros.config.options import option_of
-from vla_ros.config.sections import FEED_TYPES, VELOCITY_OUTPUTS
+from vla_ros.config.sections import FEED_TYPES, GRIPPER_ACTIONS, VELOCITY_OUTPUTS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 
@@ -56,6 +56,13 @@ def _of_gripper(config: Config, arm: ArmConfig) -> Iterator[str]:
         yield f"{named}: found {topic} with {found}: nothing would ever be sent there"
     if gripper.mode == "none":
         return
+    if gripper.output in GRIPPER_ACTIONS and not topic:
+        yield f"{named}: found no value, expected the name of the action ({gripper.output})"
+    if gripper.output in GRIPPER_ACTIONS and gripper.max_speed:
+        yield (
+            f"gripper.max_speed: found {gripper.max_speed:g} with the action {gripper.output}; goals are final "
+            "positions; set gripper.goal_speed instead"
+        )
     if gripper.open_value == gripper.closed_value:
         yield f"gripper.open_value: found {gripper.open_value:g}, the same as gripper.closed_value"
     if fingers and gripper.open_position == gripper.closed_position:

@@ -15,7 +15,8 @@ ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizonta
 VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
 """Outputs that move the arm until another command comes, and have no room for fingers."""
 OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *VELOCITY_OUTPUTS)
-GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory")
+GRIPPER_ACTIONS = ("gripper_command", "parallel_gripper_command", "franka")
+GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *GRIPPER_ACTIONS)
 
 
 def _pixels(default: int, what: str) -> Any:
@@ -185,7 +186,9 @@ class GripperConfig:
         choices=("binary", "continuous", "none"),
     )
     output: str = option(
-        "float64_multi_array", "Message type on topics.gripper, where that is not empty", choices=GRIPPER_OUTPUTS
+        "float64_multi_array",
+        "Message type on topics.gripper, or type of the action of that name, where that is not empty",
+        choices=GRIPPER_OUTPUTS,
     )
     open_value: float = option(
         1.0,
@@ -206,6 +209,17 @@ class GripperConfig:
     closed_position: float = option(0.0, "Finger joint position when closed", unit="m or rad", low=-10.0, high=10.0)
     max_speed: float = option(
         0.0, "Fastest finger joint; 0 none", unit="m/s or rad/s", low=0.0, high=100.0, live=True
+    )
+    goal_speed: float = option(
+        0.0,
+        "Speed in the goals of an action; 0: the driver's own",
+        unit="m/s or rad/s",
+        low=0.0,
+        high=100.0,
+        live=True,
+    )
+    goal_effort: float = option(
+        0.0, "Force in the goals of an action; 0: the driver's own", unit="N or Nm", low=0.0, high=1000.0, live=True
     )
 
 
@@ -271,6 +285,7 @@ class TimeoutsConfig:
         1.0, "Joint states older than this by the ROS clock are not used; 0 accepts any age", low=0.0
     )
     driver: float = _seconds(1.0, "Nobody subscribes to topics.command (or topics.gripper) for this long: stop")
+    gripper: float = _seconds(10.0, "A gripper's action gives no result for this long: gripper_failed")
     heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0 needs none", low=0.0)
     clock_jump: float = _seconds(0.5, "ROS clock ahead of or behind a steady clock by this much: hold", live=False)
 

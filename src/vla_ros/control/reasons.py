@@ -48,6 +48,7 @@ class Reason(str, Enum):
         Level.DROP,
         "no velocity followed the last one for timeouts.twist: zeros were sent",
     )
+    GRIPPER_FAILED = "gripper_failed", Level.DROP, "a goal of the gripper's action was rejected or has failed"
     FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
     FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
 

@@ -23,6 +23,8 @@ try:
     from rosbags.serde import SerdeError
     from rosbags.typesys import Stores, get_typestore
     from rosbags.typesys.base import normalize_fieldname
+
+    from vla_ros.graph import definitions
 except ImportError as error:  # pragma: no cover - the suite runs with rosbags
     raise MissingDependencyError(
         "message types without ROS need the library rosbags: pip install 'vla_ros[dds]', or source ROS 2"
@@ -30,14 +32,6 @@ except ImportError as error:  # pragma: no cover - the suite runs with rosbags
 
 DISTROS = ("humble", "iron", "jazzy", "kilted", "lyrical")
 DEFAULT_DISTRO = "jazzy"
-
-# rosbags knows messages only; the services that this package answers are written out here. A member of an
-# empty ROS structure is what rosidl puts there, and it is on the wire.
-_SERVICES: dict[str, tuple[str, str]] = {
-    "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
-    "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
-    "std_srvs/srv/Empty": ("", ""),
-}
 
 
 class Byte(bytes):
@@ -173,18 +167,7 @@ class MessageTypes:
         self.distro = distro
         self._store = get_typestore(Stores[f"ROS2_{distro.upper()}"])
         self._classes: dict[str, type[Message]] = {}
-        self._register_services()
-
-    def _register_services(self) -> None:
-        definitions: dict[str, Any] = {}
-        for name, texts in _SERVICES.items():
-            for suffix, text in zip(("_Request", "_Response"), texts, strict=True):
-                lines = [line.split() for line in text.splitlines()] or [
-                    ["uint8", "structure_needs_at_least_one_member"]
-                ]
-                fields = [(field, (Nodetype.BASE, (kind, 0))) for kind, field in lines]
-                definitions[name + suffix] = ([], fields)
-        self._store.fielddefs.update(definitions)
+        self._store.fielddefs.update(definitions.fields())
 
     def message(self, name: str) -> type[Message]:
         """Class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``).
@@ -221,13 +204,24 @@ class MessageTypes:
         """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``.
 
         Raises:
-            VlaRosError: It is not one of the services that are known without ROS.
+            VlaRosError: It is not one of those that are known without ROS.
         """
-        if name not in _SERVICES:
+        return self._parts(name, "service", definitions.SERVICES, ("Request", "Response"))
+
+    def action(self, name: str) -> type[Any]:
+        """Class of ``pkg/action/Type`` with ``Goal`` and ``Result``, and its two services.
+
+        Raises:
+            VlaRosError: It is not one of those that are known without ROS.
+        """
+        return self._parts(name, "action", definitions.ACTIONS, ("Goal", "Result"))
+
+    def _parts(self, name: str, kind: str, known: Mapping[str, Any], parts: tuple[str, ...]) -> type[Any]:
+        if name not in known:
             raise VlaRosError(
-                f"service type '{name}' is unknown without a ROS installation; there are {', '.join(_SERVICES)}"
+                f"{kind} type '{name}' is unknown without a ROS installation; there are {', '.join(known)}"
             )
-        return _service_class(self, name)
+        return _class_of_parts(self, name, parts)
 
     def type_hash(self, name: str) -> str:
         """Hash of a type as REP-2011 and rosidl write it: ``RIHS01_`` and 64 hexadecimal digits."""
@@ -288,9 +282,11 @@ class MessageTypes:
 
 
 @functools.cache
-def _service_class(types: MessageTypes, name: str) -> type[Any]:
-    request, response = types.message(f"{name}_Request"), types.message(f"{name}_Response")
-    return type(name.replace("/", "__"), (), {"TYPE": name, "Request": request, "Response": response})
+def _class_of_parts(types: MessageTypes, name: str, parts: tuple[str, ...]) -> type[Any]:
+    members: dict[str, Any] = {part: types.message(f"{name}_{part}") for part in parts}
+    for service in ("SendGoal", "GetResult") if "Goal" in parts else ():
+        members[service] = _class_of_parts(types, f"{name}_{service}", ("Request", "Response"))
+    return type(name.replace("/", "__"), (), {"TYPE": name, **members})
 
 
 def ros_distro(environment: Mapping[str, str] | None = None) -> str:

@@ -150,6 +150,17 @@ class Vocabulary(Protocol):
     def service(self, type_name: str) -> Any:
         """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
 
+    def action(self, type_name: str) -> Any:
+        """Class of ``pkg/action/Type`` with ``Goal`` and ``Result``."""
+
+    def create_action_client(self, node: Node, action_type: Any, name: str) -> Any:
+        """A client of an action server, as ``rclpy.action.ActionClient``: the subset for goals and results.
+
+        ``server_is_ready()``; ``send_goal_async(goal)`` gives a future of a handle with ``accepted`` and
+        ``get_result_async()``, whose future has ``status`` and ``result``; ``destroy()``. Futures end on the thread
+        that spins, and only that one may call.
+        """
+
     def qos(self, name: str) -> Any:
         """Profile by name.
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import rclpy
+from rclpy.action import ActionClient
 from rclpy.clock import Clock as RclpyClock
 from rclpy.clock import ClockType
 from rclpy.context import Context
@@ -52,6 +53,14 @@ class RclpyVocabulary:
     def service(self, type_name: str) -> Any:
         """Class of ``pkg/srv/Type``."""
         return _interface(type_name, "srv")
+
+    def action(self, type_name: str) -> Any:
+        """Class of ``pkg/action/Type``."""
+        return _interface(type_name, "action")
+
+    def create_action_client(self, node: Any, action_type: Any, name: str) -> ActionClient:
+        """The client of rclpy itself."""
+        return ActionClient(node, action_type, name)
 
     def qos(self, name: str) -> QoSProfile:
         """Profile by name."""

@@ -77,6 +77,12 @@ class Wiring:
         service = self.node.create_service(self.graph.service(type_name), name, callback)
         self.undo(partial(self.node.destroy_service, service))
 
+    def action_client(self, type_name: str, name: str) -> Any:
+        """A client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
+        client = self.graph.create_action_client(self.node, self.graph.action(type_name), name)
+        self.undo(client.destroy)
+        return client
+
     def timer(self, period: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` every ``period`` seconds of a steady clock."""
         made = self.graph.create_steady_timer(self.node, period, callback)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.command import Command, lifetime, message_type, split, to_message
 from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
+from vla_ros.node.gripper_goals import GripperGoals
 
 
 class Outputs:
@@ -30,11 +32,15 @@ class Outputs:
         self._context = context
         self._make = wiring.graph.message
         self._publishers: dict[str, Any] = {}
+        self._goals: dict[str, GripperGoals] = {}  # by the action's name
         self.gids: dict[str, bytes] = {}
         self._arms = {arm.name: arm for arm in context.options.current.arms}  # their outputs and topics stay
         for arm in self._arms.values():
             for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output)):
-                if topic and topic not in self._publishers:
+                if topic and output in GRIPPER_ACTIONS:
+                    self._goals[topic] = GripperGoals(context, wiring, arm)
+                    self.gids[wiring.node.resolve_topic_name(topic)] = b""  # no publisher, but claimed as well
+                elif topic and topic not in self._publishers:
                     publisher, gid = wiring.publisher_and_gid(message_type(output), topic, "command")
                     self._publishers[topic], self.gids[publisher.topic_name] = publisher, gid
         # Velocities that move an arm, by its name, and when they expire (steady clock, s).
@@ -44,6 +50,7 @@ class Outputs:
     def subscribers(self) -> tuple[str, int]:
         """The command topic with the fewest matched subscriptions, and how many those are."""
         counts = {topic: publisher.get_subscription_count() for topic, publisher in self._publishers.items()}
+        counts |= {action: int(goals.is_ready) for action, goals in self._goals.items()}
         worst = min(counts, key=lambda topic: counts[topic])
         return worst, counts[worst]
 
@@ -70,7 +77,10 @@ class Outputs:
         sends: list[Callable[[], None]] = [
             partial(self._publishers[arm.command].publish, to_message(body, arm.output, self._make, now))
         ]
-        if fingers is not None:
+        if fingers is not None and arm.gripper_topic in self._goals:
+            # A hold sends no goal: the last one stands.
+            sends.append(partial(self._goals[arm.gripper_topic].want, None if command.hold else fingers))
+        elif fingers is not None:
             message = to_message(fingers, arm.gripper.output, self._make, now)
             sends.append(partial(self._publishers[arm.gripper_topic].publish, message))
         return sends

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_ros.config import LiveConfig
+from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import message_type
 from vla_ros.control.inputs import Inputs
@@ -204,6 +205,7 @@ class Telemetry:
         watched += [
             Watched(resolve(topic), qos("command"), type_name=message_type(output), published=True)
             for topic, output in outputs.items()
+            if output not in GRIPPER_ACTIONS
         ]
         may_be_silent = (topics.stop, "command"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]

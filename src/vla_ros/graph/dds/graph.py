@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from vla_ros.graph.dds.action import DdsActionClient
 from vla_ros.graph.dds.discovery import Discovery
 from vla_ros.graph.dds.node import Context, DdsNode
 from vla_ros.graph.dds.participant import Participant
@@ -67,6 +68,14 @@ class DdsGraph(SpinningGraph):
     def service(self, type_name: str) -> Any:
         """Class of ``pkg/srv/Type``."""
         return self.participant.types.service(type_name)
+
+    def action(self, type_name: str) -> Any:
+        """Class of ``pkg/action/Type``."""
+        return self.participant.types.action(type_name)
+
+    def create_action_client(self, node: Any, action_type: Any, name: str) -> DdsActionClient:
+        """A client of servers on rmw_cyclonedds."""
+        return DdsActionClient(node, action_type, name)
 
     def qos(self, name: str) -> QoSProfile:
         """Profile by name."""

@@ -12,7 +12,7 @@ from vla_ros.graph.clock import Clock
 from vla_ros.graph.dds.discovery import PUBLISHERS, SUBSCRIPTIONS, Discovery, NodeEntities, TopicEndpointInfo
 from vla_ros.graph.dds.endpoints import DdsPublisher, DdsSubscription, DdsTimer, Inbox
 from vla_ros.graph.dds.participant import Participant
-from vla_ros.graph.dds.service import DdsService
+from vla_ros.graph.dds.service import DdsClient, DdsService
 from vla_ros.graph.logger import NodeLogger
 from vla_ros.graph.names import RosArguments, check_absolute, check_node_name, expand
 from vla_ros.graph.qos import PROFILES, QoSProfile
@@ -120,11 +120,17 @@ class DdsNode:
         self._context.participant.wake()
         return timer
 
-    def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
-        """Answer requests of clients on rmw_cyclonedds.
+    def create_client(self, srv_type: Any, srv_name: str) -> DdsClient:
+        """Call servers on rmw_cyclonedds."""
+        name = self.resolve_service_name(srv_name)
+        with self._alive():
+            client = DdsClient(self._context.participant, srv_type, name)
+            self.inboxes += (client,)
+            self._announce()
+        return client
 
-        Clients on rmw_fastrtps are not served: theirs are matched by RTPS headers that this library cannot write.
-        """
+    def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
+        """Answer requests of clients on rmw_cyclonedds; the callback may return a future of the response."""
         name = self.resolve_service_name(srv_name)
         with self._alive():
             service = DdsService(self._context.participant, srv_type, name, callback)
@@ -147,6 +153,10 @@ class DdsNode:
     def destroy_service(self, service: DdsService) -> bool:
         """Answer no more requests."""
         return self._destroy(service)
+
+    def destroy_client(self, client: DdsClient) -> bool:
+        """Call no more."""
+        return self._destroy(client)
 
     def destroy_publisher(self, publisher: DdsPublisher) -> bool:
         """Leave a topic."""
@@ -217,8 +227,8 @@ class DdsNode:
 
     def _announce(self) -> None:
         readers = tuple(inbox.reader_guid for inbox in self.inboxes)
-        services = [inbox for inbox in self.inboxes if isinstance(inbox, DdsService)]
-        writers = [item.writer_guid for item in self.publishers] + [item.writer_guid for item in services]
+        services = [inbox for inbox in self.inboxes if isinstance(inbox, (DdsService, DdsClient))]
+        writers = [item.writer_guid for item in (*self.publishers, *services)]
         self._context.discovery.announce(self, NodeEntities(self._name, self._namespace, readers, tuple(writers)))
 
 

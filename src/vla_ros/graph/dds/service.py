@@ -1,9 +1,15 @@
-"""Service servers in the format of rmw_cyclonedds: a request header before the payload, on a pair of topics."""
+"""Services in the format of rmw_cyclonedds: a request header before the payload, on a pair of topics.
+
+Peers on rmw_fastrtps are not reached: theirs are matched by RTPS headers that this library cannot write.
+"""
 
 from __future__ import annotations
 
+import itertools
+import struct
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from cyclonedds.core import DDSException
@@ -20,27 +26,53 @@ _CDR_HEADER = 4
 _REQUEST_HEADER = 16
 
 
-class DdsService(Inbox):
-    """Answers requests."""
+_PENDING = 100  # calls without a response that are remembered
+_HEADER = struct.Struct("<Qq")
+
+
+class _End(Inbox):
+    """One end of a service: a reader, a writer, and the identity by which the other end knows them."""
+
+    def __init__(self, participant: Participant, srv_type: Any, name: str, kind: str) -> None:
+        self.srv_name, self.srv_type = name, srv_type
+        profile = PROFILES["default"]
+        # Who waits for an end waits until it sees reader and writer of one identity, so that nothing is lost.
+        identity = f"{kind}id={'.'.join(f'{byte:x}' for byte in uuid.uuid4().bytes)};"
+        request = f"{REQUEST_PREFIX}{name}Request", f"{srv_type.TYPE}_Request"
+        reply = f"{REPLY_PREFIX}{name}Reply", f"{srv_type.TYPE}_Response"
+        read, written = (request, reply) if kind == "service" else (reply, request)
+        self._writer, self._sample = participant.writer(*written, profile, identity)
+        self.writer_guid = self._writer.guid.bytes
+        super().__init__(participant, participant.reader(*read, profile, identity), name, profile.depth)
+        self._entities += (self._writer,)
+
+    def _read(self, cdr: bytes, cls: Any) -> tuple[bytes, Any]:
+        """Header and message."""
+        begin = _CDR_HEADER + _REQUEST_HEADER
+        if len(cdr) < begin:
+            raise VlaRosError(f"{self.srv_name}: found {len(cdr)} bytes; at least {begin} are expected")
+        message = self._participant.types.deserialize(cdr[:_CDR_HEADER] + cdr[begin:], cls)
+        return cdr[_CDR_HEADER:begin], message
+
+    def _write(self, header: bytes, message: Any) -> None:
+        cdr = self._participant.types.serialize(message)
+        with self._lock:
+            if self._reader is None:
+                return
+            try:
+                self._writer.write(self._sample(cdr[:_CDR_HEADER] + header + cdr[_CDR_HEADER:]))
+            except DDSException as error:
+                raise VlaRosError(f"{self.srv_name} could not be sent: {error}") from error
+
+
+class DdsService(_End):
+    """Answers requests; ``callback(request, response)`` returns the response, or a future of it."""
 
     def __init__(
         self, participant: Participant, srv_type: Any, name: str, callback: Callable[[Any, Any], Any]
     ) -> None:
-        self.srv_name = name
-        self.srv_type = srv_type
         self.callback = callback
-        profile = PROFILES["default"]
-        # Clients wait until they see reader and writer of one service id, so that no response is lost.
-        identity = ".".join(f"{byte:x}" for byte in uuid.uuid4().bytes)
-        extra = f"serviceid={identity};"
-        self._writer, self._sample = participant.writer(
-            f"{REPLY_PREFIX}{name}Reply", f"{srv_type.TYPE}_Response", profile, extra
-        )
-        self.writer_guid = self._writer.guid.bytes
-        request = f"{srv_type.TYPE}_Request"
-        reader = participant.reader(f"{REQUEST_PREFIX}{name}Request", request, profile, extra)
-        super().__init__(participant, reader, name, profile.depth)
-        self._entities += (self._writer,)
+        super().__init__(participant, srv_type, name, "service")
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
         """Answer one request.
@@ -48,18 +80,42 @@ class DdsService(Inbox):
         Raises:
             VlaRosError: The request is incomplete, or the response cannot be sent.
         """
-        cdr, _ = sample
-        types = self._participant.types
-        begin = _CDR_HEADER + _REQUEST_HEADER
-        if len(cdr) < begin:
-            raise VlaRosError(f"a request to {self.srv_name} has {len(cdr)} bytes; at least {begin} are expected")
-        request = types.deserialize(cdr[:_CDR_HEADER] + cdr[begin:], self.srv_type.Request)
-        answer = types.serialize(self.callback(request, self.srv_type.Response()))
-        packet = answer[:_CDR_HEADER] + cdr[_CDR_HEADER:begin] + answer[_CDR_HEADER:]
+        header, request = self._read(sample[0], self.srv_type.Request)
+        answer = self.callback(request, self.srv_type.Response())
+        if isinstance(answer, Future):
+            answer.add_done_callback(lambda done: self._write(header, done.result()))
+        else:
+            self._write(header, answer)
+
+
+class DdsClient(_End):
+    """Calls a service. Responses arrive on the thread that spins."""
+
+    def __init__(self, participant: Participant, srv_type: Any, name: str) -> None:
+        super().__init__(participant, srv_type, name, "client")
+        self._own = uuid.uuid4().int >> 64
+        self._count = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+
+    def service_is_ready(self) -> bool:
+        """Whether a server would hear a request, and this client its response."""
         with self._lock:
             if self._reader is None:
-                return
-            try:
-                self._writer.write(self._sample(packet))
-            except DDSException as error:
-                raise VlaRosError(f"the answer of {self.srv_name} could not be sent: {error}") from error
+                return False
+            return bool(self._writer.get_matched_subscriptions() and self._reader.get_matched_publications())
+
+    def call_async(self, request: Any) -> Future[Any]:
+        """Send a request; the future has the response. Nobody promises that one comes."""
+        number, future = next(self._count), Future[Any]()
+        self._waiting[number] = future
+        self._waiting.pop(number - _PENDING, None)
+        self._write(_HEADER.pack(self._own, number), request)
+        return future
+
+    def dispatch(self, sample: tuple[bytes, bytes]) -> None:
+        """Take a response; those to other clients are on the topic as well."""
+        header, response = self._read(sample[0], self.srv_type.Response)
+        client, number = _HEADER.unpack(header)
+        future = self._waiting.pop(number, None) if client == self._own else None
+        if future is not None:
+            future.set_result(response)

@@ -1,0 +1,61 @@
+"""Definitions of the services and actions that rosbags does not carry, as ROS writes them.
+
+Sources: std_srvs, control_msgs 5.8, franka_msgs 2.0 (feedback, which nobody here reads, is left out).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rosbags.typesys import get_types_from_msg
+
+MESSAGES = {
+    "control_msgs/msg/GripperCommand": "float64 position\nfloat64 max_effort",
+    "franka_msgs/msg/GraspEpsilon": "float64 inner\nfloat64 outer",
+}
+
+SERVICES = {
+    "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
+    "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
+    "std_srvs/srv/Empty": ("", ""),
+}
+"""Request and response."""
+
+ACTIONS = {
+    "control_msgs/action/GripperCommand": (
+        "control_msgs/GripperCommand command",
+        "float64 position\nfloat64 effort\nbool stalled\nbool reached_goal",
+    ),
+    "control_msgs/action/ParallelGripperCommand": (
+        "sensor_msgs/JointState command",
+        "sensor_msgs/JointState state\nbool stalled\nbool reached_goal",
+    ),
+    "franka_msgs/action/Move": ("float64 width\nfloat64 speed", "bool success\nstring error"),
+    "franka_msgs/action/Grasp": (
+        "float64 width\nfranka_msgs/GraspEpsilon epsilon\nfloat64 speed\nfloat64 force",
+        "bool success\nstring error",
+    ),
+}
+"""Goal and result."""
+
+_ID = "unique_identifier_msgs/UUID goal_id\n"
+# A member of an empty ROS structure is what rosidl puts there, and it is on the wire.
+_EMPTY = "uint8 structure_needs_at_least_one_member"
+
+
+def fields() -> dict[str, Any]:
+    """Every type by name, as rosbags describes it; those of an action as rosidl derives them."""
+    texts = dict(MESSAGES)
+    for name, (request, response) in SERVICES.items():
+        texts |= {f"{name}_Request": request, f"{name}_Response": response}
+    for name, (goal, result) in ACTIONS.items():
+        texts |= {
+            f"{name}_Goal": goal,
+            f"{name}_Result": result,
+            f"{name}_SendGoal_Request": f"{_ID}{name}_Goal goal",
+            f"{name}_SendGoal_Response": "bool accepted\nbuiltin_interfaces/Time stamp",
+            f"{name}_GetResult_Request": _ID,
+            f"{name}_GetResult_Response": f"int8 status\n{name}_Result result",
+        }
+    # rosbags makes a message of every name.
+    return {name: next(iter(get_types_from_msg(text or _EMPTY, name).values())) for name, text in texts.items()}

@@ -1,0 +1,136 @@
+"""Sends the fingers' positions as goals to a gripper's action server, which may take its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vla_ros.config import ArmConfig
+from vla_ros.control.command import Command
+from vla_ros.control.reasons import Reason
+from vla_ros.graph.wiring import Wiring
+from vla_ros.node.context import Context
+
+TYPES = {
+    "gripper_command": {"": "control_msgs/action/GripperCommand"},
+    "parallel_gripper_command": {"": "control_msgs/action/ParallelGripperCommand"},
+    "franka": {"/move": "franka_msgs/action/Move", "/grasp": "franka_msgs/action/Grasp"},
+}
+"""For each of ``config.GRIPPER_ACTIONS``: what follows ``topics.gripper``, and the action's type."""
+
+_CHANGE = 0.02  # of the way from closed to open; less is no new goal, except at the ends
+_RETRY = 1.0  # s; between goals for the same position
+_PERIOD = 0.02  # s
+_FRANKA_SPEED = 0.1  # m/s; its server needs one
+_SUCCEEDED = 4  # action_msgs/msg/GoalStatus
+_STATES = ("unknown", "accepted", "executing", "canceling", "succeeded", "canceled", "aborted")
+
+
+class GripperGoals:
+    """Sends a goal when the wanted position changes; the newest replaces the one before.
+
+    Goals leave on the thread that spins, so that no gripper delays the arm. What fails is reported as
+    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has a grip on
+    something and has not failed.
+
+    Args:
+        arm: Whose gripper it is; ``gripper_topic`` is the action's name.
+    """
+
+    def __init__(self, context: Context, wiring: Wiring, arm: ArmConfig) -> None:
+        self._gripper, name = arm.gripper, arm.gripper_topic
+        self._context, self._make = context, wiring.graph
+        self._clients = {
+            end: wiring.action_client(kind, name + end) for end, kind in TYPES[self._gripper.output].items()
+        }
+        self._types = {end: wiring.graph.action(kind) for end, kind in TYPES[self._gripper.output].items()}
+        self.name = name
+        self.is_ready = False
+        self._wanted: Command | None = None
+        self._sent: float | None = None
+        self._number = 0  # of the newest goal; what older ones come to is of no interest
+        self._due = self._not_before = 0.0  # steady clock, s; 0: no answer is waited for
+        wiring.timer(_PERIOD, self.look)
+
+    def want(self, fingers: Command | None) -> None:
+        """Make this the wanted position, or wish for none; any thread, within ``safety.motion()``."""
+        self._wanted = fingers
+
+    def look(self) -> None:
+        """Send a goal if one is due; notice one without an answer. Runs on the thread that spins."""
+        now, config = self._context.clock.steady(), self._context.options.current
+        self.is_ready = all(client.server_is_ready() for client in self._clients.values())
+        if self._due and now > self._due:
+            self._fail(self._number, f"no answer within {config.timeouts.gripper:g} s (timeouts.gripper)")
+        wanted = self._wanted
+        if wanted is None or not self.is_ready or now < self._not_before or not self._is_new(wanted):
+            return
+        end, goal = self._goal(wanted, config.gripper.goal_speed, config.gripper.goal_effort)
+        with self._context.safety.motion() as allowed:
+            if not allowed:  # it was wanted before the arm was stopped
+                self._wanted = None
+                return
+            answer = self._clients[end].send_goal_async(goal)
+        self._number += 1
+        self._sent, self._due = float(wanted.positions[0]), self._due or now + config.timeouts.gripper
+        answer.add_done_callback(self._guarded(self._number, self._on_answer))
+
+    def _is_new(self, wanted: Command) -> bool:
+        if self._sent is None:
+            return True
+        position, ends = float(wanted.positions[0]), (self._gripper.closed_position, self._gripper.open_position)
+        change = abs(position - self._sent)
+        return change > _CHANGE * abs(ends[1] - ends[0]) or (change > 0 and position in ends)
+
+    def _goal(self, fingers: Command, speed: float, effort: float) -> tuple[str, Any]:
+        """Which of the clients, and its goal."""
+        message, position = self._make.message, float(fingers.positions[0])
+        if self._gripper.output == "gripper_command":
+            command = message("control_msgs/msg/GripperCommand")(position=position, max_effort=effort)
+            return "", self._types[""].Goal(command=command)
+        if self._gripper.output == "parallel_gripper_command":
+            # parallel_gripper_controller rejects more than one joint: the other fingers follow the first.
+            command = message("sensor_msgs/msg/JointState")(
+                name=[fingers.names[0]],
+                position=[position],
+                velocity=[speed] if speed else [],
+                effort=[effort] if effort else [],
+            )
+            return "", self._types[""].Goal(command=command)
+        width, speed = 2 * position, speed or _FRANKA_SPEED  # positions are of one of two fingers
+        if not effort or position != self._gripper.closed_position:
+            return "/move", self._types["/move"].Goal(width=width, speed=speed)
+        # Whatever is between the fingers counts as grasped.
+        epsilon = message("franka_msgs/msg/GraspEpsilon")(inner=1.0, outer=1.0)
+        grasp = self._types["/grasp"].Goal(width=width, epsilon=epsilon, speed=speed, force=effort)
+        return "/grasp", grasp
+
+    def _guarded(self, number: int, take: Callable[[int, Any], None]) -> Callable[[Any], None]:
+        """A callback of a future that belongs to goal ``number``."""
+
+        def on_done(future: Any) -> None:
+            if number == self._number:
+                take(number, future.result())
+
+        return on_done
+
+    def _on_answer(self, number: int, handle: Any) -> None:
+        if handle.accepted:
+            handle.get_result_async().add_done_callback(self._guarded(number, self._on_result))
+        else:
+            self._fail(number, "the goal was rejected")
+
+    def _on_result(self, number: int, ended: Any) -> None:
+        result = ended.result
+        succeeded = ended.status == _SUCCEEDED and getattr(result, "success", True)
+        if succeeded or getattr(result, "stalled", False):
+            self._due = 0.0
+        else:
+            error = getattr(result, "error", "")
+            self._fail(number, f"the goal {_STATES[max(0, ended.status)]}{error and ': ' + error}")
+
+    def _fail(self, number: int, what: str) -> None:
+        text = f"{self.name}: {what}"
+        self._context.safety.report(Reason.GRIPPER_FAILED, text)
+        self._context.throttled.log("gripper", f"gripper_failed: {text}")
+        self._sent, self._due, self._not_before = None, 0.0, self._context.clock.steady() + _RETRY

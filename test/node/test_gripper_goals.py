@@ -1,0 +1,129 @@
+"""A gripper behind an action: goals on change, failures by name, and an arm that waits for none of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tools.faults.hand import NAME, Hand
+from vla_ros.node.gripper_goals import TYPES
+
+GO = ("-p", "control.armed:=true", "-p", "policy.instruction:=go on")
+
+
+def options(output: str = "gripper_command", *more: str) -> tuple[str, ...]:
+    fingers = "robot.gripper_joint_names:=[finger_left, finger_right]"
+    given = (f"topics.gripper:={NAME}", f"gripper.output:={output}", fingers, "timeouts.driver:=0.3", *more)
+    return (*GO, *(word for each in given for word in ("-p", each)))
+
+
+def position(goal: Any) -> float:
+    command = getattr(goal, "command", None)
+    if command is None:
+        return float(goal.width) / 2
+    return float(command.position[0] if hasattr(command, "velocity") else command.position)
+
+
+@pytest.mark.parametrize("output", TYPES)
+def test_a_goal_is_sent_when_the_wanted_position_changes(
+    robot: Any, start: Callable[..., Any], output: str
+) -> None:
+    hand = Hand(robot.graph, output)
+    start(*options(output, "gripper.goal_effort:=7.0", "gripper.goal_speed:=0.2"))
+    robot.until(lambda: len(robot.commands) > 20 and hand.goals, robot.send_frame)
+    assert [position(goal) for _, goal in hand.goals] == [0.04]
+    assert all(list(command.name) == list(robot.names) for command in robot.commands)
+    robot.instruct("close it")
+    robot.until(lambda: len(hand.goals) > 1, robot.send_frame)
+    count = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > count + 20, robot.send_frame)
+    assert [position(goal) for _, goal in hand.goals] == [0.04, 0.0]
+    goal = hand.goals[1][1]
+    if output == "franka":
+        assert [each for each, _ in hand.goals] == ["/move", "/grasp"]
+        assert (goal.force, goal.speed) == (7.0, 0.2)
+    elif output == "gripper_command":
+        assert goal.command.max_effort == 7.0
+    else:
+        assert (list(goal.command.effort), list(goal.command.velocity)) == ([7.0], [0.2])
+    assert "gripper_failed" not in robot.reported
+
+
+@pytest.mark.causes("gripper_failed")
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("rejected", "/hand: the goal was rejected"),
+        ("aborted", "/hand: the goal aborted"),
+        ("late", "/hand: no answer within 0.3 s (timeouts.gripper)"),
+    ],
+)
+def test_a_goal_that_fails_is_named_and_sent_again_while_the_arm_goes_on(
+    robot: Any, start: Callable[..., Any], answer: str, said: str
+) -> None:
+    hand = Hand(robot.graph, answer=answer)
+    node = start(*options("gripper_command", "timeouts.gripper:=0.3"))
+    robot.until(lambda: hand.goals, robot.send_frame)
+    begun, sent = time.monotonic(), len(robot.commands)
+    robot.until(lambda: len(hand.goals) > 2, robot.send_frame)
+    assert time.monotonic() - begun > 1.5, "it is not sent again with every step"
+    assert len(robot.commands) - sent > 15, "the arm does not wait"
+    robot.until(lambda: "gripper_failed" in robot.reported, robot.send_frame)
+    robot.until(lambda: f"gripper_failed: {said}" in node.log.read_text(), robot.send_frame)
+    hand.answer = "done"
+    count = len(hand.goals)
+    robot.until(lambda: len(hand.goals) > count, robot.send_frame)
+    sent = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > sent + 40, robot.send_frame)
+    assert len(hand.goals) == count + 1
+
+
+def test_a_grip_on_something_is_no_failure(robot: Any, start: Callable[..., Any]) -> None:
+    """gripper_controllers abort a goal whose fingers stall, unless told otherwise."""
+    hand = Hand(robot.graph, answer="stalled")
+    start(*options())
+    robot.until(lambda: len(robot.commands) > 40 and hand.goals, robot.send_frame)
+    assert len(hand.goals) == 1
+    assert "gripper_failed" not in robot.reported
+
+
+def test_the_arm_waits_for_the_server_and_stops_when_it_is_gone(robot: Any, start: Callable[..., Any]) -> None:
+    start(*options())
+    robot.until(lambda: "driver_missing" in robot.status.get("holds", ()), robot.send_frame)
+    assert NAME in robot.status["holds"]["driver_missing"]
+    assert not any(robot.command_stamp(index) in robot.sent for index in range(len(robot.commands)))
+    hand = Hand(robot.graph, answer="late")
+    robot.until(lambda: hand.goals and len(robot.commands) > 10, robot.send_frame)
+    hand.close()  # within a goal
+    robot.until(lambda: robot.status["stopped_by"] == "driver_gone", robot.send_frame)
+    assert NAME in robot.status["detail"]
+
+
+def test_no_goal_follows_a_stop(robot: Any, start: Callable[..., Any]) -> None:
+    hand = Hand(robot.graph)
+    start(*options())
+    robot.until(lambda: hand.goals, robot.send_frame)
+    robot.stop()
+    robot.instruct("close it")
+    robot.until(lambda: robot.status["stopped_by"] == "operator_stop", robot.send_frame)
+    seen = len(robot.actions)
+    robot.until(lambda: len(robot.actions) > seen + 10, robot.send_frame)
+    assert len(hand.goals) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("topics.gripper:=''",), "topics.gripper: found no value, expected the name of the action"),
+        (("gripper.max_speed:=0.1",), "set gripper.goal_speed instead"),
+    ],
+)
+def test_options_that_do_not_go_with_an_action_are_refused(
+    start: Callable[..., Any], given: tuple[str, ...], said: str
+) -> None:
+    node = start(*options("gripper_command", *given))
+    assert node.process.wait(20) != 0
+    assert said in node.log.read_text()

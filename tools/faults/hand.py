@@ -1,0 +1,56 @@
+"""A gripper behind an action, on the embedded participant."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from vla_ros.graph.node import Graph
+from vla_ros.node.gripper_goals import TYPES
+
+NAME = "/hand"
+"""Of the action."""
+
+_SUCCEEDED, _ABORTED = 4, 6  # action_msgs/msg/GoalStatus
+
+
+class Hand:
+    """An action server for each action of a gripper.
+
+    Args:
+        output: As ``gripper.output``.
+        answer: What becomes of a goal: ``done``, ``stalled``, ``aborted``, ``rejected`` or ``late`` (no result).
+
+    Attributes:
+        goals: What came, with the end of the action's name.
+    """
+
+    def __init__(self, graph: Graph, output: str = "gripper_command", answer: str = "done") -> None:
+        self.goals: list[tuple[str, Any]] = []
+        self.answer = answer
+        self._node = graph.create_node("hand")
+        for end, kind in TYPES[output].items():
+            action = graph.action(kind)
+            name = f"{NAME}{end}/_action"
+            self._node.create_service(action.SendGoal, f"{name}/send_goal", partial(self._on_goal, end))
+            self._node.create_service(action.GetResult, f"{name}/get_result", self._on_result)
+
+    def _on_goal(self, end: str, request: Any, response: Any) -> Any:
+        self.goals.append((end, request.goal))
+        response.accepted = self.answer != "rejected"
+        return response
+
+    def _on_result(self, request: Any, response: Any) -> Any:
+        if self.answer == "late":
+            return Future()
+        response.status = _SUCCEEDED if self.answer == "done" else _ABORTED
+        if hasattr(response.result, "success"):
+            response.result.success = self.answer == "done"
+        else:
+            response.result.stalled = self.answer == "stalled"
+        return response
+
+    def close(self) -> None:
+        """Leave the graph."""
+        self._node.destroy_node()
