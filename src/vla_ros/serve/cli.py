@@ -12,10 +12,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ipaddress
 import logging
+import os
+import signal
 import ssl
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=NAME",
         help="the policy's image or state KEY is called NAME on the wire; may be given several times",
     )
+    add("--with-parent", action="store_true", help="end when standard input closes, for programs that start this")
     add("--metadata", type=Path, metavar="FILE.yaml", help="what to tell clients in place of the policy's features")
     add_config_arguments(parser)
 
@@ -89,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"vla-ros serve needs a library that does not import ({error}); install it with: pip install "
             "'vla_ros[serve]'"
         ) from error
+    if arguments.with_parent:
+        threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     named = [f"policy.name:={arguments.policy}"] if arguments.policy else []
     if arguments.checkpoint:
@@ -124,6 +132,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"vla-ros serve: {service.worker.error}", file=sys.stderr)
         return 1
     return 0 if ended else 1
+
+
+def _end_with_parent(drain: float) -> None:
+    """Ends this process when whoever holds the other end of its standard input has ended."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(drain + 5.0)  # an orderly end takes less
+    os._exit(1)
 
 
 def _progress() -> Progress:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from vla_ros.policies.base import LazyPolicy
+from vla_ros.config import Config
+from vla_ros.policies.base import LazyPolicy, Policy, options_of
 from vla_ros.policies.lerobot.options import LeRobotOptions
 
-LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot.policy:LeRobotPolicy")
+LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make")
 """What the entry point names."""
+
+
+def make(config: Config) -> Policy:
+    """The policy, in this process or, with ``policy.python``, in one of its own.
+
+    The one needs LeRobot here, the other what the remote client needs: neither is imported for the other.
+    """
+    if options_of(config, LeRobotOptions).python:
+        from vla_ros.policies.lerobot.child import LeRobotChild
+
+        return LeRobotChild(config)
+    from vla_ros.policies.lerobot.policy import LeRobotPolicy
+
+    return LeRobotPolicy(config)

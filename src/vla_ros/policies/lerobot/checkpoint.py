@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
 
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
@@ -50,7 +52,7 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         CheckpointError: It is not there, is of an older format, or lacks something.
         MissingDependencyError: LeRobot, or the library of this family, is not installed.
     """
-    kind = _kind(folder)
+    kind = str(_config(folder)["type"])
     _check_tokenizer(folder, tokenizer)
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
     try:
@@ -88,25 +90,81 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     return Checkpoint(policy.eval().to(device), before, after)
 
 
-def _kind(folder: Path) -> str:
-    """The checkpoint's family (``act``, ``smolvla``, ...), after a look at what must be there."""
-    if not str(folder) or not folder.is_dir():
+def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
+    """Inputs and outputs as ``config.json`` has them; what state and action are made of it does not say.
+
+    Args:
+        folder: The checkpoint.
+        horizon: K, as the policy's answer has it; 0 takes what the file says.
+        dimension: D, likewise.
+
+    Raises:
+        ConfigError: There is no such folder.
+        CheckpointError: LeRobot did not write it, or an image is no image.
+    """
+    config = _config(folder)
+    moments = _moments(config)
+    images, state = [], []
+    for name, feature in config["input_features"].items():
+        if is_image(name):
+            image_shape(name, feature["shape"])
+            images.append(ImageFeature(key_of(name), moments=moments))
+        else:
+            state.append(StateFeature(key_of(name), size=int(feature["shape"][0]), moments=moments))
+    horizon = horizon or int(config.get("n_action_steps") or config.get("chunk_size") or 1)
+    dimension = dimension or int(config["output_features"]["action"]["shape"][0])
+    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon)
+
+
+def is_image(name: str) -> bool:
+    """Whether a feature is an image, by its name."""
+    return name.startswith("observation.image")
+
+
+def key_of(name: str) -> str:
+    """Our name of a feature: ``observation.images.front`` is ``front``, ``observation.state`` is ``state``."""
+    return name.removeprefix("observation.images.").removeprefix("observation.")
+
+
+def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """[H, W, 3] of an image whose file says [3, H, W].
+
+    Raises:
+        CheckpointError: It says something else.
+    """
+    if len(shape) != 3 or shape[0] != 3:
+        raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
+    return (*shape[1:], 3)
+
+
+def _moments(config: Mapping[str, Any]) -> tuple[Moment, ...]:
+    """When the policy wants its observations, oldest first.
+
+    Of the families that LeRobot 0.6.1 loads, those that look back say how far by ``n_obs_steps``.
+    """
+    return tuple(Moment(steps) for steps in reversed(range(int(config.get("n_obs_steps") or 1))))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Content of ``config.json``, after a look at what must be there."""
+    if not folder.is_dir():
         raise ConfigError(f"policy.checkpoint: found '{folder}', expected a folder that LeRobot wrote")
     try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["type"]
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["type"], config["input_features"], config["output_features"]["action"]
     except FileNotFoundError:
         nested = folder / "pretrained_model"
         hint = f"; take {nested}" if nested.is_dir() else ""
         raise CheckpointError(f"{folder}: has no config.json, so LeRobot did not write it{hint}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/config.json: has no policy type ({error!r}), expected LeRobot's") from None
+        raise CheckpointError(f"{folder}/config.json: is not LeRobot's, {error!r}") from None
     missing = [name for name in _PROCESSORS if not (folder / name).exists()]
     if missing:
         raise CheckpointError(
             f"{folder}: has no {missing[0]}, as before LeRobot 0.4; migrate it with: python -m "
             f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}"
         )
-    return str(kind)
+    return config
 
 
 def _check_tokenizer(folder: Path, tokenizer: str) -> None:

@@ -1,0 +1,150 @@
+"""A policy server of our own as a child process: another Python, the same machine, ended with this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vla_ros.errors import ServerLostError
+from vla_ros.policies.remote.link import pause
+
+logger = logging.getLogger(__name__)
+
+_PROGRAM = "import sys; from vla_ros.cli.main import main; sys.exit(main(sys.argv[1:]))"
+_SERVING = re.compile(r"serving \S+ on ws://[^:]+:(\d+)")
+_REMEMBERED = 5  # lines of the child's log
+_END = 10.0  # s until a child that was told to end is killed
+
+
+class ServerProcess:
+    """Runs ``vla-ros serve`` with another Python, and starts it anew when it dies.
+
+    It listens on loopback and asks for a key that only this process knows. It reads its standard input, a pipe from
+    here, and ends when that closes: with this process, however it ends.
+
+    Args:
+        python: Path of the Python.
+        arguments: Of ``vla-ros serve``: what to serve.
+        chance: A number in [0, 1), for the pauses between starts.
+
+    Attributes:
+        key_file: File with the key.
+    """
+
+    def __init__(self, python: Path, arguments: Sequence[str], chance: Callable[[], float] = lambda: 0.5) -> None:
+        self._python, self._arguments, self._chance = python, arguments, chance
+        self._folder = Path(tempfile.mkdtemp(prefix="vla_ros_"))
+        self.key_file = self._folder / "key"
+        self.key_file.touch(mode=0o600)
+        self.key_file.write_text(secrets.token_urlsafe(24), encoding="ascii")
+        self._lines: deque[str] = deque(maxlen=_REMEMBERED)
+        self._port = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._log: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"ws://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it and wait until its policy is loaded, which may take minutes.
+
+        Raises:
+            ServerLostError: It ended instead; the text has its last words.
+        """
+        self._port = self._start()
+        self._watcher = threading.Thread(target=self._watch, name="vla_child", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last; 0 before the first."""
+        return self._process.pid if self._process else 0
+
+    def close(self) -> None:
+        """End it."""
+        self._closing.set()
+        process = self._process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for thread in (self._watcher, self._log):
+            if thread is not None:
+                thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> int:
+        """Start the process; returns its port when it serves."""
+        command = [str(self._python), "-c", _PROGRAM, "serve", *self._arguments, "--with-parent"]
+        command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
+        self._lines.clear()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        except OSError as error:
+            raise ServerLostError(f"{self._python}: cannot be started ({error.strerror})") from None
+        self._process = process
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = _SERVING.match(line)
+            if found:
+                self._log = threading.Thread(
+                    target=self._forward, args=(process,), daemon=True, name="vla_child_log"
+                )
+                self._log.start()
+                return int(found[1])
+            self._heard(line)
+        with process:  # closes the pipes
+            status = process.wait()
+        said = " | ".join(self._lines) or "nothing"
+        raise ServerLostError(f"{self._python}: ended with status {status} before it served; it said: {said}")
+
+    def _forward(self, process: subprocess.Popen[str]) -> None:
+        """Log what the process says until it ends."""
+        assert process.stdout is not None
+        with process:  # closes the pipes
+            for line in process.stdout:
+                self._heard(line)
+
+    def _heard(self, line: str) -> None:
+        self._lines.append(line.rstrip())
+        logger.info("%s: %s", self._python.name, line.rstrip())
+
+    def _watch(self) -> None:
+        """Start the process anew, on the same port, whenever it ends; the pauses grow while it fails."""
+        failures = 0
+        while not self._closing.is_set():
+            assert self._process is not None
+            status = self._process.wait()
+            if self._closing.wait(pause(failures, self._chance)):
+                return
+            logger.error("the policy's process ended with status %d; starting it again", status)
+            try:
+                self._start()
+                failures = 0
+            except ServerLostError as error:
+                logger.error("%s", error)
+                failures += 1

@@ -1,0 +1,117 @@
+"""A policy server as a child process: it comes back after it died, and goes with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("websockets")
+pytest.importorskip("msgpack")
+
+from vla_ros.config import Config
+from vla_ros.errors import ServerLostError
+from vla_ros.policies.remote.child import ServerProcess
+from vla_ros.policies.remote.options import RemoteOptions
+from vla_ros.policies.remote.policy import RemotePolicy
+from vla_ros.types import ActionChunk, Observation
+
+PATIENCE = 60.0  # s; a process imports numpy and listens
+LOOK = Observation({"image": np.zeros((8, 8, 3), np.uint8)}, "wait", 7)
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    child = ServerProcess(Path(sys.executable), ["--policy", "hold"])
+    yield child
+    child.close()
+
+
+def client(server: ServerProcess, key_file: str = "") -> RemotePolicy:
+    options = RemoteOptions(name="remote", server=server.url, api_key_file=key_file, connect_timeout=5.0)
+    return RemotePolicy(Config(policy=options))
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, "did not come about"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_killed_server_comes_back_at_its_address(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLA_ROS_API_KEY", raising=False)
+    server.start()
+    with pytest.raises(Exception, match="key"):
+        client(server).load()
+    policy = client(server, str(server.key_file))
+    policy.load()
+    session = policy.start_session()
+    assert policy.infer(session, LOOK).stamp == 7
+    first, address = server.pid, server.url
+    os.kill(first, signal.SIGKILL)
+
+    def answered() -> bool:
+        try:
+            return isinstance(policy.infer(session, LOOK), ActionChunk)
+        except ServerLostError:
+            return False
+
+    eventually(lambda: server.pid != first and answered())
+    assert server.url == address
+    session.close()
+    last = server.pid
+    server.close()
+    assert gone(last)
+    assert not server.key_file.exists()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from vla_ros.policies.remote.child import ServerProcess
+child = ServerProcess(Path(sys.executable), ["--policy", "hold"])
+child.start()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_server_ends_with_a_parent_that_is_killed() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert not gone(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    eventually(lambda: gone(pid))
+
+
+def test_a_python_that_cannot_serve_is_quoted(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho No module named vla_ros\nexit 3\n")
+    python.chmod(0o755)
+    child = ServerProcess(python, [])
+    with pytest.raises(ServerLostError, match="before it served; it said: No module named vla_ros"):
+        child.start()
+    child.close()
+    child = ServerProcess(tmp_path / "none", [])
+    with pytest.raises(ServerLostError, match="cannot be started"):
+        child.start()
+    child.close()
