@@ -165,3 +165,24 @@ def test_what_vla_ros_config_prints_is_a_parameter_file(
     program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *words)
     assert robot.change(Transition.TRANSITION_CONFIGURE)
     assert get(robot, "policy.name", "control.rate_hz", "camera.topics") == ["hold", 9.0, ["/camera/image_raw"]]
+
+
+def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(
+    robot: Any, program: Callable[..., Any], tmp_path: Path
+) -> None:
+    import sys
+
+    file = tmp_path / "robot.yaml"
+    file.write_text(
+        "/**: {ros__parameters: {preset: aloha, policy: {name: hold}, left: {urdf: demo, command: /mine},"
+        " control: {rate_hz: 20}, camera: {topics: [/a, /b, /c]}, features: {images: []}}}"
+    )
+    words = ["--ros-args", "--params-file", str(file), "-p", "autostart:=false"]
+    program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *words)
+    names = ("robot.arms", "left.urdf", "left.command", "right.command", "control.rate_hz", "control.execute_steps")
+    assert get(robot, *names) == [["left", "right"], "demo", "/mine", "/right/joint_command", 20.0, 25]
+    assert not get(robot, "features.images")[0], "an empty list in a file is empty, whatever the preset says"
+    for name, value in (("robot.arms", ["one"]), ("preset", "droid")):
+        ok, reason = put(robot, name, value)
+        assert not ok
+        assert "decides which parameters there are" in reason
