@@ -1,4 +1,4 @@
-"""What feeds each of a policy's features, and what each number of its answer moves: decided once, at start."""
+"""Binds a policy's features to the robot's topics and joints, once, at start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Binding:
     rows: tuple[tuple[str, str, str, str], ...]
 
     def table(self) -> str:
-        """What feeds what, for people."""
+        """The binding as a table for people."""
         rows = (("feature", "what", "size", "from or to"), *self.rows)
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
@@ -43,7 +43,7 @@ class Binding:
 
 
 def make_arms(config: Config) -> dict[str, Arm]:
-    """The arms of the robot by name, with their kinematics where they have a URDF.
+    """The robot's arms by name, with kinematics for those that have a URDF.
 
     Raises:
         ConfigError: A URDF, a joint or a frame does not exist.
@@ -95,7 +95,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 
 
 def _check_joints(arms: Mapping[str, Arm]) -> None:
-    """No joint belongs to two arms, where both are on one topic."""
+    """Checks that no joint belongs to two arms on the same topic."""
     owners: dict[tuple[str, str], str] = {}
     for name, arm in arms.items():
         for joint in (*arm.joints, *arm.fingers):
@@ -158,7 +158,7 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
 
 
 def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
-    """What a number means is said twice where its part has a form; both say the same."""
+    """Checks that the form of a part agrees with the options that state the same."""
     if part.quantity == "gripper" and part.range:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
         if said != part.range:

@@ -1,4 +1,4 @@
-"""Messages of ``robot.state_topics`` as numbers."""
+"""Converts messages of ``robot.state_topics`` to numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRENCH = ("fx", "fy", "fz", "tx", "ty", "tz")
 
 
 def message_type(name: str) -> str:
-    """The whole name of a message of :data:`~vla_ros.config.sections.FEED_TYPES`."""
+    """The full name of a message type of :data:`~vla_ros.config.sections.FEED_TYPES`."""
     return f"{FEED_TYPES[name]}/msg/{name}"
 
 

@@ -18,15 +18,15 @@ from vla_ros.types import FloatArray, JointState
 
 
 class StateError(VlaRosError):
-    """A part of a state vector is missing, stale, of another length or no number."""
+    """A part of a state vector is missing, stale, not finite, or of a wrong length."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the robot as the parts of features see it.
+    """An arm of the robot, as features refer to it.
 
     Attributes:
-        kinematics: None where it has no URDF.
+        kinematics: None if it has no URDF.
     """
 
     config: ArmConfig
@@ -34,7 +34,7 @@ class Arm:
 
     @property
     def joints(self) -> tuple[str, ...]:
-        """Its joints in command order; empty where neither URDF nor ``robot.joint_names`` names them."""
+        """Its joints in command order; empty if neither URDF nor ``robot.joint_names`` names them."""
         return self.kinematics.joint_names if self.kinematics else self.config.robot.joint_names
 
     @property
@@ -67,10 +67,10 @@ Read = Callable[[Measured], tuple[FloatArray, int]]
 
 @dataclass(frozen=True)
 class PartReader:
-    """A part of a state vector and where it comes from.
+    """A part of a state vector and its source.
 
     Attributes:
-        size: How many numbers; 0 where the first message of a feed decides.
+        size: How many numbers; 0 if the first message of a feed decides.
         source: For people: topic, joints, frame.
     """
 
@@ -124,7 +124,7 @@ class StateReader:
 
 
 def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
-    """How the robot provides a state vector.
+    """Binds a state vector to the robot's topics and joints.
 
     Args:
         feature: What the policy needs.

@@ -48,7 +48,7 @@ class _Placed:
     start: int
 
     def at(self, step: int) -> FloatArray | None:
-        """Its action for a step of the episode, or None where it has none."""
+        """Its action for a step of the episode, or None outside the chunk."""
         index = step - self.start
         return self.chunk.actions[index] if 0 <= index < len(self.chunk.actions) else None
 
@@ -120,7 +120,7 @@ class ChunkSchedule:
 
     @property
     def remaining(self) -> int:
-        """Steps that :meth:`next` still gives before it needs another chunk."""
+        """Number of steps that :meth:`next` can return before it needs another chunk."""
         if not self._placed:
             return 0
         newest = self._placed[-1]
@@ -186,7 +186,7 @@ class ChunkSchedule:
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 
     def executed(self) -> None:
-        """The step that :meth:`next` gave was sent to the arm.
+        """Records that the step returned by :meth:`next` was sent to the arm.
 
         Raises:
             RuntimeError: There was none.
@@ -204,7 +204,7 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def _linear(self, own: FloatArray) -> FloatArray:
-        """From what was before to ``own``: shares 1/(n+1), 2/(n+1), ... of the new chunk."""
+        """Blends from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""
         share = (self._since_load + 1) / (self._blend_steps + 1)
         if share >= 1 or self._before_load is None:
             return own

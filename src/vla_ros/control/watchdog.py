@@ -1,8 +1,8 @@
-"""Detects stale, frozen, late or invalid inputs. Pure logic: it is told what happened and what time it is.
+"""Detects stale, frozen, late or invalid inputs. Pure logic: callers report events and pass the time.
 
-Silence is measured on a steady clock, so that no clock change hides or feigns it; ages are measured on the ROS
-clock, to which stamps belong. Feed it from any thread; ask :meth:`Watchdog.active` some ten times a second and
-give the answer to :meth:`vla_ros.control.safety.Safety.follow`.
+Silence is measured on a steady clock, so that no clock change can hide or imitate it; ages are measured on the ROS
+clock, which stamps refer to. Report from any thread; call :meth:`Watchdog.active` about ten times a second and pass
+the result to :meth:`vla_ros.control.safety.Safety.follow`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FASTEST_SIMULATION = 50  # times real time; a simulated clock that is faster ha
 
 @dataclass
 class _Camera:
-    """What is known of one camera."""
+    """State of one camera."""
 
     seen: int | None = None  # steady time of the last good frame
     stamp: int | None = None
@@ -56,7 +56,7 @@ class _Camera:
 
 @dataclass
 class _Joints:
-    """What is known of one arm's joint states."""
+    """State of one arm's joint states."""
 
     seen: int | None = None  # steady time of the last good one
     stamp: int | None = None
@@ -121,13 +121,13 @@ class Watchdog:
         return self._options.current.timeouts
 
     def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
-        """A frame came, with the stamp of its header; 0 where the driver gives none.
+        """Checks a frame with the stamp of its header; 0 if the driver sets none.
 
-        ``digest``: :func:`digest` of its pixels, where frozen images are watched for.
+        ``digest`` is the :func:`digest` of its pixels, if frozen images are to be detected.
 
         Returns:
-            None where it may be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``,
-            ``frame_old`` or ``frame_from_future``. A camera whose stamps begin anew is accepted after
+            None if it may be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``,
+            ``frame_old`` or ``frame_from_future``. A camera whose stamps restart is accepted after
             ``timeouts.camera``.
         """
         with self._lock:
@@ -154,7 +154,10 @@ class Watchdog:
             return None
 
     def images(self, now: Now, *, readable: bool) -> None:
-        """Whether the frames of a step could be decoded. A camera whose frames never can is as good as stale."""
+        """Records whether the frames of a step could be decoded.
+
+        A camera that never delivers readable frames counts as stale.
+        """
         with self._lock:
             if readable:
                 self._unreadable_since = None
@@ -192,15 +195,15 @@ class Watchdog:
             return True
 
     def inference_began(self, now: Now) -> None:
-        """The policy was asked."""
+        """Records that the policy was asked."""
         with self._lock:
             self._inferring_since = now.steady
 
     def inference_ended(self, now: Now) -> bool:
-        """The policy answered, or failed.
+        """Records that the policy answered or failed.
 
         Returns:
-            True within ``timeouts.inference``; else the answer must be dropped.
+            True within ``timeouts.inference``; otherwise the answer must be dropped.
         """
         with self._lock:
             self._late = self._overdue(now)
@@ -215,12 +218,12 @@ class Watchdog:
                 self._driver_seen = now.steady
 
     def heartbeat(self, now: Now) -> None:
-        """A heartbeat came."""
+        """Records a heartbeat."""
         with self._lock:
             self._heartbeat_seen = now.steady
 
     def active(self, now: Now) -> Mapping[Reason, str]:
-        """Every reason that is so at present, with what was found."""
+        """All active reasons, with what was found."""
         with self._lock:
             self._check_clock(now)
             found: dict[Reason, str] = {}
@@ -277,14 +280,14 @@ class Watchdog:
         return found
 
     def _overdue(self, now: Now) -> str:
-        """How late the answer is that is being waited for, or ""."""
+        """How late the pending answer is, or ""."""
         if self._inferring_since is None or not _silent(self._inferring_since, self._config.inference, now):
             return ""
         waited = (now.steady - self._inferring_since) / _SECOND
         return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
 
     def _check_clock(self, now: Now) -> None:
-        """Find a jump of the ROS clock; until everything was seen anew, nothing from before it counts."""
+        """Detects a jump of the ROS clock; until every input was received again, nothing from before it counts."""
         last = self._last
         if last is not None and now.steady < last.steady:  # another thread read the clock earlier
             return
@@ -312,7 +315,7 @@ class Watchdog:
 
 
 def _silent(seen: int | None, timeout: float, now: Now) -> bool:
-    """True where nothing came for ``timeout`` seconds (or ever)."""
+    """True if nothing arrived for ``timeout`` seconds (or ever)."""
     return seen is None or now.steady - seen > timeout * _SECOND
 
 

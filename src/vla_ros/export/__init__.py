@@ -1,1 +1,1 @@
-"""Recorded bags as data sets for training."""
+"""Exports recorded bags as data sets for training."""

@@ -1,7 +1,7 @@
-"""Write recorded bags as a data set to train on (LeRobotDataset v3.0).
+"""Export recorded bags as a data set for training (LeRobotDataset v3.0).
 
-Reads what `vla-ros replay` reads. Images, state and action are resampled to one rate; docs/export.md says how. An
-export that is interrupted goes on when the same command is repeated.
+Reads what `vla-ros replay` reads. Images, state and action are resampled to one rate; docs/export.md describes how.
+Repeat the same command to resume an interrupted export.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace,
 
 
 def _add(resampler: Resampler, writer: DatasetWriter, schema: Schema, name: str) -> int:
-    """Write the episodes of a bag that are not there yet; returns its frames."""
+    """Writes the missing episodes of a bag; returns the number of its frames."""
     frames = 0
     for number, episode in enumerate(resampler.episodes(schema.rate)):
         own = f"{name}-{number:04d}"

@@ -1,7 +1,7 @@
-"""Writes LeRobotDataset v3.0: episodes one by one, then the whole at once.
+"""Writes a LeRobotDataset v3.0: first the episodes one by one, then the whole.
 
-Each finished episode lies whole in ``OUTPUT.partial``; an interrupted export goes on after the last of them. The
-data set itself is put together there and then renamed, so that what stands under its name is complete. The format
+Each finished episode is complete in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The
+data set is assembled there and then renamed, so that a data set under its final name is always complete. The format
 was read from LeRobot 0.6.1 and from a data set that it wrote.
 """
 
@@ -78,10 +78,10 @@ class DatasetWriter:
 
     Args:
         output: Its folder, which must not exist.
-        schema: Of all its episodes.
+        schema: Common to all its episodes.
 
     Raises:
-        ExportError: ``output`` exists, or an export with another schema was begun there.
+        ExportError: ``output`` exists, or contains the beginning of an export with another schema.
     """
 
     def __init__(self, output: Path, schema: Schema) -> None:
@@ -98,7 +98,7 @@ class DatasetWriter:
         begun.write_text(ours, encoding="utf-8")
 
     def has(self, name: str) -> bool:
-        """Whether an episode of this name is finished, in an earlier run perhaps."""
+        """True if an episode of this name is finished, possibly in an earlier run."""
         return (self._partial / name / "episode.json").exists()
 
     def add(
@@ -108,7 +108,7 @@ class DatasetWriter:
         vectors: Mapping[str, FloatArray],
         images: Mapping[str, Iterable[UInt8Array]],
     ) -> None:
-        """Write one episode of T frames.
+        """Writes one episode of T frames.
 
         Args:
             name: Unique; episodes come in the order of their names.
@@ -136,13 +136,10 @@ class DatasetWriter:
         folder.rename(self._partial / name)
 
     def finish(self) -> int:
-        """Put the episodes together under the output's name.
-
-        Returns:
-            How many there are.
+        """Assembles the episodes under the output's name and returns their number.
 
         Raises:
-            ExportError: There is none.
+            ExportError: There are no episodes.
         """
         folders = sorted(path.parent for path in self._partial.glob("*/episode.json"))
         folders = [folder for folder in folders if folder.suffix != ".part"]
@@ -235,7 +232,7 @@ class _Assembly:
         }
 
     def _files(self, sizes: list[int], largest_mb: int) -> list[list[int]]:
-        """Episodes by file: as many as fit, one at least."""
+        """Groups episodes into files: as many as fit, at least one."""
         files: list[list[int]] = []
         room = -1.0
         for index, size in enumerate(sizes):
@@ -247,7 +244,7 @@ class _Assembly:
         return files
 
     def _place(self, prefix: str, number: int, members: list[int], pattern: str, **names: str) -> Path:
-        """Path of the file with this number; its episodes are told where they lie."""
+        """Path of the file with this number, which is noted in its episodes."""
         place = {"chunk_index": number // _FILES_PER_CHUNK, "file_index": number % _FILES_PER_CHUNK}
         for index in members:
             self._rows[index] |= {f"{prefix}/{name}": value for name, value in place.items()}
@@ -286,7 +283,7 @@ class _Assembly:
                 }
 
     def _write_tasks(self) -> None:
-        """Tasks with their text as the index of a data frame, which is how the library looks them up."""
+        """Writes the tasks with their text as the index of a data frame, by which the library looks them up."""
         table = pa.table({"task_index": list(range(len(self._tasks))), "task": self._tasks})
         column = {"metadata": None, "numpy_type": "int64", "pandas_type": "int64"}
         text = {"metadata": None, "numpy_type": "object", "pandas_type": "unicode"}

@@ -1,7 +1,7 @@
-"""Episodes of a bag, resampled to one rate: what a policy would have seen at each tick, and what was done then.
+"""Resamples a bag to episodes of one rate: what a policy would have seen at each tick, and the next action.
 
-At a tick an image, a joint state and a feed are the newest that there were, if they are no older than their
-timeout; the action leads to the command in force just before the next tick. docs/export.md has the rule.
+At a tick, image, joint state and feeds are the newest ones, unless older than their timeouts. The action leads to
+the command in force just before the next tick. docs/export.md has the rules.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Episode:
-    """T ticks without a break.
+    """T ticks without a gap.
 
     Attributes:
         task: The instruction.
         state: Float64 [T, N].
         action: Float64 [T, D].
-        frames: Per camera int64 [T], which of its images.
+        frames: Per camera int64 [T], rows of its images.
     """
 
     task: str
@@ -153,7 +153,7 @@ class Resampler:
         return times[(times >= begin) & (times <= end)]
 
     def _stretches(self) -> list[tuple[int, int]]:
-        """Begin and end of what may be an episode: no pause of the first camera, no change of the instruction."""
+        """Start and end of each possible episode: no pause of the first camera, no change of the instruction."""
         times = self._recorded.times[0]
         cuts = set((np.flatnonzero(np.diff(times) > self._options.gap_s * 1e9) + 1).tolist())
         if not self._options.instruction:
@@ -166,13 +166,13 @@ class Resampler:
         return [(max(a, c), min(b, d)) for a, b in whole for c, d in marked if max(a, c) < min(b, d)]
 
     def _newest_images(self, times: IntArray, ticks: IntArray) -> IntArray:
-        """Row of the newest image at each tick, -1 where it is older than ``timeouts.camera``."""
+        """Row of the newest image at each tick, -1 if it is older than ``timeouts.camera``."""
         rows = np.searchsorted(times, ticks, side="right") - 1
         age = ticks - times[np.maximum(rows, 0)]
         return np.where((rows >= 0) & (age <= self._config.timeouts.camera * 1e9), rows, -1)
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:
-        """State and action at a tick; None where something is missing, which is noted."""
+        """State and action at a tick; None if something is missing, which is counted in the notes."""
         recorded = self._recorded
         now = recorded.joints.newest(tick)
         if now is None or recorded.joints.age(tick) > self._config.timeouts.joint_state * 1e9:
@@ -197,12 +197,12 @@ class Resampler:
         return state, action
 
     def _goal(self, time: int) -> JointState | None:
-        """Where the robot was told to be at ``time``, or was."""
+        """The commanded, or the measured, position at ``time``."""
         commands = self._options.goal == "commands"
         return self._recorded.commanded(time) if commands else self._recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        """The instruction when an episode begins; the first one counts before it came, too."""
+        """The instruction when an episode begins; the first one also counts before it was recorded."""
         texts = self._recorded.instructions
         at = bisect.bisect_right(texts, begin, key=lambda item: item[0]) - 1
         recorded = texts[max(at, 0)][1] if texts else self._config.policy.instruction
@@ -215,7 +215,7 @@ class Resampler:
 
 
 def _everything(arms: Mapping[str, Arm]) -> tuple[Part, ...]:
-    """Joint positions and, where there are fingers, the gripper of every arm."""
+    """Joint positions of every arm, and the gripper of arms with fingers."""
     parts = []
     for name, arm in arms.items():
         parts.append(Part(name, "joint_position", "rad"))
@@ -231,7 +231,7 @@ def _runs(usable: NDArray[np.bool_]) -> list[slice]:
 
 
 def names_of(parts: Sequence[Part], arms: Mapping[str, Arm]) -> tuple[str, ...]:
-    """A name for every number, as LeRobot has them: ``elbow.pos``, or ``left_gripper.pos`` of several arms."""
+    """A name for every number in LeRobot's style: ``elbow.pos``, or ``left_gripper.pos`` with several arms."""
     several = len(arms) > 1
     found: list[str] = []
     for part in parts:

@@ -1,7 +1,7 @@
-"""What of a bag a data set is made from: when images came, what was measured and commanded, what was asked.
+"""Reads from a bag what a data set needs: image times, measurements, commands and instructions.
 
-Times are the recorder's, or those of the headers (``stamp``): a simulation in lockstep goes by its stamps alone.
-What has no header is placed by the images that were received around it.
+Times are the recorder's, or those of the headers (``stamp``), because a simulation in lockstep is ordered by stamps
+alone. Messages without a header are placed by the images received around them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
 
 @dataclass(frozen=True)
 class Clock:
-    """From the recorder's times to those that are used.
+    """Converts the recorder's times to those that are used.
 
     Attributes:
-        stamped: True where headers count.
+        stamped: True if header stamps are used.
         received: Int64 [F], when the first camera's images were received, ascending.
         stamps: Int64 [F], of the same images.
     """
@@ -43,7 +43,7 @@ class Clock:
     stamps: IntArray
 
     def of(self, times: IntArray) -> IntArray:
-        """Times of the recorder [N] as used."""
+        """Converts times of the recorder [N]."""
         if not self.stamped:
             return times
         origin = self.received[0]
@@ -124,7 +124,7 @@ class Recorded:
             yield image
 
     def commanded(self, time: int) -> JointState | None:
-        """Where all joints were told to be by ``time``; None before the first command on every topic.
+        """The commanded position of all joints at ``time``; None until every topic had a command.
 
         Raises:
             ExportError: No command was recorded.
@@ -139,7 +139,7 @@ class Recorded:
         return JointState(names, np.concatenate([one.positions for one in known]), known[0].stamp)
 
     def _read_commands(self) -> list[Feed]:
-        """What was commanded, by topic: arm and fingers may have one each."""
+        """Commands by topic; arm and fingers may have separate topics."""
         found = []
         for arm in self._arms.values():
             topics = (arm.config.command, (*arm.joints, *arm.fingers)), (arm.config.gripper_topic, arm.fingers)
@@ -161,7 +161,7 @@ class Recorded:
         return found
 
     def marked(self, marker: str) -> list[tuple[int, int]]:
-        """When an episode was going on: ``armed`` (by the node's status), or while a std_msgs/Bool was true.
+        """Intervals marked as episodes: ``armed`` (by the node's status), or while a std_msgs/Bool was true.
 
         Raises:
             ExportError: The topic was not recorded, or is of another type.
@@ -194,7 +194,7 @@ def _true(message: Any) -> bool:
 
 
 def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
-    """Plain numbers as the joints that they are for: the arm's, and the fingers after them where there are more."""
+    """Assigns plain numbers to the joints they command: the arm's, followed by the fingers if there are more."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):

@@ -1,6 +1,6 @@
-"""Statistics of a data set as LeRobot computes them, so that its normalisation sees what it would have computed.
+"""Computes the statistics of a data set exactly as LeRobot does.
 
-Per episode: minimum, maximum, mean, standard deviation, count, and quantiles from a histogram of 5,000 bins; over
+Per episode: minimum, maximum, mean, standard deviation, count, and quantiles from a histogram of 5,000 bins. Over
 episodes: means weighted by count (of quantiles, too). Read from LeRobot 0.6.1, ``datasets/compute_stats.py``.
 """
 
@@ -25,8 +25,8 @@ _THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are
 def of_vectors(values: NDArray[Any]) -> Statistics:
     """Statistics of one episode's numbers [T, N], each [N].
 
-    Computed in the precision of the values, like LeRobot's: in float32 a small deviation around a large mean is
-    lost, and a data set that said otherwise would differ from what the library recomputes.
+    Computed in the precision of the values, like LeRobot's: float32 loses a small deviation around a large mean,
+    and other results would differ from what the library recomputes.
     """
     rows = values.astype(np.result_type(values.dtype, np.float32), copy=False)
     if len(rows) < 2:
@@ -44,7 +44,7 @@ def _extent(rows: NDArray[Any]) -> Statistics:
 
 
 def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, float]:
-    """Quantiles of ``values`` [M], each of which came ``counts`` [M] times."""
+    """Quantiles of ``values`` [M], which occur ``counts`` [M] times."""
     edges = np.linspace(values.min() - 1e-10, values.max() + 1e-10, _BINS + 1)
     histogram, _ = np.histogram(values, bins=edges, weights=counts)
     below = np.cumsum(histogram)
@@ -58,14 +58,14 @@ def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, f
 
 
 def sampled(length: int) -> frozenset[int]:
-    """Which images of an episode are looked at."""
+    """Indices of an episode's images that are sampled."""
     fewest, most = min(_SAMPLES[0], length), _SAMPLES[1]
     count = max(fewest, min(int(length**0.75), most))
     return frozenset(np.round(np.linspace(0, length - 1, count)).astype(int).tolist())
 
 
 class ImageStatistics:
-    """Statistics of one episode's images per colour, in [0, 1]; counts levels, keeps no image."""
+    """Statistics of one episode's images per colour, in [0, 1]; counts levels and keeps no image."""
 
     def __init__(self) -> None:
         self._images = 0

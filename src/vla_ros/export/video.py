@@ -1,4 +1,4 @@
-"""Episodes of images as MP4 files, by PyAV."""
+"""Encodes the images of episodes as MP4 files with PyAV."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ _KEY_FRAMES = 2  # every second frame stands alone, so that training reads frame
 
 
 def pixel_format(height: int, width: int) -> str:
-    """Colours at half the resolution, as usual; at full resolution where a side is odd and cannot be halved."""
+    """Half colour resolution as usual, or full resolution if a side is odd."""
     return "yuv444p" if height % 2 or width % 2 else "yuv420p"
 
 
 def encode(path: Path, images: Iterable[UInt8Array], rate: int, codec: str, crf: int) -> int:
-    """Write images, uint8 [H, W, 3] RGB of one size, as a video of ``rate`` per second.
-
-    Returns:
-        How many there were.
-    """
+    """Writes images, uint8 [H, W, 3] RGB of one size, as a video of ``rate`` per second; returns their number."""
     encoder, options = CODECS[codec]
     count = 0
     with av.open(str(path), "w", format="mp4") as container:
@@ -49,7 +45,7 @@ def encode(path: Path, images: Iterable[UInt8Array], rate: int, codec: str, crf:
 
 
 def concatenate(parts: Sequence[Path], path: Path, lengths: Sequence[int], rate: int) -> None:
-    """Put videos of one format after each other without encoding them again.
+    """Joins videos of one format without encoding them again.
 
     Args:
         parts: Written by :func:`encode`.

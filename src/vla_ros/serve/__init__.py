@@ -1,5 +1,5 @@
-"""A policy server for many robots, behind openpi's websocket.
+"""A policy server for many robots, speaking openpi's websocket protocol.
 
 ``worker`` is the one thread that infers, in batches; ``wire`` reads requests and writes answers; ``service`` holds
-one conversation with each robot, whatever carries it; ``server`` carries it over a websocket of its own.
+one conversation with each robot, over any transport; ``server`` is the websocket transport.
 """

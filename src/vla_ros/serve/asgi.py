@@ -15,11 +15,11 @@ Send = Callable[[Event], Awaitable[None]]
 
 
 class Application:
-    """Answers robots over websockets, and ``GET /healthz`` and ``/metrics``.
+    """Serves robots over websockets, and ``GET /healthz`` and ``/metrics``.
 
     Args:
         service: Loaded.
-        api_key: What robots must show; "" lets everybody in.
+        api_key: Key that robots must send; "" admits everybody.
     """
 
     def __init__(self, service: Service, api_key: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The policy server's websocket: ``GET /healthz`` and ``/metrics``, an API key, TLS, and an orderly end."""
+"""The policy server's websocket: ``GET /healthz`` and ``/metrics``, an API key, TLS and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SEND = 10.0  # s until a robot that does not read is cut
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and whom it lets in.
+    """Where a server listens, and whom it admits.
 
     Attributes:
         host: Address or name of this machine.
         port: TCP port; 0 takes a free one.
-        api_key: What robots must show; "" lets everybody in.
+        api_key: Key that robots must send; "" admits everybody.
         tls: Certificate and key; None for plain websockets.
     """
 
@@ -116,7 +116,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
 
 
 def _admit(connection: ServerConnection, request: Request, service: Service, key: str) -> Response | None:
-    """Answer plain HTTP, and refuse robots that may not come in; None lets the handshake go on."""
+    """Answers plain HTTP and rejects unauthorised robots; None continues the handshake."""
     path = request.path.partition("?")[0]
     if path == "/healthz":
         if service.healthy():

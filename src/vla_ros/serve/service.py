@@ -1,4 +1,4 @@
-"""The policy server without its transport: one worker, any number of conversations, figures for Prometheus."""
+"""The policy server without its transport: one worker, any number of conversations, metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server does at most.
+    """Limits of one server.
 
     Attributes:
         max_batch: Requests in one call of the policy.
         max_robots: Connections at a time.
         max_message: Bytes of one request.
-        seconds: How long a request waits whose robot does not say.
+        seconds: Deadline of requests that state none.
     """
 
     max_batch: int = 16
@@ -44,7 +44,7 @@ class Limits:
 
 
 class Metrics:
-    """Figures for Prometheus, in a registry of their own."""
+    """Metrics for Prometheus, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -110,12 +110,12 @@ class Service:
         self.metadata = pack(self._own_metadata or wire.metadata(self._name, spec))
 
     def close(self, timeout: float) -> bool:
-        """Answer what waits and end; False where that takes longer than ``timeout`` seconds."""
+        """Answers waiting requests and ends; False if that takes longer than ``timeout`` seconds."""
         self._pool.shutdown(wait=False)
         return self.worker.stop(timeout)
 
     def refusal(self) -> str:
-        """Why a new connection is not accepted; "" where it is."""
+        """Why a new connection is refused; "" if it is accepted."""
         if self.worker.state is not State.READY:
             return f"the server is {self.worker.state.value}"
         if self.robots >= self.limits.max_robots:
@@ -123,11 +123,11 @@ class Service:
         return ""
 
     def healthy(self) -> bool:
-        """True while it answers requests."""
+        """True while it can answer requests."""
         return self.worker.state is State.READY
 
     def exposition(self) -> bytes:
-        """The metrics as Prometheus reads them."""
+        """The metrics in Prometheus's format."""
         self.metrics.waiting.set(self.worker.waiting)
         self.metrics.robots.set(self.robots)
         return generate_latest(self.metrics.registry)
@@ -224,7 +224,7 @@ class Service:
             self._futures.pop(job, None)
 
     def _deliver(self, done: Sequence[Done]) -> None:
-        """The worker's thread hands over the ends of jobs."""
+        """Passes finished jobs from the worker's thread to the event loop."""
         if self._loop is not None and done:
             try:
                 self._loop.call_soon_threadsafe(self._arrived, done)

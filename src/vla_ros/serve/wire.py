@@ -1,4 +1,4 @@
-"""Requests of openpi's, RoboArena's and this package's own clients to observations, and chunks to answers."""
+"""Converts requests of openpi's, RoboArena's and this package's clients to observations, and chunks to answers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request as it came, checked.
+    """A checked request.
 
     Attributes:
-        reset: True where it begins an episode and asks nothing.
+        reset: True if it begins an episode and contains no observation.
         images: Key to uint8 [H, W, 3], or [T, H, W, 3] with T moments, or to a JPEG that is still to be decoded.
         state: Key to float64 [N], or [T, N] with T moments.
-        begins: True where an episode begins with this observation.
-        seconds: How long its robot waits for the answer; 0 where it does not say.
+        begins: True if an episode begins with this observation.
+        seconds: How long its robot waits for the answer; 0 if unstated.
         number: Its client's number for it, or None.
-        extended: True where the client understands this package's additions.
+        extended: True if the client understands this package's additions.
         session: The client's name for the episode.
     """
 
@@ -97,10 +97,10 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
 
 
 def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
-    """Read one frame.
+    """Reads one frame.
 
     Raises:
-        WireError: It is no request; the text says what was found and what is expected.
+        WireError: It is not a request; the text says what was found and what is expected.
     """
     if isinstance(frame, str):
         raise WireError("a text frame, expected a msgpack map in a binary frame")
@@ -157,10 +157,10 @@ def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
 
 
 def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
-    """An image's pixels, uint8 [H, W, 3] RGB; takes milliseconds for a JPEG.
+    """An image's pixels, uint8 [H, W, 3] RGB; decoding a JPEG takes milliseconds.
 
     Raises:
-        WireError: It is no JPEG of a usable size.
+        WireError: It is not a JPEG of a usable size.
     """
     if not isinstance(image, bytes):
         return image

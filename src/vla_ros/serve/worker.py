@@ -1,7 +1,7 @@
-"""One thread that infers for all robots: everything that waits is answered as one batch, first come, first served.
+"""The thread that infers for all robots: waiting requests are answered as one batch, first come, first served.
 
-A robot has one request at a time, so that nobody can crowd others out. A request whose deadline has passed is told
-so and not computed, and one that would not be answered in time is refused at once.
+A robot has one request at a time, so that none can crowd out others. An expired request is rejected without being
+computed, and one that could not be answered in time is refused at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SMOOTHING = 0.2  # share of the newest batch in the expected duration of one
 
 
 class State(Enum):
-    """What the worker does with requests."""
+    """State of the worker."""
 
     LOADING = "loading"
     READY = "ready"
@@ -35,7 +35,7 @@ class State(Enum):
 
 
 class BusyError(VlaRosError):
-    """A request is not accepted: over capacity, draining, failed."""
+    """A request is refused: over capacity, draining, failed."""
 
 
 class ExpiredError(VlaRosError):
@@ -52,15 +52,15 @@ class Robot:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One request that waits or is answered.
+    """One request, waiting or in progress.
 
     Attributes:
-        robot: Whose.
-        observation: What the policy is asked.
+        robot: The robot that sent it.
+        observation: The observation for the policy.
         arrived: Seconds of the worker's clock.
-        deadline: The same; after it nobody wants the answer.
+        deadline: Seconds of the same clock; after it the answer is useless.
         reset: True at the beginning of an episode.
-        wanted: False once nobody waits any more.
+        wanted: False once nobody waits for it.
     """
 
     robot: Robot
@@ -73,13 +73,13 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """The end of a job.
+    """A finished job.
 
     Attributes:
         outcome: The policy's answer, or why there is none.
         queued_ms: How long it waited.
-        inference_ms: How long its batch took.
-        batch: How many requests were in it.
+        inference_ms: Duration of its batch.
+        batch: Number of requests in the batch.
     """
 
     job: Job
@@ -127,7 +127,7 @@ class InferenceWorker:
         return self._inbox.qsize() + len(self._jobs)
 
     def start(self, progress: Progress = no_progress) -> None:
-        """Load the policy, and answer from then on. Returns when it is loaded.
+        """Loads the policy and starts to answer; returns when it is loaded.
 
         Raises:
             VlaRosError: The policy does not load.
@@ -139,10 +139,10 @@ class InferenceWorker:
             raise self.error
 
     def submit(self, job: Job) -> None:
-        """Queue a job; its end comes through ``deliver``.
+        """Queues a job, which ends in a call of ``deliver``.
 
         Raises:
-            BusyError: It is not accepted; nothing will come.
+            BusyError: The job is refused and ``deliver`` will not be called.
         """
         if self.state is not State.READY:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
@@ -160,12 +160,12 @@ class InferenceWorker:
         self._inbox.put(robot)
 
     def drain(self) -> None:
-        """Accept no more; what waits is answered."""
+        """Refuses new jobs and answers those that wait."""
         if self.state is State.READY:
             self.state = State.DRAINING
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Answer what waits, free the policy and end; False where that takes longer than ``timeout`` seconds."""
+        """Answers waiting jobs, frees the policy and ends; False if that takes longer than ``timeout`` seconds."""
         self.drain()
         self._inbox.put(None)
         if self._thread is not None:
@@ -173,7 +173,7 @@ class InferenceWorker:
         return self._thread is None or not self._thread.is_alive()
 
     def _expected(self, now: float) -> float:
-        """Seconds until a request that comes now would be answered."""
+        """Seconds until a request that arrives now would be answered."""
         rest = max(0.0, self._batch_seconds - (now - self._began)) if self.running else 0.0
         return rest + self._batch_seconds * (1 + self.waiting // self._max_batch)
 
@@ -197,7 +197,7 @@ class InferenceWorker:
             self.policy.close()
 
     def _take(self) -> bool:
-        """Wait until there is something to do, and take all that has come; False at the end."""
+        """Waits for jobs and takes all of them; False at the end."""
         ending = False
         wait = not self._jobs
         while wait or not self._inbox.empty():
@@ -237,7 +237,7 @@ class InferenceWorker:
         self._deliver(done)
 
     def _infer(self, jobs: Sequence[Job]) -> list[ActionChunk | VlaRosError]:
-        """The policy's answers; where a batch fails as a whole, each request is tried alone."""
+        """The policy's answers; if a batch fails as a whole, its requests are tried one by one."""
         try:
             requests = [(self._session(job), job.observation) for job in jobs]
             return list(self.policy.infer_batch(requests))
@@ -254,7 +254,7 @@ class InferenceWorker:
             return [VlaRosError("the policy failed on this request; the server's log says why")]
 
     def _session(self, job: Job) -> Session:
-        """The robot's session; another instruction begins an episode, as it does on the robot."""
+        """The robot's session; a new instruction begins an episode, as on the robot."""
         robot = job.robot
         if robot.session is None:
             robot.session = self.policy.start_session()
