@@ -11,9 +11,11 @@ import numpy as np
 from vla_ros.bench.inputs import make_messages
 from vla_ros.bench.times import collect, percentiles, stage_medians
 from vla_ros.config import Config
+from vla_ros.contract.features import complete
+from vla_ros.contract.spec import ImageFeature
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, create, no_progress
-from vla_ros.types import Observation
+from vla_ros.types import Observation, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import Preprocessor, process
 
@@ -33,9 +35,10 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
     began = time.perf_counter()
     policy.load(progress)
     loaded = time.perf_counter() - began
-    spec, session = policy.spec, policy.start_session()
+    spec, session = complete(policy.spec, config), policy.start_session()
     cameras = {one.key: (index, one) for index, one in enumerate(config.camera.each)}
-    missing = [key for key in spec.image_keys if key not in cameras]
+    used = {image.key: cameras[_camera(image)] for image in spec.images if _camera(image) in cameras}
+    missing = [image.key for image in spec.images if image.required and image.key not in used]
     robot = config.robot
     counts = len(robot.joint_names), len(robot.gripper_joint_names)
     sizes = {one.key: one.size or sum(part.size(*counts) for part in one.parts) for one in spec.state}
@@ -48,18 +51,20 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
     preprocess = Preprocessor(config.camera, spec)
     messages = {
         key: (index, make_messages(camera.height, camera.width, seed=index))
-        for key, (index, camera) in cameras.items()
-        if key in spec.image_keys
+        for key, (index, camera) in used.items()
     }
-    state = {key: np.zeros(size) for key, size in sizes.items()}
+    moments = {image.key: len(image.moments) for image in spec.images}
+    moments |= {vector.key: len(vector.moments) for vector in spec.state}
+    state = {key: np.zeros((moments[key], size) if moments[key] > 1 else size) for key, size in sizes.items()}
     steps_ms = []
     for step in range(steps + WARM_UP):
         received = {key: (index, message(step)) for key, (index, message) in messages.items()}
         began = time.perf_counter()
         raw = {key: preprocess(cdr, index) for key, (index, cdr) in received.items()}
-        images = LazyImages({key: partial(process, image) for key, image in raw.items()})
+        images = LazyImages({key: partial(_at_moments, image, moments[key]) for key, image in raw.items()})
+        single = {key: image for key, image in raw.items() if moments[key] == 1}
         instruction = config.policy.instruction or "pick up the red cube"
-        chunk = policy.infer(session, Observation(images, instruction, step, state, raw))
+        chunk = policy.infer(session, Observation(images, instruction, step, state, single))
         total = 1e3 * (time.perf_counter() - began)
         steps_ms.append({"total": total, "preprocess": images.spent_ms, **chunk.stages_ms})
     session.close()
@@ -73,6 +78,16 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
         "stages_ms": stage_medians(times),
         "chunk": list(chunk.actions.shape),
     }
+
+
+def _camera(image: ImageFeature) -> str:
+    return image.camera or image.key
+
+
+def _at_moments(image: RawImage, moments: int) -> UInt8Array:
+    """The image, or [T, H, W, 3] of as many moments; only the newest is processed, as the node keeps the others."""
+    now = process(image)
+    return now if moments == 1 else np.stack([now] * moments)
 
 
 def render(result: dict[str, Any]) -> str:
