@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from vla_ros import config as package
-from vla_ros.config import Config, build, flatten, load
+from vla_ros.config import Config, build, flatten, load, read_file
 from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import ConfigError
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Policy, Session
+from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 from vla_ros.vision.messages import encode_image
 
@@ -149,3 +150,18 @@ def test_an_override_that_contradicts_a_preset_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{message}.*\(preset: {preset}\)"):
         bound(options(preset, robot, **values))
+
+
+def test_the_worked_example_of_the_documentation_binds(robot: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
+    path = tmp_path / "example.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0])
+    own = {**robot(6), "robot.base_frame": "base"}
+    config = build({**read_file(path), **own})
+    policy = create(config)
+    stepper = Stepper(config, policy)
+    stepper.fit(policy.describe())
+    table = stepper.binding.table()
+    assert table.count("\n") == 8
+    assert "/force_torque_sensor_broadcaster/wrench at -10, 0" in table
+    assert stepper.binding.spec.dimension == 8

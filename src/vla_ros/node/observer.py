@@ -21,7 +21,7 @@ from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import Preprocessor, process
 
-_PROCESSED = 32  # past images that are kept after processing, at most
+_PROCESSED, _BYTES = 32, 32 << 20  # most past images that are kept after processing, and their size
 
 
 class Observer:
@@ -112,7 +112,8 @@ class Observer:
         if image is None:
             assert past.data is not None
             image = self._processed[key] = process(self._decode(index, past.data))
-            while len(self._processed) > _PROCESSED:
+            most = min(_PROCESSED, _BYTES // image.nbytes)
+            while len(self._processed) > most:
                 self._processed.popitem(last=False)
         return image
 
