@@ -65,7 +65,7 @@ def test_tiny_bench_measures_everything(tmp_path):
     [
         (("--device", "cuda:77"), "policy.device"),
         (("--frame", "big", "--device", "cpu"), "expected WIDTHxHEIGHT"),
-        (("--model", "/no/such/folder", "--device", "cpu"), "no folder"),
+        (("--model", "/no/such/folder", "--device", "cpu"), "not a folder"),
         (("--steps", "-3", "--device", "cpu"), "expected at least one step"),
         (("--baseline-steps", "-3", "--device", "cpu"), "expected at least one step"),
         (("--trace", "/no/such/folder/trace.json"), "cannot be written"),

@@ -185,7 +185,9 @@ def test_a_node_takes_the_section_of_its_own_namespace(tmp_path: Path) -> None:
     assert read_file(path, "/right/vla_policy") == {"control.rate_hz": 3.0}
     assert read_file(path, "/middle/vla_policy") == {"control.rate_hz": 1.0}
     assert read_file(path, "other") == {"control.rate_hz": 4.0}
-    with pytest.raises(ConfigError, match="/left/vla_policy, /right/vla_policy, and which of them this node is"):
+    with pytest.raises(
+        ConfigError, match="/left/vla_policy, /right/vla_policy, but this node's namespace is unknown"
+    ):
         read_file(path)
 
 

@@ -71,7 +71,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (
             PolicySpec((ImageFeature("front"),)),
             {},
-            "needs the image 'front', and the cameras give image;",
+            "needs the image 'front', but the cameras provide image;",
         ),
         (PolicySpec(), {"features__images": ["image = top"]}, "'image' from 'top'"),
         (OPEN, {"features__images": ["a = image", "b = image"]}, "'image' for 'a' and for 'b'"),
@@ -88,7 +88,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
         (OPEN, {"features__moments": ["imag = -1, 0"]}, "did you mean 'image'"),
         (OPEN, {"features__moments": ["image = soon"]}, "expected steps or seconds"),
         (OPEN, {"features__moments": ["image = -1.5"]}, "expected steps or seconds"),
-        (OPEN, {}, "features.action: found nothing"),
+        (OPEN, {}, "features.action: not set"),
         (
             EIGHT,
             {},

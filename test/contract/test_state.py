@@ -95,7 +95,7 @@ def test_an_opening_stays_within_its_range(arms: dict[str, Arm], left: float, ex
             JointState(NAMES, Q * np.nan, STAMP),
             "joint_position.rad.: number 0 is nan",
         ),
-        ("arm.tip_position", JointState(NAMES, Q * np.inf, STAMP), "joint 'joint_1' is no number"),
+        ("arm.tip_position", JointState(NAMES, Q * np.inf, STAMP), "joint 'joint_1' is not a number"),
         ("feed.force[7]", JOINTS, "found 6 numbers, expected 7"),
     ],
 )

@@ -98,7 +98,7 @@ def test_live_options_change_and_what_is_wrong_is_refused_with_the_reason(
     assert get(robot, "control.rate_hz", "robot.urdf") == [8, "demo"]
     refused, reason = put(robot, "policy.name", "expert")
     assert not refused
-    assert reason.startswith("policy.name decides which parameters there are")
+    assert reason.startswith("policy.name determines which parameters exist")
 
 
 def test_a_change_of_several_is_applied_all_or_none(robot: Any, policy: Callable[..., Any]) -> None:
@@ -185,4 +185,4 @@ def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(
     for name, value in (("robot.arms", ["one"]), ("preset", "droid")):
         ok, reason = put(robot, name, value)
         assert not ok
-        assert "decides which parameters there are" in reason
+        assert "determines which parameters exist" in reason

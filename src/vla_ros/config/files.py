@@ -116,8 +116,8 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
         namesakes = [key for key in namesakes if key.strip("/") == full]
     if len(namesakes) > 1:
         raise ConfigError(
-            f"{path}: has parameters for {', '.join(namesakes)}, and nothing says which of them this node is; "
-            "give it its namespace (--ros-args -r __ns:=/...) or a file of its own"
+            f"{path}: has parameters for {', '.join(namesakes)}, but this node's namespace is unknown; "
+            "set it (--ros-args -r __ns:=/...) or use a separate file"
         )
     return {"/**", "/*", own, f"/{own}", *namesakes}
 

@@ -118,7 +118,7 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
             raise ConfigError(
                 f"camera.keys: the policy needs the image '{image.key}'"
                 + (f" from '{camera}' (features.images)" if image.camera else "")
-                + f", and the cameras give {', '.join(keys)}; set camera.topics and camera.keys, or say which "
+                + f", but the cameras provide {', '.join(keys)}; set camera.topics and camera.keys, or say which "
                 f'camera it is: features.images: ["{image.key} = {keys[0]}"]'
             )
         other = next((key for key, index in found.items() if index == keys.index(camera)), None)
@@ -133,7 +133,7 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
 def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:
     if not spec.action:
         raise ConfigError(
-            f"features.action: found nothing, and the checkpoint does not say what its {spec.dimension} numbers "
+            f"features.action: not set, and the checkpoint does not say what its {spec.dimension} numbers "
             'are; name them, for example ["arm.joint_position", "arm.gripper"]'
         )
     unknown = [part for part in spec.action if part.quantity != UNUSED and part.arm not in arms]

@@ -259,7 +259,7 @@ def _tip(part: Part, arm: Arm, need: str) -> Bound:
     def read(measured: Measured) -> tuple[FloatArray, int]:
         q, stamp = _select(measured, arm, kinematics.joint_names, "positions")
         if not np.isfinite(q).all():
-            raise StateError(f"joint '{kinematics.joint_names[int(np.argmin(np.isfinite(q)))]}' is no number")
+            raise StateError(f"joint '{kinematics.joint_names[int(np.argmin(np.isfinite(q)))]}' is not a number")
         pose = kinematics.forward(q)
         return pose.position if part.quantity == "tip_position" else write_rotation(pose.rotation, part.form), stamp
 

@@ -341,7 +341,7 @@ def _tell(listener: Listener, event: Event) -> None:
 
 def _expect(reason: Reason, level: Level) -> None:
     if reason.level is not level:
-        raise ValueError(f"{reason.value} is no reason to {level.value} but to {reason.level.value}")
+        raise ValueError(f"{reason.value} is a reason to {reason.level.value}, not to {level.value}")
 
 
 def _say(reason: Reason, detail: str) -> str:

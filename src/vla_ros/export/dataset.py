@@ -144,7 +144,7 @@ class DatasetWriter:
         folders = sorted(path.parent for path in self._partial.glob("*/episode.json"))
         folders = [folder for folder in folders if folder.suffix != ".part"]
         if not folders:
-            raise ExportError(f"{self._output}: there is no episode to export")
+            raise ExportError(f"{self._output}: there are no episodes to export")
         whole = self._partial / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         _Assembly(self._schema, whole, folders).write()

@@ -219,7 +219,7 @@ class MessageTypes:
     def _parts(self, name: str, kind: str, known: Mapping[str, Any], parts: tuple[str, ...]) -> type[Any]:
         if name not in known:
             raise VlaRosError(
-                f"{kind} type '{name}' is unknown without a ROS installation; there are {', '.join(known)}"
+                f"{kind} type '{name}' is unknown without a ROS installation; expected one of {', '.join(known)}"
             )
         return _class_of_parts(self, name, parts)
 

@@ -76,7 +76,7 @@ def profile(name: str) -> QoSProfile:
     try:
         return PROFILES[name]
     except KeyError:
-        raise ValueError(f"unknown QoS profile '{name}'; there are {', '.join(sorted(PROFILES))}") from None
+        raise ValueError(f"unknown QoS profile '{name}'; expected one of {', '.join(sorted(PROFILES))}") from None
 
 
 def incompatibilities(requested: Any, offered: Any) -> list[str]:

@@ -132,7 +132,7 @@ def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) 
     current = {"policy.name": base.policy.name, "preset": base.preset, "robot.arms": list(base.robot.arms)}
     for name, value in current.items():
         if wanted.get(name, value) != value:
-            raise ConfigError(f"{name} decides which parameters there are: start the node with another one")
+            raise ConfigError(f"{name} determines which parameters exist: restart the node to change it")
     fixed = [name for name in wanted if not everything and not known[name].option.live]
     if fixed:
         raise ConfigError(

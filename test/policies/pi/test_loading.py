@@ -286,7 +286,7 @@ def step(content, name):
         (
             "policy_preprocessor.json",
             lambda c: step(c, "rename_observations_processor")["config"].update(rename_map={"a": "c", "b": "c"}),
-            "gives two observations one name",
+            "maps two observations to the same name",
         ),
         (
             "policy_postprocessor.json",

@@ -195,7 +195,7 @@ def test_a_message_nobody_asked_for_ends_the_connection() -> None:
 
     with websocket(twice) as port, linked(port) as link:
         link.ask(QUERY, PATIENCE)
-        until(lambda: not connected(link) or refused(link, "nobody asked for"))
+        until(lambda: not connected(link) or refused(link, "sent an unexpected message"))
 
 
 def refused(link: Link, said: str) -> bool:

@@ -66,7 +66,9 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     try:
         found = get_policy_class(kind)
     except ValueError as error:
-        raise CheckpointError(f"{folder}: type '{kind}' is no policy of the installed LeRobot ({error})") from None
+        raise CheckpointError(
+            f"{folder}: type '{kind}' is not a policy of the installed LeRobot ({error})"
+        ) from None
     except ImportError as error:
         raise MissingDependencyError(
             f"{folder}: the policy '{kind}' needs a library that does not import ({error}); "

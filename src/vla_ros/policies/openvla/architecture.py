@@ -301,7 +301,7 @@ def _llm(config: Mapping[str, Any], path: Path) -> LlmShape:
     hidden = _integer(text, "hidden_size", path, 4096)
     heads = _integer(text, "num_attention_heads", path, 32)
     if hidden % heads:
-        raise CheckpointError(f"{path}: text_config: hidden_size {hidden} is no multiple of {heads} heads")
+        raise CheckpointError(f"{path}: text_config: hidden_size {hidden} is not a multiple of {heads} heads")
     return LlmShape(
         vocab_size=_integer(text, "vocab_size", path, 32000),
         hidden_size=hidden,

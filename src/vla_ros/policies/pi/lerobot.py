@@ -105,7 +105,7 @@ def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Pa
     renamed = _options(steps, "rename_observations_processor").get("rename_map") or {}
     before = {new: old for old, new in renamed.items()}
     if len(before) != len(renamed):
-        raise CheckpointError(f"{path}: rename_map {renamed} gives two observations one name")
+        raise CheckpointError(f"{path}: rename_map {renamed} maps two observations to the same name")
     return tuple(before.get(name, name) for name in names)
 
 

@@ -85,7 +85,7 @@ def make_normalization(
     if first.ndim != 1 or not first.size or first.shape != second.shape:
         raise CheckpointError(f"{where}: {names} have shapes {first.shape} and {second.shape}, expected one length")
     if not np.isfinite([first, second]).all():
-        raise CheckpointError(f"{where}: {names} hold NaN or Inf")
+        raise CheckpointError(f"{where}: {names} contain NaN or Inf")
     if (second < (0 if form == "z_score" else first)).any():
         raise CheckpointError(f"{where}: a negative std or a q99 below its q01")
     if form == "z_score":

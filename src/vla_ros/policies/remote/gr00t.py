@@ -148,4 +148,4 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise WireError("a modality configuration that is no JSON") from None
+        raise WireError("a modality configuration that is not JSON") from None

@@ -199,7 +199,7 @@ def from_npy(data: Any) -> Array:
         WireError: As :func:`array`.
     """
     if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
-        raise WireError("an array that is no .npy file of format 1.0")
+        raise WireError("an array that is not a .npy file of format 1.0")
     begin = 10 + int.from_bytes(data[8:10], "little")
     header = _NPY_HEADER.fullmatch(data[10:begin])
     if header is None:
@@ -232,7 +232,7 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
         try:
             value = np.array(value, dtype=np.float64)
         except (ValueError, TypeError) as error:
-            raise WireError(f"{name}: a list that is no array of numbers: {str(error)[:120]}") from None
+            raise WireError(f"{name}: a list that is not an array of numbers: {str(error)[:120]}") from None
     elif type(value) in (int, float):
         value = np.float64(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":

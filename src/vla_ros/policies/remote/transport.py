@@ -176,7 +176,7 @@ class WebSocket(Transport):
         while select.select([self._socket], [], [], 0)[0] and self._protocol.state is State.OPEN:
             self._read(time.monotonic() + 1.0)
         if self._messages:
-            raise WireError(f"{self._where} sent a message that nobody asked for")
+            raise WireError(f"{self._where} sent an unexpected message")
         if self._protocol.state is not State.OPEN:
             raise self._lost()
 
