@@ -20,7 +20,14 @@ from pathlib import Path
 from targets import TARGETS, only_our_errors, seeds
 
 CORPUS = Path(__file__).parent / "corpus"
-COUNTS = {"message": 100_000, "image": 10_000, "compressed": 10_000, "bag": 10_000}
+COUNTS = {
+    "message": 100_000,
+    "image": 10_000,
+    "compressed": 10_000,
+    "bag": 10_000,
+    "request": 20_000,
+    "answer": 20_000,
+}
 _HANG = 1.0  # s of processor time, so that other load does not count
 _GROWTH = 256 << 20  # bytes
 _NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +15,11 @@ from PIL import Image
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.graph.messages import message_types
+from vla_ros.policies.remote.messages import nd, npy, openpi, pack
+from vla_ros.serve.wire import metadata
 from vla_ros.vision.messages import encode_compressed, encode_image
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -50,6 +56,39 @@ def _png(pixels: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
+
+
+def wire() -> dict[str, bytes]:
+    """Requests of robots and answers of policy servers, by file name below the corpus."""
+    rng = np.random.default_rng(2)
+    image = rng.integers(0, 255, (6, 8, 3), dtype=np.uint8)
+    states = {"joint_position": np.zeros(7), "gripper_position": np.zeros(1, np.float32)}
+    both = {f"observation/{key}": value for key, value in states.items()} | {"prompt": "go", "session_id": "A"}
+    views = "observation/exterior_image_1_left", "observation/wrist_image_left"
+    found = {
+        f"request/{layout.__name__}": pack(both | dict.fromkeys(views, image), layout)
+        for layout in (openpi, npy, nd)
+    }
+    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+    extension = {"vla_ros": {"number": 1, "deadline_ms": 50.0, "begins": True}}
+    found["request/jpeg"] = pack(both | dict.fromkeys(views, jpeg) | extension)
+    chunk = rng.normal(size=(1, 4, 7)).astype(np.float32)
+    spec = PolicySpec((ImageFeature("image"),), (StateFeature("state", parse_parts("arm.joint_position")),))
+    modality = {
+        "video": {"__ModalityConfig__": True, "as_json": {"modality_keys": ["front"], "delta_indices": [0]}}
+    }
+    rows = [
+        {"__numpy__": base64.b64encode(row.tobytes()).decode(), "dtype": "<f4", "shape": [7]} for row in chunk[0]
+    ]
+    return found | {
+        "answer/openpi_map": pack({"actions": chunk[0], "server_timing": {"infer_ms": 1.5}}),
+        "answer/openpi_bare": pack(chunk[0]),
+        "answer/gr00t_npy": pack([{"arm": chunk, "gripper": chunk[..., :1]}, {}], npy),
+        "answer/gr00t_nd": pack([{"arm": chunk}, {}], nd),
+        "answer/modality": pack(modality),
+        "answer/oft": json.dumps(rows).encode(),
+        "answer/metadata": pack(metadata("openvla", spec)),
+    }
 
 
 def messages() -> dict[str, bytes]:
@@ -110,7 +149,7 @@ def bags() -> dict[str, bytes]:
 def main() -> None:
     """Write all seeds."""
     shutil.rmtree(CORPUS, ignore_errors=True)
-    for name, data in {**images(), **messages(), **bags()}.items():
+    for name, data in {**images(), **messages(), **bags(), **wire()}.items():
         path = CORPUS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -6,9 +6,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
+from vla_ros.policies.remote.dialect import read_map
+from vla_ros.policies.remote.dialects import GR00T, OFT, OPENPI
+from vla_ros.policies.remote.messages import MAX_BYTES
+from vla_ros.policies.remote.spec import learned
 from vla_ros.replay.bag import Bag
+from vla_ros.serve.wire import Vocabulary, observation, read_request
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import image_stamp
 
@@ -23,6 +29,20 @@ TYPES = (
 )
 MOST_RECORDS = 10_000
 """Most records that a bag may yield; a seed has six."""
+
+VOCABULARY = Vocabulary(
+    PolicySpec(
+        tuple(map(ImageFeature, ("exterior_image_1_left", "wrist_image_left"))),
+        (StateFeature("joint_position"), StateFeature("gripper_position")),
+    )
+)
+ANSWERS: Mapping[str, Callable[[bytes], object]] = {
+    "openpi": OPENPI.answer,
+    "gr00t": GR00T.answer,
+    "modality": GR00T.metadata,
+    "oft": OFT.answer,
+    "metadata": lambda data: learned(read_map(data, "metadata"), 64),
+}
 
 _SUFFIXES = (".mcap", ".db3")
 _FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
@@ -57,6 +77,16 @@ def bag(data: bytes) -> None:
                     raise AssertionError(f"more than {MOST_RECORDS} records in {len(data)} bytes")
 
 
+def request(data: bytes) -> None:
+    """A robot's request, as the policy server reads it: arrays, JPEGs, observation."""
+    observation(read_request(data, VOCABULARY, MAX_BYTES), VOCABULARY, 0)
+
+
+def answer(data: bytes) -> None:
+    """A policy server's answer, as the client reads it; the first byte selects the dialect."""
+    list(ANSWERS.values())[data[0] % len(ANSWERS)](data[1:])
+
+
 def only_our_errors(target: Callable[[bytes], None], data: bytes) -> bool:
     """Run a target; returns True if the bytes were accepted, False if they were refused with our own error."""
     if not data:
@@ -73,6 +103,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "image": image,
     "compressed": compressed,
     "bag": bag,
+    "request": request,
+    "answer": answer,
 }
 
 
@@ -81,6 +113,8 @@ def seeds(name: str, corpus: Path) -> list[bytes]:
     files = sorted((corpus / name).iterdir())
     if name == "message":
         return [bytes([TYPES.index(file.name.replace(".", "/"))]) + file.read_bytes() for file in files]
+    if name == "answer":
+        return [bytes([list(ANSWERS).index(file.stem.split("_")[0])]) + file.read_bytes() for file in files]
     if name == "bag":
         return [bytes([_SUFFIXES.index(file.suffix)]) + file.read_bytes() for file in files]
     return [file.read_bytes() for file in files]

@@ -86,6 +86,7 @@ class Director:
             traced=row.traced,
             launched=row.launched,
             arms=row.arms,
+            served=bool(row.server),
         )
 
     def run(self, repeat: int) -> Outcome:
@@ -163,6 +164,8 @@ class Director:
 
     def _signal(self, index: int) -> None:
         """Sends the row's signals: those that begin the fault (0) or those that end it (1)."""
+        if self._row.server:
+            self._rig.server.do(self._row.server[index])
         for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):
             if len(names) > index:
                 process.signal(names[index])

@@ -19,6 +19,7 @@ from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.node import run
 from vla_ros.policies import Policy, Session
+from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, FloatArray, Observation
 from vla_ros.vision.processors import ResizeNaive
 
@@ -89,7 +90,8 @@ def main() -> int:
     parser.add_argument("--think", type=float, default=0.0, help="seconds per answer")
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.param)
-    policy = WildPolicy(config, arguments.horizon, arguments.think)
+    remote = config.policy.name == "remote"
+    policy = create(config) if remote else WildPolicy(config, arguments.horizon, arguments.think)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     return run.serve(config, ros_args, stats=arguments.stats, policy=policy)
 

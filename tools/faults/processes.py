@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -127,6 +128,39 @@ class LaunchedNode(NodeProcess):
         if not wait_until(lambda: self._file.exists() and bool(self._file.read_text()), 20.0):
             raise VlaRosError("start: the launcher started no node")
         return int(self._file.read_text())
+
+
+class ServerProcess(Process):
+    """The policy server; started again as often as it is told."""
+
+    def __init__(self, domain: int, words: Sequence[str] = ()) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self._domain = domain
+        self._start(words)
+
+    def do(self, what: str) -> None:
+        """Sends a signal, starts it again (``start`` with arguments), or tells it a fault."""
+        if what.startswith("SIG"):
+            self.signal(what)
+        elif what.startswith("start"):
+            self.end("SIGKILL")
+            self._start(what.split()[1:])
+        else:
+            assert self.process.stdin is not None
+            self.process.stdin.write(what + "\n")
+            self._heard("done")
+
+    def _start(self, words: Sequence[str]) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        super().__init__(["tools.faults.server", str(self.port), *words], self._domain, 0.0, **pipes)
+        self._heard("ready")
+
+    def _heard(self, expected: str) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if line != expected:
+            raise VlaRosError(f"the policy server said {line!r}, expected {expected!r}")
 
 
 class RobotProcess(Process):

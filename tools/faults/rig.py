@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, wait_until
+from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, ServerProcess, wait_until
 from tools.faults.records import Record
 from tools.faults.rows import OPTIONS
 from vla_ros.errors import VlaRosError
@@ -34,6 +34,7 @@ class Rig(AbstractContextManager["Rig"]):
         arms: Names of its arms, each a process of its own; the first has the cameras. Empty for one arm.
         traced: Let the node write ``node.trace`` into the folder.
         launched: Start the node by a launcher.
+        served: Start a policy server, which the node asks.
         lease: Seconds after which DDS considers a silent process dead; 0: Cyclone's default of 10.
 
     Attributes:
@@ -56,12 +57,13 @@ class Rig(AbstractContextManager["Rig"]):
         lease: float = 0.0,
         traced: bool = False,
         launched: bool = False,
+        served: bool = False,
     ) -> None:
         self._domain, self._lease, self._traced = domain, lease, traced
         self._node_class = LaunchedNode if launched else NodeProcess
         self._options = {**OPTIONS, **(options or {})}
         self._node_words, self._robot_words = node_words, robot_words
-        self._arms = arms
+        self._arms, self._served = arms, served
         self._others: dict[str, RobotProcess] = {}
         self._lock = threading.Lock()
         self._frames: set[int] = set()
@@ -76,6 +78,9 @@ class Rig(AbstractContextManager["Rig"]):
         self.trace = Path(self._folder.name) / "trace.jsonl"
         if self._traced:
             self._options["node.trace"] = str(self.trace)
+        if self._served:
+            self.server = ServerProcess(self._domain)
+            self._options["policy.server"] = f"ws://127.0.0.1:{self.server.port}"
         self.start_robot()
         for arm in self._arms[1:]:
             words = [*self._robot_words, "--arm", arm, "--cameras", "0"]
@@ -87,6 +92,8 @@ class Rig(AbstractContextManager["Rig"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.node.end()
+        if self._served:
+            self.server.end("SIGKILL")
         self.robot.close()
         for other in self._others.values():
             other.close()

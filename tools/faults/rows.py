@@ -43,6 +43,8 @@ class Row:
         node: Signals to the node's process at the injection and after it, by name; ``DISK_FULL`` stops its files
             from growing.
         robot: Signals to the robot's process in the same way. A killed one has a successor afterwards.
+        server: The policy is asked over a websocket; what happens to its server at the injection and after it: a
+            signal, ``start`` with arguments (again), or a fault of :mod:`tools.faults.server`.
         options: Options of the node, besides :data:`OPTIONS`.
         robot_words: Further arguments of the robot.
         arms: Names of its arms where there are several; orders name one of them but the first.
@@ -67,6 +69,7 @@ class Row:
     lasts: tuple[float, float] = (0.3, 0.6)
     node: tuple[str, ...] = ()
     robot: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     robot_words: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
@@ -212,6 +215,18 @@ def _hand(name: str, answer: str) -> Row:
     )
 
 
+def _server(name: str, *what: str, reasons: tuple[str, ...] = ("server_lost",), **options: str) -> Row:
+    return Row(
+        f"server {name}",
+        Reaction.HOLDS,
+        reasons,
+        within=_SUPERVISION,
+        lasts=(0.6, 0.9),
+        server=what if len(what) > 1 else (*what, ""),
+        options={"policy.name": "remote", **{f"policy.{key}": value for key, value in options.items()}},
+    )
+
+
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
     """A row in which a second node does what only one may do."""
     return Row(
@@ -268,6 +283,17 @@ ROWS: tuple[Row, ...] = (
     _policy("answers infinity", "infinite", "action_invalid"),
     _policy("answers 5 numbers", "shape", "action_invalid"),
     _policy("answers nothing", "empty", "action_invalid"),
+    _server("killed", "SIGKILL", "start"),
+    _server("suspended", "SIGSTOP", "SIGCONT", reasons=("server_lost", "inference_late")),
+    _server("has another policy", "start --horizon 3", "start"),
+    _server("has another key", "start --api-key of-somebody-else", "start"),
+    _server("cuts connections", "cut"),
+    _server("loses answers", "lose", reasons=("server_lost", "inference_late")),
+    _server("delays answers", "delay", reasons=("server_lost", "inference_late")),
+    _server("mixes answers up", "mix", reasons=("inference_error", "server_lost")),
+    _server("truncates answers", "truncate", reasons=("inference_error", "server_lost")),
+    _server("sends megabytes", "oversize", reasons=("inference_error", "server_lost"), max_answer="1"),
+    _server("answers with errors", "error", reasons=("inference_error",)),
     Row("operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION),
     Row(
         "operator stops in a chunk",

@@ -1,0 +1,88 @@
+"""Serves the wild policy with the real policy server; a line on standard input says how it breaks its answers.
+
+``delay`` sends them too late, ``lose`` not at all, ``mix`` sends another request's answer, ``truncate`` half of it,
+``oversize`` two megabytes, ``error`` a text, ``cut`` closes the connection; an empty line ends the fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from websockets.exceptions import ConnectionClosedOK
+
+from tools.faults.node import WildPolicy
+from tools.faults.rows import OPTIONS
+from vla_ros.config import load
+from vla_ros.serve import server
+from vla_ros.serve.service import Limits, Send, Service
+
+_LATE = 0.6  # s; twice timeouts.inference of the rows
+_LONG = bytes(2 << 20)  # twice policy.max_answer of the row
+
+
+class BreakingService(Service):
+    """Spoils what it sends as :attr:`fault` says."""
+
+    fault = ""
+
+    async def converse(
+        self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Talks with one robot through a spoiled channel."""
+        before: bytes | str | None = None
+        greeted = False
+
+        async def spoiled(frame: bytes | str) -> None:
+            nonlocal before, greeted
+            fault, other, before = self.fault if greeted else "", before, frame
+            greeted = True
+            if fault == "cut":
+                raise ConnectionClosedOK(None, None)
+            if fault == "delay":
+                await asyncio.sleep(_LATE)
+            broken = {
+                "mix": other,
+                "truncate": frame[: len(frame) // 2],
+                "oversize": _LONG,
+                "error": "the model broke, as it was told to",
+            }
+            said = broken.get(fault, frame)
+            if fault != "lose" and said is not None:
+                await send(said)
+
+        await super().converse(frames, spoiled, connected)
+
+
+def main() -> int:
+    """Serves until it is ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--horizon", type=int, default=1)
+    parser.add_argument("--api-key", default="")
+    arguments = parser.parse_args()
+    config = load((), [f"{name}:={value}" for name, value in OPTIONS.items()])
+    service = BreakingService(WildPolicy(config, arguments.horizon), "wild", Limits())
+    service.load()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            service.fault = line.strip()
+            print("done", flush=True)
+
+    async def serve() -> None:
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        ready.add_done_callback(lambda _: print("ready", flush=True))
+        await server.run(service, server.Address(port=arguments.port, api_key=arguments.api_key), 1.0, ready)
+
+    threading.Thread(target=listen, daemon=True).start()
+    asyncio.run(serve())
+    service.close(1.0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
