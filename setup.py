@@ -97,6 +97,7 @@ setup(
             "remote = vla_ros.policies.remote:REMOTE",
             "openvla = vla_ros.policies.openvla:OPENVLA",
             "oft = vla_ros.policies.oft:OFT",
+            "pi = vla_ros.policies.pi:PI",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",
         ],

@@ -8,16 +8,16 @@ from vla_ros.engine.kernels import gemma
 from vla_ros.engine.triton_gemma import FEW_ATTENTION, FEW_ROWS, MANY_ATTENTION
 
 WIDTH, MLP, HEADS, HEAD = 1024, 4096, 8, 256
-NORMS = {"norms": "*fp32", "times": "*i32", "eps": "fp32"}
+NORMS = {"norm": "*fp32", "times": "*i32", "eps": "fp32"}
 SUMS = {"squares": "*fp64", "next_squares": "*fp64", "counters": "*i32", "partial": "*fp32"}
-ADAPTIVE = {"ADAPTIVE": True, "TIME": 37 * 3 * WIDTH}
+ADAPTIVE = {"ADAPTIVE": True}
 
 
 def few(role: str, kernel, types, inputs: int, outputs: int, **constants) -> None:
     config = FEW_ROWS[role].fit(outputs, inputs)
     types = {"x": B, "weight": B, "out": B, "scaled": B, "shift": "*fp32", **NORMS, **SUMS, **types}
     blocks = {"BLOCK_M": 64, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "K": inputs}
-    every = {**blocks, "PDL": True, "PRECISION": "tf32", **constants}
+    every = {**blocks, "PRECISION": "tf32", **constants}
     compile_kernel(f"gemma_{role}", kernel, types, every, config.warps, config.stages)
 
 
@@ -28,22 +28,22 @@ def main() -> None:
     few("gate_up", gemma.gate_up_kernel, {}, WIDTH, MLP, N=MLP, SHIFTED=True)
     for role, inputs in (("o_proj", HEADS * HEAD), ("down_proj", MLP)):
         splits = FEW_ROWS[role].fit(WIDTH, inputs).splits
-        few(role, gemma.add_kernel, {}, inputs, WIDTH, N=WIDTH, NORM=2, SPLITS=splits, **ADAPTIVE)
+        few(role, gemma.add_kernel, {}, inputs, WIDTH, N=WIDTH, SPLITS=splits, **ADAPTIVE)
     for name, config in (("few", FEW_ATTENTION), ("many", MANY_ATTENTION)):
-        types = {**cache, "ends": "*i32", "out": B, **SUMS, "scale": "fp32"}
+        types = {**cache, "ends": "*i32", "out": B, "mixes": B, **SUMS, "scale": "fp32"}
         blocks = {"BLOCK_R": config.rows, "BLOCK_C": config.columns, "SPLITS": config.splits}
-        constants = {**heads, **blocks, "PRECISION": "tf32", "PDL": name == "few"}
+        constants = {**heads, **blocks, "PRECISION": "tf32"}
         compile_kernel(f"gemma_attend_{name}", gemma.attend_kernel, types, constants, config.warps, config.stages)
-    rows = {"N": WIDTH, "BLOCK": WIDTH, "PDL": True, **ADAPTIVE}
+    rows = {"N": WIDTH, "BLOCK": WIDTH, **ADAPTIVE}
     types = {**NORMS, **SUMS, "hidden": B, "scaled": B, "tokens": B, "branch": B, "out": B, "x": B, "both": B}
     wide = dict.fromkeys(("weight", "bias", "actions", "previous", "weights", "limits"), "*fp32")
-    types |= {**wide, "given": "*i32", "time": "fp32", "delta": "fp32", "factor": "fp32"}
+    types |= {**wide, "given": "*i32", "scales": "*fp32", "time": "fp32", "delta": "fp32", "factor": "fp32"}
     compile_kernel("gemma_start", gemma.start_kernel, types, {**rows, "A": 32, "EMBED": True}, 8, 3)
-    last = {"H": 50, "A": 32, "NORM": 36, "SCALED": True}
+    last = {"H": 50, "A": 32, "SCALED": True}
     compile_kernel("gemma_advance", gemma.advance_kernel, types, {**rows, **last}, 8, 3)
-    many = {"N": 2048, "BLOCK": 2048, "NORM": 1, "TIME": 0, "ADAPTIVE": False, "BRANCH": True}
+    many = {"N": 2048, "BLOCK": 2048, "ADAPTIVE": False, "BRANCH": True, "QUANTIZE": False}
     compile_kernel("gemma_add_norm", gemma.add_norm_kernel, types, many, 8, 3)
-    compile_kernel("gemma_gelu", gemma.gelu_multiply_kernel, types, {"BLOCK": 2048}, 4, 3)
+    compile_kernel("gemma_gelu", gemma.gelu_multiply_kernel, types, {"BLOCK": 2048, "QUANTIZE": False}, 4, 3)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,12 @@ SIZES = {
     "horizon": HORIZON,
 }
 OPS = {
-    "few rows": TritonGemmaOps(pdl=False),
+    "few rows": TritonGemmaOps(),
     "split": TritonGemmaOps(
         {"o_proj": FewRows(16, 16, splits=2), "down_proj": FewRows(16, 32, splits=4), "qkv": FewRows(8, 32)},
         few_attention=Attention(16, 16, 4, 1, splits=3),
-        pdl=False,
     ),
-    "many rows": TritonGemmaOps(skinny=0, many_attention=Attention(32, 32, 4, 1), pdl=False),
+    "many rows": TritonGemmaOps(skinny=0, many_attention=Attention(32, 32, 4, 1)),
 }
 
 

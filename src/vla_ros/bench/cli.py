@@ -43,14 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="tiny",
-        help="tiny, openvla-7b, tiny-oft, openvla-oft-7b, openvla-oft-7b-aloha (random weights) or a checkpoint's "
-        "folder",
+        help="tiny, openvla-7b, tiny-oft, openvla-oft-7b, openvla-oft-7b-aloha, pi0, pi05 (random weights) or a "
+        "checkpoint's folder",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4", "fp8"))
     parser.add_argument("--steps", type=int, default=0, help="measured steps; 0: 200 on a GPU, 3 on a CPU")
     parser.add_argument("--prompt-tokens", type=int, default=22, help="tokens of the prompt, without patches")
+    parser.add_argument("--images", type=int, default=3, help="pi0, pi05: cameras")
+    parser.add_argument("--horizon", type=int, default=50, help="pi0, pi05: actions in a chunk")
+    parser.add_argument("--flow-steps", type=int, default=10, help="pi0, pi05: Euler steps")
     parser.add_argument("--frame", metavar="WxH", help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU")
     parser.add_argument(
         "--no-baseline", action="store_true", help="skip the baselines, and keep no weights for them"
@@ -89,6 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
         from vla_ros.bench.oft import bench_oft, render
 
         result = bench_oft(arguments)
+    elif arguments.model in ("pi0", "pi05"):
+        from vla_ros.bench.pi import bench as bench_pi
+        from vla_ros.bench.pi import render
+
+        result = bench_pi(arguments, _frame_size(arguments.frame) if arguments.frame else None)
     else:
         result = bench(arguments)
         from vla_ros.bench.report import render

@@ -9,11 +9,13 @@ pass can be captured as a CUDA graph. B observations, N rows each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vla_ros.engine import fp8
 from vla_ros.engine.ops import KVCache, rotate
 from vla_ros.engine.shapes import GemmaShape
 from vla_ros.engine.weights import Matrix
@@ -86,18 +88,30 @@ class Rows:
     time: Tensor
 
 
+class Quantized(NamedTuple):
+    """Rows in FP8.
+
+    Attributes:
+        data: [B * N, width].
+        scale: Float32 [B * N, 1].
+    """
+
+    data: Tensor
+    scale: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Stream:
     """The residual stream in front of a norm.
 
     Attributes:
         hidden: [B, N, width].
-        normed: The same behind that norm; empty where a kernel finishes the norm.
+        normed: The same behind that norm, as the product that follows takes it.
         norm: Which norm.
     """
 
     hidden: Tensor
-    normed: Tensor
+    normed: Tensor | Quantized
     norm: int
 
 
@@ -114,7 +128,7 @@ class GemmaOps:
         Returns:
             Queries [B, N, heads, head_dim]; zero heads in a layer of keys and values.
         """
-        product = functional.linear(stream.normed, gemma.layers[index].qkv.data)
+        product = multiply(stream.normed, gemma.layers[index].qkv)
         heads = product.view(*rows.at.shape, -1, gemma.shape.head_dim)  # [B, N, heads + 2 kv_heads, head_dim]
         size = gemma.shape.kv_heads
         query, key, value = torch.split(heads, [heads.shape[2] - 2 * size, size, size], dim=2)
@@ -134,16 +148,16 @@ class GemmaOps:
         )
         return mixed.transpose(1, 2).flatten(2)
 
-    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor:
+    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | Quantized:
         """Both projections and the gated activation, [B, N, mlp_width]."""
         matrix = gemma.layers[index].gate_up
         assert matrix is not None
-        gate, up = functional.linear(stream.normed, matrix.data).chunk(2, dim=-1)
+        gate, up = multiply(stream.normed, matrix).chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
 
-    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor, matrix: Matrix) -> Stream:
+    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | Quantized, matrix: Matrix) -> Stream:
         """Add ``inputs @ matrix.T``, times the gate of the stream's norm; ``stream`` may be used up."""
-        branch = functional.linear(inputs, matrix.data)
+        branch = multiply(inputs, matrix)
         if gemma.adaptive:
             branch = branch * gemma.norms[:, stream.norm, 2][rows.time].to(branch.dtype)
         return self._normed(gemma, rows, stream.hidden + branch, stream.norm + 1)
@@ -177,6 +191,7 @@ class GemmaOps:
             time: Of this step.
             delta: To the next.
         """
+        assert isinstance(stream.normed, Tensor)
         velocity = functional.linear(stream.normed[:, -actions.shape[1] :].float(), *out)
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
         scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
@@ -215,6 +230,22 @@ def guidance_scale(time: float) -> float:
     if done <= 0.0 or time <= 0.0:
         return float("inf")
     return time / done * (time**2 + done**2) / time**2
+
+
+def multiply(rows: Tensor | Quantized, matrix: Matrix) -> Tensor:
+    """``rows @ matrix.T``; rows of a quantised matrix are quantised, too.
+
+    Returns:
+        [B, N, outputs] for ``rows`` [B, N, K], [B * N, outputs] for quantised ones.
+    """
+    if matrix.kind != "fp8":
+        assert isinstance(rows, Tensor)
+        return functional.linear(rows, matrix.data)
+    assert matrix.scale is not None
+    if isinstance(rows, Quantized):
+        return fp8.product(*rows, matrix.data, matrix.scale, torch.bfloat16)
+    data, scale = fp8.quantize(rows.flatten(0, 1))
+    return fp8.product(data, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
 
 
 def run_layers(ops: GemmaOps, gemma: Gemma, rows: Rows, stream: Stream, cache: KVCache) -> Stream:

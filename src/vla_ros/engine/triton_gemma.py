@@ -7,9 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 from torch import Tensor
-from torch.nn import functional
 
-from vla_ros.engine.gemma import RMS_EPS, Gemma, GemmaOps, Guide, Rows, Stream, guidance_scale
+from vla_ros.engine import fp8
+from vla_ros.engine.gemma import (
+    RMS_EPS,
+    Gemma,
+    GemmaOps,
+    Guide,
+    Quantized,
+    Rows,
+    Stream,
+    guidance_scale,
+    multiply,
+)
 from vla_ros.engine.kernels import gemma as kernels
 from vla_ros.engine.kernels import pointwise
 from vla_ros.engine.ops import KVCache
@@ -37,7 +47,7 @@ class FewRows:
 
     def fit(self, n: int, k: int) -> FewRows:
         """The nearest that divides a weight of ``n`` outputs (or pairs) and ``k`` inputs."""
-        splits = divisor(k // 16, self.splits)
+        splits = divisor(k // divisor(k, 16), self.splits) if k % 16 == 0 else 1
         return replace(
             self, block_n=divisor(n, self.block_n), block_k=divisor(k // splits, self.block_k), splits=splits
         )
@@ -95,7 +105,6 @@ class TritonGemmaOps(GemmaOps):
         few_attention: Of few rows.
         many_attention: Of many rows.
         skinny: Up to this many rows products have kernels of their own; 0 leaves all to the library.
-        pdl: Programmatic dependent launch; None where the device has it (compute capability 9.0).
     """
 
     def __init__(
@@ -104,18 +113,14 @@ class TritonGemmaOps(GemmaOps):
         few_attention: Attention = FEW_ATTENTION,
         many_attention: Attention = MANY_ATTENTION,
         skinny: int = SKINNY,
-        pdl: bool | None = None,
     ) -> None:
         self.few_rows = {**FEW_ROWS, **(few_rows or {})}
         self.few_attention, self.many_attention = few_attention, many_attention
         self.skinny = skinny
-        if pdl is None:
-            pdl = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-        self.pdl = pdl
 
     def start(self, gemma: Gemma, rows: Rows, hidden: Tensor) -> Stream:
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
-        if not self._few(rows):
+        if not self._few(gemma, rows):
             return self._add_norm(gemma, rows, hidden, None, 0)
         return self._start(gemma, rows, hidden, None)
 
@@ -123,7 +128,7 @@ class TritonGemmaOps(GemmaOps):
         self, gemma: Gemma, rows: Rows, actions: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Stream:
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
-        if not self._few(rows):
+        if not self._few(gemma, rows):
             return super().start_actions(gemma, rows, actions, weight, bias, dtype)
         return self._start(gemma, rows, None, (actions, weight, bias))
 
@@ -143,7 +148,7 @@ class TritonGemmaOps(GemmaOps):
                 **sizes, **self._constants(matrix, config, rows),
             )  # fmt: skip
             return query
-        product = self._product(stream.normed, matrix)
+        product = multiply(stream.normed, matrix)
         pointwise.rotate_kernel[(batch * count,)](
             product, rows.at, gemma.cosine, gemma.sine, query, keys, values, count, keys.shape[2], **sizes,
             BLOCK_H=triton.next_power_of_2(heads + 2 * shape.kv_heads), num_warps=8,
@@ -154,26 +159,25 @@ class TritonGemmaOps(GemmaOps):
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
         keys, values = cache.keys[index], cache.values[index]
         batch, count, heads, head = query.shape
-        few = self._few(rows)
+        few = count * batch <= self.skinny
         config = self.few_attention if few else self.many_attention
         blocks = triton.cdiv(count * heads // keys.shape[1], config.rows)
         out = query.new_empty(batch, count, heads * head)
-        partial = query.new_empty(
-            batch * keys.shape[1] * blocks * config.splits * config.rows * (head + 2), dtype=torch.float32
-        )
+        parts = batch * keys.shape[1] * blocks * config.splits * config.rows if config.splits > 1 else 1
+        partial, mixes = query.new_empty(2 * parts, dtype=torch.float32), query.new_empty(parts, head)
         kernels.attend_kernel[(blocks, config.splits, batch * keys.shape[1])](
-            query, keys, values, rows.end, out, partial, cache.split_counters, count, keys.shape[2],
+            query, keys, values, rows.end, out, partial, mixes, cache.split_counters, count, keys.shape[2],
             head**-0.5 * 1.4426950408889634, SPLITS=config.splits, HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head,
             BLOCK_R=config.rows, BLOCK_C=config.columns, PRECISION=_precision(query),
-            PDL=self.pdl and few, num_warps=config.warps, num_stages=config.stages, **self._launch(few),
+            num_warps=config.warps, num_stages=config.stages
         )  # fmt: skip
         return out
 
-    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor:
+    def gate_up(self, gemma: Gemma, index: int, rows: Rows, stream: Stream) -> Tensor | Quantized:
         """See :class:`~vla_ros.engine.gemma.GemmaOps`."""
         matrix, width = gemma.layers[index].gate_up, gemma.shape.mlp_width
         assert matrix is not None
-        batch, count = rows.at.shape
+        (batch, count), down = rows.at.shape, gemma.layers[index].down
         out = gemma.cosine.new_empty(batch, count, width)
         if isinstance(stream, ScaledStream):
             config = self._config(matrix, 2)
@@ -182,21 +186,30 @@ class TritonGemmaOps(GemmaOps):
                 N=width, SHIFTED=gemma.adaptive, **self._constants(matrix, config, rows),
             )  # fmt: skip
             return out
-        both = self._product(stream.normed, matrix)
+        both = multiply(stream.normed, matrix)
+        if down is not None and down.kind == "fp8":
+            quantized = _quantized(out)
+            kernels.gelu_multiply_kernel[(batch * count, 1)](
+                both, *quantized, width, QUANTIZE=True, BLOCK=triton.next_power_of_2(width), num_warps=16
+            )
+            return quantized
         block = min(2048, triton.next_power_of_2(width))
-        kernels.gelu_multiply_kernel[(batch * count, triton.cdiv(width, block))](both, out, width, BLOCK=block)
+        kernels.gelu_multiply_kernel[(batch * count, triton.cdiv(width, block))](
+            both, out, out, width, QUANTIZE=False, BLOCK=block
+        )
         return out
 
-    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor, matrix: Matrix) -> Stream:
+    def add(self, gemma: Gemma, rows: Rows, stream: Stream, inputs: Tensor | Quantized, matrix: Matrix) -> Stream:
         """See :class:`~vla_ros.engine.gemma.GemmaOps`; changes the tensors of ``stream``."""
         norm = stream.norm + 1
         if not isinstance(stream, ScaledStream):
-            return self._add_norm(gemma, rows, stream.hidden, self._product(inputs, matrix), norm)
+            return self._add_norm(gemma, rows, stream.hidden, multiply(inputs, matrix), norm)
+        assert isinstance(inputs, Tensor)
         config, count = self._config(matrix, 1), rows.at.numel()
         partial = inputs.new_empty(config.splits * count * matrix.outputs, dtype=torch.float32)
         kernels.add_kernel[(matrix.outputs // config.block_n, config.splits)](
-            inputs, matrix.data, stream.hidden, gemma.norms, rows.time, stream.normed, stream.squares,
-            stream.next_squares, partial, stream.counters, count, N=matrix.outputs, NORM=norm, SPLITS=config.splits,
+            inputs, matrix.data, stream.hidden, gemma.norms[0, norm], rows.time, stream.normed, stream.squares,
+            stream.next_squares, partial, stream.counters, count, N=matrix.outputs, SPLITS=config.splits,
             **_norms(gemma), **self._constants(matrix, config, rows),
         )  # fmt: skip
         # Swap the sums: the used ones are zero now, ready for the norm after the next.
@@ -218,10 +231,10 @@ class TritonGemmaOps(GemmaOps):
         scaled = isinstance(stream, ScaledStream)
         squares = stream.squares if isinstance(stream, ScaledStream) else stream.normed
         kernels.advance_kernel[(batch * horizon,)](
-            stream.normed, squares, RMS_EPS, gemma.norms, rows.time, *out, actions, guide.previous, guide.weights,
-            guide.limit, guide.given, rows.at.shape[1], time, delta, min(guidance_scale(time), 1e30), H=horizon,
-            A=numbers, NORM=stream.norm, SCALED=scaled, PDL=self.pdl and scaled, N=width,
-            BLOCK=triton.next_power_of_2(width), num_warps=8, **_norms(gemma), **self._launch(scaled),
+            stream.normed, squares, RMS_EPS, gemma.norms[0, stream.norm], rows.time, *out, actions, guide.previous,
+            guide.weights, guide.limit, guide.given, rows.at.shape[1], time, delta, min(guidance_scale(time), 1e30),
+            H=horizon, A=numbers, SCALED=scaled, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+            **_norms(gemma)
         )  # fmt: skip
 
     def _start(
@@ -238,37 +251,36 @@ class TritonGemmaOps(GemmaOps):
         actions, weight, bias = (hidden, hidden, hidden) if embed is None else embed
         kernels.start_kernel[(rows.at.numel(),)](
             hidden if tokens is None else tokens.contiguous(), actions, weight, bias, gemma.norms, rows.time,
-            hidden, scaled, sums[0], sums[1], counters, A=actions.shape[-1], EMBED=embed is not None, PDL=self.pdl,
-            N=width, BLOCK=block, num_warps=8, **_norms(gemma), **self._launch(True),
+            hidden, scaled, sums[0], sums[1], counters, A=actions.shape[-1], EMBED=embed is not None, N=width,
+            BLOCK=block, num_warps=8, **_norms(gemma)
         )  # fmt: skip
         return ScaledStream(hidden, scaled, 0, sums[0], sums[1], counters)
 
     def _add_norm(self, gemma: Gemma, rows: Rows, hidden: Tensor, branch: Tensor | None, norm: int) -> Stream:
-        width = hidden.shape[-1]
-        out = torch.empty_like(hidden)
+        width, layer = hidden.shape[-1], gemma.layers[min(norm // 2, len(gemma.layers) - 1)]
+        following = layer.gate_up if norm % 2 else layer.qkv
+        quantize = following is not None and following.kind == "fp8" and norm < 2 * len(gemma.layers)
+        out = _quantized(hidden) if quantize else torch.empty_like(hidden)
         kernels.add_norm_kernel[(rows.at.numel(),)](
-            hidden, hidden if branch is None else branch, gemma.norms, rows.time, out, RMS_EPS, NORM=norm,
-            BRANCH=branch is not None, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **_norms(gemma),
+            hidden, hidden if branch is None else branch, gemma.norms[0, norm], rows.time,
+            *(out if isinstance(out, Quantized) else (out, out)), RMS_EPS, BRANCH=branch is not None,
+            QUANTIZE=quantize, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **_norms(gemma),
         )  # fmt: skip
         return Stream(hidden, out, norm)
 
-    def _product(self, rows: Tensor, matrix: Matrix) -> Tensor:
-        return functional.linear(rows, matrix.data)
-
-    def _few(self, rows: Rows) -> bool:
-        return rows.at.numel() <= self.skinny
+    def _few(self, gemma: Gemma, rows: Rows) -> bool:
+        shape = gemma.shape
+        whole = all(size % 16 == 0 for size in (shape.width, shape.mlp_width, shape.head_dim))
+        return whole and rows.at.numel() <= self.skinny
 
     def _config(self, matrix: Matrix, pairs: int) -> FewRows:
         return self.few_rows[matrix.role].fit(matrix.outputs // pairs, matrix.inputs)
-
-    def _launch(self, few: bool) -> dict[str, bool]:
-        """How a kernel is launched that has PDL."""
-        return {"launch_pdl": True} if self.pdl and few else {}
 
     def _scaled(
         self, gemma: Gemma, rows: Rows, stream: ScaledStream, matrix: Matrix, shift: Tensor | None
     ) -> tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor]:
         """What a kernel of few rows takes instead of normed rows, its weight and the norm's shift."""
+        assert isinstance(stream.normed, Tensor)
         return (
             stream.normed,
             stream.squares,
@@ -281,15 +293,19 @@ class TritonGemmaOps(GemmaOps):
     def _constants(self, matrix: Matrix, config: FewRows, rows: Rows) -> dict[str, object]:
         return {
             "K": matrix.inputs,
-            "PDL": self.pdl,
             "BLOCK_M": max(16, triton.next_power_of_2(rows.at.numel())),
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
             "PRECISION": _precision(matrix.data),
             "num_warps": config.warps,
             "num_stages": config.stages,
-            **self._launch(True),
         }
+
+
+def _quantized(like: Tensor) -> Quantized:
+    """Room for the rows of ``like`` [B, N, width] in FP8."""
+    data = like.new_empty(like.shape[0] * like.shape[1], like.shape[2], dtype=fp8.FP8)
+    return Quantized(data, like.new_empty(len(data), 1, dtype=torch.float32))
 
 
 def _norms(gemma: Gemma) -> dict[str, object]:

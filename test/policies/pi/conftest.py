@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,12 @@ def networks(folders):
         return kept[kind, layout, dtype]
 
     return load
+
+
+def edit_json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
 
 
 @pytest.fixture

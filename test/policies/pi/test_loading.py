@@ -23,15 +23,9 @@ from vla_ros.policies.pi.names import parameter_parts
 from vla_ros.policies.pi.robots import find_robot
 from vla_ros.policies.pi.tokenizer import find_tokenizer, load_tokenizer
 
-from .conftest import DATA, MODELS
+from .conftest import DATA, MODELS, edit_json
 
 LIBERO = find_robot("libero")
-
-
-def edit_json(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def edit_weights(folder, change):

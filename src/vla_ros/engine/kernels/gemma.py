@@ -5,9 +5,6 @@ front of a product has no kernel: the epilogue that writes the residual stream a
 and adds up its squares, in float64, where the order does not matter. The next product divides its sums by the root
 of their mean and adds the weight times the norm's shift, a constant. Where a weight has few outputs, SPLITS
 programs share its inputs; the last to finish adds their sums in order, so that results repeat to the bit.
-
-With PDL (programmatic dependent launch) a kernel starts while the one before still runs, and prefetches its weight
-into the L2 cache before it waits for that one.
 """
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
@@ -17,7 +14,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 from vla_ros.engine.kernels.attention import merge_softmax
 from vla_ros.engine.kernels.linear import inverse_root, load_squares, pair_ids
@@ -25,18 +21,19 @@ from vla_ros.engine.kernels.linear import inverse_root, load_squares, pair_ids
 
 @triton.jit
 def add_norm_kernel(
-    hidden, branch, norms, times, out, eps, NORM: tl.constexpr, TIME: tl.constexpr, ADAPTIVE: tl.constexpr,
-    BRANCH: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    hidden, branch, norm, times, out, scales, eps, TIME, ADAPTIVE: tl.constexpr, BRANCH: tl.constexpr,
+    QUANTIZE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: adds ``[gate *] branch`` to ``hidden`` [M, N] in place, then norm NORM to ``out``.
+    """One program per row: adds ``[gate *] branch`` to ``hidden`` [M, N] in place, then its norm to ``out``.
 
-    ``norms`` [times, norms, parts, N] has TIME numbers for a time; the gate is that of the norm before.
+    ``norm`` is the norm's scale and shift at the first time, behind the gate of the norm before; those of the next
+    time are TIME numbers further.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < N
     at = row.to(tl.int64) * N + column
-    norm = norms + NORM * (3 * N if ADAPTIVE else N) + column
+    norm += column
     if ADAPTIVE:
         norm += tl.load(times + row) * TIME
     value = tl.load(hidden + at, mask=inside, other=0.0)
@@ -50,18 +47,34 @@ def add_norm_kernel(
     wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / N + eps) * tl.load(norm, mask=inside, other=0.0)
     if ADAPTIVE:
         wide += tl.load(norm + N, mask=inside, other=0.0)
+    if QUANTIZE:
+        wide = _quantize(wide, scales + row)
     tl.store(out + at, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def gelu_multiply_kernel(both, out, N, BLOCK: tl.constexpr):
-    """``gelu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N]."""
+def _quantize(row, to):
+    """A float32 row divided by its scale, which is stored: its largest number becomes 448, FP8's largest."""
+    scale = tl.maximum(tl.max(tl.abs(row), axis=0), 1e-12) / 448.0
+    tl.store(to, scale)
+    return row / scale
+
+
+@triton.jit
+def gelu_multiply_kernel(both, out, scales, N, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """``gelu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
+
+    With QUANTIZE one program has a whole row, and ``scales`` takes its scale.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
     gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * N + column, (tanh_gelu(gate) * up).to(out.dtype.element_ty), mask=inside)
+    value = tanh_gelu(gate) * up
+    if QUANTIZE:
+        value = _quantize(value, scales + row)
+    tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -72,22 +85,20 @@ def tanh_gelu(x):
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, ends, out, partial, counters, ROWS, CAPACITY, scale,
+    query, keys, values, ends, out, partial, mixes, counters, ROWS, CAPACITY, scale,
     SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """SPLITS programs for BLOCK_R rows of one kv head: ``query`` [B * ROWS, HEADS, HEAD] to ``out`` of that shape.
 
     The heads that share keys are rows of one product. Row r sees the cache before ``ends[r]``; the loop ends at the
-    last position needed. Program s takes blocks s, s + SPLITS, ... and writes its softmax to ``partial``; the last
-    to finish merges them, in their order. ``counters`` count the finished programs, from 0 to 0 again.
+    last position needed. Program s takes blocks s, s + SPLITS, ... and writes its softmax to ``partial`` and its
+    values to ``mixes``; the last to finish merges them, in their order. ``counters`` count the finished programs,
+    from 0 to 0 again.
     """
     group: tl.constexpr = HEADS // KV_HEADS
     block, split, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     batch, kv_head = which // KV_HEADS, which % KV_HEADS
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
     index = block * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = index < ROWS * group
     feature = tl.arange(0, HEAD)
@@ -119,11 +130,12 @@ def attend_kernel(
         tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
     else:
         tile = which * tl.num_programs(0) + block
-        size = tl.num_programs(0) * tl.num_programs(2) * SPLITS * BLOCK_R  # of sums; then scores, then values
+        size = tl.num_programs(0) * tl.num_programs(2) * SPLITS * BLOCK_R  # of sums; then scores
         mine = (tile * SPLITS + split) * BLOCK_R + tl.arange(0, BLOCK_R)
         tl.store(partial + mine, norm)
         tl.store(partial + size + mine, top)
-        tl.store(partial + 2 * size + mine[:, None] * HEAD + feature[None, :], mixed)
+        here = mixes + mine[:, None] * HEAD + feature[None, :]
+        tl.store(here, (mixed / tl.where(norm > 0, norm, 1.0)[:, None]).to(mixes.dtype.element_ty))
         tl.debug_barrier()  # every thread has written before the counter says so
         if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1:
             top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
@@ -134,25 +146,11 @@ def attend_kernel(
                 # Past the L1 cache, which belongs to one multiprocessor and may be stale.
                 their_norm = tl.load(partial + theirs, cache_modifier=".cg")
                 their_top = tl.load(partial + size + theirs, cache_modifier=".cg") * 0.6931471805599453
-                there = partial + 2 * size + theirs[:, None] * HEAD + feature[None, :]
-                their_mixed = tl.load(there, cache_modifier=".cg")
+                there = mixes + theirs[:, None] * HEAD + feature[None, :]
+                their_mixed = tl.load(there, cache_modifier=".cg").to(tl.float32) * their_norm[:, None]
                 top, norm, mixed = merge_softmax(top, norm, mixed, their_top, their_norm, their_mixed)
             tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
             tl.store(counters + tile, 0)
-
-
-@triton.jit
-def _begin(weight, outputs, first, K: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr):
-    """Let the next kernel start, prefetch COUNT inputs from ``first`` on, wait for the kernel before."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        line = tl.arange(0, triton.next_power_of_2(COUNT // 64))  # of 128 bytes, 64 numbers
-        at = weight + outputs[:, None] * K + tl.minimum(first + line * 64, K - 1)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
-        cuda.gdc_wait()
 
 
 @triton.jit
@@ -172,20 +170,20 @@ def _multiply(
 
 
 @triton.jit
-def _finish_norm(total, squares, eps, shift, times, rows, outputs, M, K: tl.constexpr, N, SHIFTED: tl.constexpr):
-    """Divide by the root of the mean of squares; add the product with the norm's shift, ``shift`` [times, N]."""
-    total *= inverse_root(load_squares(squares, rows, M), eps, K)[:, None]
+def _load_shift(shift, times, rows, outputs, M, N, SHIFTED: tl.constexpr):
+    """The product with the norm's shift, of ``shift`` [times, N], [BLOCK_M, BLOCK_N]; 0 without."""
     if SHIFTED:
         time = tl.load(times + rows, mask=rows < M, other=0)
-        total += tl.load(shift + time[:, None] * N + outputs[None, :])
-    return total
+        return tl.load(shift + time[:, None] * N + outputs[None, :])
+    else:
+        return 0.0
 
 
 @triton.jit
 def qkv_kernel(
     x, squares, eps, weight, shift, times, positions, cosine, sine, query, keys, values, M, ROWS, CAPACITY,
     K: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, SHIFTED: tl.constexpr,
-    PDL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values of the normed rows, rotated; keys and values go straight into the cache.
 
@@ -196,19 +194,19 @@ def qkv_kernel(
     rows = tl.arange(0, BLOCK_M)
     number, partner = pair_ids(tl.program_id(0) * BLOCK_N, BLOCK_N, "dense")  # two features that rotate together
     outputs = (number // half) * HEAD + number % half + partner * half
-    _begin(weight, outputs, 0, K, K, PDL)
-    both = _multiply(x, weight, rows, outputs, 0, M, K, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION)
     wide: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD
-    both = _finish_norm(both, squares, eps, shift, times, rows, outputs, M, K, wide, SHIFTED)
-    first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
-
     mine = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, feature = mine // half, mine % half
+    turns = (head < HEADS + KV_HEADS)[None, :]
+    # All that the epilogue needs is loaded before the loop.
+    root = inverse_root(load_squares(squares, rows, M), eps, K)[:, None]
+    shifted = _load_shift(shift, times, rows, outputs, M, wide, SHIFTED)
     position = tl.load(positions + rows, mask=rows < M, other=0)
     table = position[:, None] * half + feature[None, :]
-    turns = (head < HEADS + KV_HEADS)[None, :]
     cos = tl.where(turns, tl.load(cosine + table).to(tl.float32), 1.0)
     sin = tl.where(turns, tl.load(sine + table).to(tl.float32), 0.0)
+    both = _multiply(x, weight, rows, outputs, 0, M, K, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION)
+    first, second = tl.split((both * root + shifted).reshape(BLOCK_M, BLOCK_N, 2))
     low = (first * cos - second * sin).to(query.dtype.element_ty)
     high = (second * cos + first * sin).to(query.dtype.element_ty)
     inside = (rows < M)[:, None]
@@ -229,16 +227,16 @@ def qkv_kernel(
 @triton.jit
 def gate_up_kernel(
     x, squares, eps, weight, shift, times, out, M, N: tl.constexpr, K: tl.constexpr, SHIFTED: tl.constexpr,
-    PDL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``gelu(gate) * up`` of the normed rows; weight [2 N, K] holds gate, then up; ``out`` [M, N]."""
     rows = tl.arange(0, BLOCK_M)
     number, partner = pair_ids(tl.program_id(0) * BLOCK_N, BLOCK_N, "dense")  # gate and up of the same feature
     outputs = number + partner * N
-    _begin(weight, outputs, 0, K, K, PDL)
+    root = inverse_root(load_squares(squares, rows, M), eps, K)[:, None]
+    shifted = _load_shift(shift, times, rows, outputs, M, 2 * N, SHIFTED)
     both = _multiply(x, weight, rows, outputs, 0, M, K, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION)
-    both = _finish_norm(both, squares, eps, shift, times, rows, outputs, M, K, 2 * N, SHIFTED)
-    gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
+    gate, up = tl.split((both * root + shifted).reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = out + rows[:, None] * N + features[None, :]
     tl.store(at, (tanh_gelu(gate) * up).to(out.dtype.element_ty), mask=(rows < M)[:, None])
@@ -246,24 +244,28 @@ def gate_up_kernel(
 
 @triton.jit
 def add_kernel(
-    x, weight, out, norms, times, scaled, squares, next_squares, partial, counters, M,
-    N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, TIME: tl.constexpr, ADAPTIVE: tl.constexpr,
-    SPLITS: tl.constexpr, PDL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weight, out, norm, times, scaled, squares, next_squares, partial, counters, M, TIME,
+    N: tl.constexpr, K: tl.constexpr, ADAPTIVE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out += [gate *] x @ weight.T`` [M, N], and for norm NORM: ``scaled``, and ``next_squares``, which were 0.
+    """``out += [gate *] x @ weight.T`` [M, N], and for the next norm ``scaled`` and ``next_squares``, which were 0.
 
-    ``squares`` [M] are those of the norm before, which nothing needs any more: they become 0. ``partial``
-    [SPLITS, M, N] and ``counters`` [tiles] are those of programs that share a tile; the counters stay 0.
+    ``norm`` as for :func:`add_norm_kernel`. ``squares`` [M] are those of the norm before, which nothing needs any
+    more: they become 0. ``partial`` [SPLITS, M, N] and ``counters`` [tiles] are those of programs that share a
+    tile; the counters stay 0.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BLOCK_M)
     outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     share: tl.constexpr = K // SPLITS
-    _begin(weight, outputs, split * share, K, share, PDL)
-    total = _multiply(x, weight, rows, outputs, split * share, M, K, share, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     at = rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
+    norm += outputs[None, :]
+    if ADAPTIVE:
+        norm += tl.load(times + rows, mask=rows < M, other=0)[:, None] * TIME
+        gate = tl.load(norm - N)  # of the norm before
+    scale, before = tl.load(norm), tl.load(out + at, mask=inside, other=0.0)
+    total = _multiply(x, weight, rows, outputs, split * share, M, K, share, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     last = True
     if SPLITS > 1:
         tl.store(partial + split * M * N + at, total, mask=inside)
@@ -275,13 +277,11 @@ def add_kernel(
             for one in tl.static_range(SPLITS):
                 total += tl.load(partial + one * M * N + at, mask=inside, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
-        norm = norms + NORM * (3 * N if ADAPTIVE else N) + outputs[None, :]
         if ADAPTIVE:
-            norm += tl.load(times + rows, mask=rows < M, other=0)[:, None] * TIME
-            total *= tl.load(norm - N)  # the gate of the norm before
-        value = (tl.load(out + at, mask=inside, other=0.0).to(tl.float32) + total).to(out.dtype.element_ty)
+            total *= gate
+        value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
         tl.store(out + at, value, mask=inside)
-        tl.store(scaled + at, (value.to(tl.float32) * tl.load(norm)).to(scaled.dtype.element_ty), mask=inside)
+        tl.store(scaled + at, (value.to(tl.float32) * scale).to(scaled.dtype.element_ty), mask=inside)
         wide = value.to(tl.float64)
         tl.atomic_add(next_squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
         if tile == 0:
@@ -290,8 +290,8 @@ def add_kernel(
 
 @triton.jit
 def start_kernel(
-    tokens, actions, weight, bias, norms, times, hidden, scaled, squares, next_squares, counters,
-    A: tl.constexpr, TIME: tl.constexpr, ADAPTIVE: tl.constexpr, EMBED: tl.constexpr, PDL: tl.constexpr,
+    tokens, actions, weight, bias, norm, times, hidden, scaled, squares, next_squares, counters, TIME,
+    A: tl.constexpr, ADAPTIVE: tl.constexpr, EMBED: tl.constexpr,
     N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row of ``hidden`` [M, N], and what kernels of few rows need for its first norm.
@@ -300,13 +300,10 @@ def start_kernel(
     ``bias`` [N]. ``scaled`` is the row times the norm's scale, ``squares`` the sum of its squares;
     ``next_squares`` and ``counters`` [BLOCK] become 0.
     """
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < N
-    norm = norms + column
+    norm += column
     if ADAPTIVE:
         norm += tl.load(times + row) * TIME
     if EMBED:
@@ -329,18 +326,15 @@ def start_kernel(
 
 @triton.jit
 def advance_kernel(
-    x, squares, eps, norms, times, weight, bias, actions, previous, weights, limits, given, ROWS, time, delta,
-    factor, H: tl.constexpr, A: tl.constexpr, NORM: tl.constexpr, TIME: tl.constexpr, ADAPTIVE: tl.constexpr,
-    SCALED: tl.constexpr, PDL: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    x, squares, eps, norm, times, weight, bias, actions, previous, weights, limits, given, ROWS, time, delta,
+    factor, TIME, H: tl.constexpr, A: tl.constexpr, ADAPTIVE: tl.constexpr, SCALED: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per action: last norm, velocity, guidance, and the Euler step of ``actions`` [B, H, A] in place.
 
     ``x`` [B * ROWS, N] is normed, or with SCALED the stream times the norm's scale, whose ``squares`` are known.
     ``weight`` [A, N] and ``bias`` [A] project to the velocity.
     """
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
     action = tl.program_id(0)
     batch = action // H
     row = batch * ROWS + ROWS - H + action % H
@@ -352,7 +346,7 @@ def advance_kernel(
     if SCALED:
         value *= inverse_root(tl.load(squares + row), eps, N)
         if ADAPTIVE:
-            shift = norms + tl.load(times + row) * TIME + (3 * NORM + 1) * N
+            shift = norm + tl.load(times + row) * TIME + N
             value += tl.load(shift + column, mask=inside, other=0.0)
         value = value.to(x.dtype.element_ty).to(tl.float32)
     velocity = tl.sum(part * value[None, :], axis=1) + tl.load(bias + number)

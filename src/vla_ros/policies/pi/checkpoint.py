@@ -8,7 +8,7 @@ nothing of robot, prompt or delta actions: a :class:`~vla_ros.policies.pi.robots
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class PiCheckpoint:
     processing: Processing
     flow_steps: int = 10
     trained_delay: int = 0
+
+    def with_processing(self, processing: Processing) -> PiCheckpoint:
+        """The same with other processing."""
+        return replace(self, processing=processing)
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:

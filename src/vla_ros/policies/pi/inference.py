@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
 from vla_ros.engine.flow_engine import Continuation, FlowAnswer, FlowEngine, FlowRequest
+from vla_ros.engine.gemma import GemmaOps
 from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, no_progress
@@ -146,14 +147,25 @@ def make_engine(
     processing: Processing,
     steps: int,
     runner: Runner | None = None,
+    quantization: str = "none",
+    ops: GemmaOps | None = None,
 ) -> FlowEngine:
-    """An engine over the weights of ``network``, which is loaded and on its device."""
+    """An engine over the weights of ``network``, which is loaded and on its device.
+
+    Args:
+        network: With its weights.
+        processing: Of inputs and actions.
+        steps: Euler steps.
+        runner: Runs the stages; None takes what suits the device.
+        quantization: Of the prefix: ``none`` or ``fp8``.
+        ops: How it computes; None takes what suits the device.
+    """
     device, size = network.device, network.architecture.vision.image_size
     return FlowEngine(
-        make_flow(network, steps, processing.summed_times, make_tower_ops(device)),
+        make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization),
         (size, size),
         processing.prompt.length,
-        make_gemma_ops(device),
+        make_gemma_ops(device) if ops is None else ops,
         torch.uint8 if processing.antialias else torch.float32,
         runner,
     )
@@ -184,6 +196,7 @@ def load_model(
     flow_steps: int | None = None,
     tokenizer: Path | None = None,
     progress: Progress = no_progress,
+    quantization: str = "none",
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
@@ -194,6 +207,7 @@ def load_model(
         flow_steps: Euler steps; None for the checkpoint's.
         tokenizer: File or folder of the tokenizer; None looks in the checkpoint.
         progress: Called with the share that is loaded.
+        quantization: Of the prefix: ``none`` or ``fp8``.
 
     Raises:
         CheckpointError: Tensors or tokenizer are missing or do not fit.
@@ -206,6 +220,5 @@ def load_model(
         raise ConfigError(f"flow steps: found {steps}, expected at least 1")
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)
     network = load_network(checkpoint, device, dtype, steps, progress)
-    return PiModel(
-        architecture, make_engine(network, processing, steps), processing, words, checkpoint.trained_delay
-    )
+    engine = make_engine(network, processing, steps, quantization=quantization)
+    return PiModel(architecture, engine, processing, words, checkpoint.trained_delay)

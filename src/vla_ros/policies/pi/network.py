@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros.engine import fp8
 from vla_ros.engine.flow import FlowModel
 from vla_ros.engine.gemma import Gemma, GemmaLayer, rotary_tables
 from vla_ros.engine.shapes import GemmaShape
@@ -73,8 +74,11 @@ class GemmaParameters(nn.Module):
         if not keys_only:
             self.norm = norm(shape.width)
 
-    def gemma(self, condition: Tensor, rotary: tuple[Tensor, Tensor]) -> Gemma:
-        """The weights as :mod:`vla_ros.engine.gemma` runs them, without a copy; norms for each condition."""
+    def gemma(self, condition: Tensor, rotary: tuple[Tensor, Tensor], quantization: str = "none") -> Gemma:
+        """The weights as :mod:`vla_ros.engine.gemma` runs them, with norms for each condition.
+
+        They are the parameters themselves; with ``fp8`` all but the output projections are quantised copies.
+        """
         layers: list[Any] = list(self.layers)
         names = ("input_norm", "post_norm")
         norms = [getattr(layer, name) for layer in layers for name in names if hasattr(layer, name)]
@@ -83,7 +87,10 @@ class GemmaParameters(nn.Module):
 
         def engine_layer(index: int, layer: Any) -> GemmaLayer:
             names = ("qkv", "o", "gate_up", "down")
-            qkv, o, gate_up, down = (_matrix(layer, name) if hasattr(layer, name) else None for name in names)
+            qkv, o, gate_up, down = (
+                _matrix(layer, name, quantization if name != "o" else "none") if hasattr(layer, name) else None
+                for name in names
+            )
             assert qkv is not None
             found = GemmaLayer(qkv, o, gate_up, down)
             if parts.shape[2] == 1 or gate_up is None:
@@ -117,9 +124,12 @@ def _layer(shape: GemmaShape, norm: type[nn.Module], keys_only: bool) -> nn.Modu
     return layer
 
 
-def _matrix(layer: Any, name: str) -> Matrix:
-    weight = getattr(layer, name).weight
-    return Matrix(weight.data, "dense", int(weight.shape[1]), {"o": "o_proj", "down": "down_proj"}.get(name, name))
+def _matrix(layer: Any, name: str, quantization: str) -> Matrix:
+    weight, role = getattr(layer, name).weight.data, {"o": "o_proj", "down": "down_proj"}.get(name, name)
+    if quantization == "none":
+        return Matrix(weight, "dense", int(weight.shape[1]), role)
+    data, scale = fp8.quantize(weight)
+    return Matrix(data, "fp8", int(weight.shape[1]), role, scale[:, 0].contiguous())
 
 
 class PiNetwork(nn.Module):
@@ -166,7 +176,13 @@ class PiNetwork(nn.Module):
 
 
 @torch.no_grad()
-def make_flow(network: PiNetwork, steps: int = 10, summed: bool = True, ops: TowerOps | None = None) -> FlowModel:
+def make_flow(
+    network: PiNetwork,
+    steps: int = 10,
+    summed: bool = True,
+    ops: TowerOps | None = None,
+    quantization: str = "none",
+) -> FlowModel:
     """Precompute what depends on the time: embeddings, time MLPs and all modulations.
 
     Args:
@@ -174,6 +190,7 @@ def make_flow(network: PiNetwork, steps: int = 10, summed: bool = True, ops: Tow
         steps: Euler steps.
         summed: As for :func:`euler_times`.
         ops: How the vision tower computes between its products; None takes torch's.
+        quantization: Of the prefix: ``none`` or ``fp8``.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.width
@@ -196,7 +213,7 @@ def make_flow(network: PiNetwork, steps: int = 10, summed: bool = True, ops: Tow
     return FlowModel(
         encode=partial(network.encode, ops=ops),
         embedding=network.embed_tokens.weight,
-        prefix=network.prefix.gemma(embedded[:1], rotary),
+        prefix=network.prefix.gemma(embedded[:1], rotary, quantization),
         expert=network.expert.gemma(condition, rotary),
         action_in=action_in,
         action_bias=action_bias,

@@ -31,6 +31,8 @@ class Robot:
         asset: Folder below ``assets`` that has its statistics.
         images: Keys in the model's order.
         optional_images: Those that may be missing; the model leaves them out.
+        image_keys: Names that openpi's server gives those images.
+        state_keys: Names that it gives the state's parts, with the numbers of each.
         state: Numbers in the state.
         actions: Numbers in one action.
         delta: By model: True for every number that the model gives relative to the state; absent means none.
@@ -47,9 +49,19 @@ class Robot:
     delta: Mapping[str, tuple[bool, ...]] = field(default_factory=lambda: _NO_DELTA)
     adapt: bool = False
     prompt_state: bool = True
+    image_keys: tuple[str, ...] = ("observation/image", "observation/wrist_image")
+    state_keys: tuple[tuple[str, int], ...] = (("observation/state", 8),)
 
 
-_DROID = Robot("droid", "droid", (BASE, LEFT_WRIST), state=8, actions=8)
+_DROID = Robot(
+    "droid",
+    "droid",
+    (BASE, LEFT_WRIST),
+    state=8,
+    actions=8,
+    image_keys=("observation/exterior_image_1_left", "observation/wrist_image_left"),
+    state_keys=(("observation/joint_position", 7), ("observation/gripper_position", 1)),
+)
 _ALOHA = Robot(
     "aloha",
     "trossen",
@@ -59,6 +71,8 @@ _ALOHA = Robot(
     optional_images=(LEFT_WRIST, RIGHT_WRIST),
     delta=dict.fromkeys((PI0, PI05), _ARM * 2),
     adapt=True,
+    image_keys=("images.cam_high", "images.cam_left_wrist", "images.cam_right_wrist"),
+    state_keys=(("state", 14),),
 )
 
 ROBOTS: Mapping[str, Robot] = {

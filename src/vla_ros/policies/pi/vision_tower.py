@@ -34,16 +34,18 @@ class SiglipTower(VisionTower):
 
     def forward(self, images: Tensor, ops: TowerOps) -> Tensor:
         """Images [N, S, S, 3], uint8 or float32 in [0, 1], to features [N, patches, width]."""
-        size = self.shape.patch_size
-        pixels = (images.float() / 255.0 if images.dtype == torch.uint8 else images) * 2.0 - 1.0
-        side = self.shape.image_size // size
-        grid = pixels.view(-1, side, size, side, size, 3).permute(0, 1, 3, 5, 2, 4)
-        patches = grid.reshape(len(images), side * side, -1)
-        embedded = self.patch_embed.embed(patches.to(self.pos_embed.dtype)) + self.pos_embed
-        tokens = embedded.to(self.norm.weight.dtype)
+        tokens = self.embed(images)
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         normed: Tensor = blocks[0].norm1(tokens)
         for block, following in zip(blocks, [*(each.norm1 for each in blocks[1:]), self.norm], strict=True):
             tokens, normed = ops.add_norm(tokens, block.attn(normed), None, block.norm2)
             tokens, normed = ops.add_norm(tokens, block.mlp(normed), None, following)
         return normed
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Embedded patches with their positions, [N, patches, width]."""
+        size, side = self.shape.patch_size, self.shape.image_size // self.shape.patch_size
+        pixels = (images.float() / 255.0 if images.dtype == torch.uint8 else images) * 2.0 - 1.0
+        grid = pixels.view(-1, side, size, side, size, 3).permute(0, 1, 3, 5, 2, 4)
+        patches = grid.reshape(len(images), side * side, -1).to(self.pos_embed.dtype)
+        return (self.patch_embed.embed(patches) + self.pos_embed).to(self.norm.weight.dtype)

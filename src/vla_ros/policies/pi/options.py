@@ -1,0 +1,47 @@
+"""Options of pi0 and pi0.5: ``policy.*`` where ``policy.name`` is ``pi``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_ros.config.options import option
+from vla_ros.config.policy import PolicyConfig
+
+
+@dataclass(frozen=True)
+class PiOptions(PolicyConfig):
+    """Which checkpoint answers, and how it is executed."""
+
+    checkpoint: str = option("", "Folder of the checkpoint: openpi's PyTorch export, or what LeRobot saved")
+    robot: str = option(
+        "",
+        "Robot of openpi's layout, which does not say for which it was trained: libero, droid, "
+        "droid_joint_position, aloha or aloha_sim; empty takes the preset's name",
+    )
+    asset: str = option(
+        "", "Openpi's layout: folder below assets/ with the statistics; empty takes the robot's own"
+    )
+    tokenizer: str = option(
+        "", "PaliGemma's tokenizer.json or SentencePiece model, or its folder; empty looks in the checkpoint"
+    )
+    prompt_state: str = option(
+        "auto",
+        "pi0.5: whether the state is in the prompt; padded is for checkpoints that LeRobot before 0.5 trained",
+        choices=("auto", "none", "as_is", "padded"),
+    )
+    resize: str = option(
+        "auto",
+        "How images are resized: as openpi does (antialias), as LeRobot (linear), or as the layout says (auto)",
+        choices=("auto", "antialias", "linear"),
+    )
+    device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
+    dtype: str = option(
+        "auto",
+        "Weights and arithmetic; auto is bfloat16 on CUDA and float32 on a CPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    quantization: str = option("none", "Weights of the prefix pass; fp8 needs bfloat16", choices=("none", "fp8"))
+    flow_steps: int = option(0, "Euler steps from noise to actions; 0 takes the checkpoint's", low=0, high=1000)
+    seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
+    threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
+    self_test: bool = option(True, "Refuse to start when two different images give the same chunk")

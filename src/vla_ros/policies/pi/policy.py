@@ -1,0 +1,295 @@
+"""pi0 and pi0.5 behind the package's :class:`~vla_ros.policies.base.Policy`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vla_ros.config import Config
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.engine.flow_engine import FlowRequest
+from vla_ros.engine.resizer import on_device
+from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
+from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.openvla.choices import choose_device
+from vla_ros.policies.openvla.loading import checkpoint_folder
+from vla_ros.policies.openvla.memory import explain_out_of_memory
+from vla_ros.policies.pi.checkpoint import LEROBOT, PiCheckpoint, detect_layout, read_checkpoint
+from vla_ros.policies.pi.inference import Chunk, PiModel, load_model
+from vla_ros.policies.pi.options import PiOptions
+from vla_ros.policies.pi.processing import override
+from vla_ros.policies.pi.robots import ROBOTS, find_robot
+from vla_ros.types import ActionChunk, FloatArray, ImageProcessor, Observation, RawImage, UInt8Array
+from vla_ros.vision.processors import ResizeWithPad
+
+logger = logging.getLogger(__name__)
+
+LEAST_CHANGE = 1e-4
+"""Least change of a chunk between two images, as a share of its spread."""
+
+
+@dataclass(frozen=True)
+class LinearResize(ImageProcessor):
+    """LeRobot's resize, whose result is not rounded: the policy does it, and takes images as they are."""
+
+    size: tuple[int, int]
+
+    def __call__(self, image: UInt8Array) -> UInt8Array:
+        """Return the image itself."""
+        return image
+
+
+@dataclass
+class PiSession(Session):
+    """What belongs to one robot.
+
+    Attributes:
+        seed: ``policy.seed``.
+        answered: Chunks since the episode began; each has noise of its own.
+    """
+
+    seed: int
+    answered: int = 0
+
+    def reset(self) -> None:
+        """Begin with the first noise again."""
+        self.answered = 0
+
+
+class PiPolicy(Policy):
+    """Samples a chunk of actions from images, state and an instruction.
+
+    With openpi's layout, images and state vectors have the names that openpi's own server takes from this robot
+    (``observation/image``); with LeRobot's, those of its ``config.json`` without ``observation.`` and ``images.``.
+    """
+
+    Options = PiOptions
+
+    def __init__(self, config: Config) -> None:
+        self._options = options_of(config, PiOptions)
+        self._preset = config.preset
+        self._model: PiModel | None = None
+        self._keys: dict[str, str] = {}
+
+    @property
+    def model(self) -> PiModel:
+        """The network and its two ends.
+
+        Raises:
+            VlaRosError: :meth:`load` has not been called.
+        """
+        if self._model is None:
+            raise VlaRosError("pi: not loaded; call load() first")
+        return self._model
+
+    def load(self, progress: Progress = no_progress) -> None:
+        """Read the checkpoint, check that memory suffices and that the model sees, warm up.
+
+        Raises:
+            CheckpointError: Files are missing, damaged, do not fit together, or the model does not see.
+            ConfigError: An option does not fit the checkpoint or this machine.
+            OutOfMemoryError: It does not fit; raised before anything is loaded.
+        """
+        self.close()
+        options = self._options
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        device = choose_device(options.device)
+        dtype = self._dtype(device)
+        checkpoint = self._read(checkpoint_folder(options.checkpoint))
+        keys, states = _features(checkpoint, self._robot_name(checkpoint.layout))
+        self._keys = keys
+
+        def partly(share: float, what: str) -> None:
+            progress(0.95 * share, what)
+            if share == 0.0:
+                logger.info("%s %s: %s", checkpoint.architecture.model, checkpoint.folder.name, what)
+
+        with explain_out_of_memory(str(device), lambda: "Set policy.quantization:=fp8 or policy.device:=cpu"):
+            tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
+            self._model = load_model(
+                checkpoint, str(device), dtype, options.flow_steps or None, tokenizer, partly, options.quantization
+            )
+            size = checkpoint.architecture.vision.image_size
+            processing = checkpoint.processing
+            self.spec = PolicySpec(
+                images=tuple(
+                    ImageFeature(
+                        key,
+                        processor=ResizeWithPad((size, size))
+                        if processing.antialias
+                        else LinearResize((size, size)),
+                        required=name not in processing.optional_images,
+                    )
+                    for key, name in keys.items()
+                ),
+                state=states,
+                action=(),
+                dimension=processing.action_size,
+                horizon=checkpoint.architecture.horizon,
+                noise=(checkpoint.architecture.horizon, checkpoint.architecture.action_dim),
+            )
+            progress(0.95, "self-test" if options.self_test else "warm-up")
+            try:
+                self._warm_up(checkpoint.folder)
+            except BaseException:
+                self.close()
+                raise
+        progress(1.0, f"{checkpoint.architecture.model} {checkpoint.folder.name} on {device} in {dtype}")
+
+    def start_session(self) -> PiSession:
+        """Start a session at the first noise of ``policy.seed``."""
+        return PiSession(self._options.seed)
+
+    def infer(self, session: PiSession, observation: Observation) -> ActionChunk:
+        """Answer one observation.
+
+        Returns:
+            A chunk. ``normalized`` has the model's own width; ``info``: ``prompt_tokens`` and ``seed``.
+
+        Raises:
+            ImageError: An image is missing or no image.
+            ConfigError: The state has another size or is not finite, the instruction is empty.
+            OutOfMemoryError: The device has no room left.
+            VlaRosError: The chunk holds NaN or Inf.
+        """
+        [answer] = self.infer_batch([(session, observation)])
+        if isinstance(answer, VlaRosError):
+            raise answer
+        return answer
+
+    def infer_batch(self, requests: Sequence[tuple[PiSession, Observation]]) -> list[ActionChunk | VlaRosError]:
+        """Infer for several robots; those with as many images run as one batch."""
+        asked = [self._asked(session, observation) for session, observation in requests]
+        answers: dict[int, ActionChunk | VlaRosError] = {}
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for index, one in enumerate(asked):
+            if isinstance(one, VlaRosError):
+                answers[index] = one
+            else:
+                images = one[0].images
+                groups.setdefault((len(images), isinstance(images[0], RawImage)), []).append(index)
+        for members in groups.values():
+            found = self._answer([one for index in members if not isinstance(one := asked[index], VlaRosError)])
+            for index, chunk in zip(members, found, strict=True):
+                session, observation = requests[index]
+                answers[index] = (
+                    chunk if isinstance(chunk, VlaRosError) else _action_chunk(chunk, observation.stamp)
+                )
+                session.answered += not isinstance(chunk, VlaRosError)
+        return [answers[index] for index in range(len(requests))]
+
+    def close(self) -> None:
+        """Free the weights."""
+        if self._model is None:
+            return
+        self._model.engine.close()
+        self._model = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _dtype(self, device: torch.device) -> str:
+        options = self._options
+        auto = "bfloat16" if device.type == "cuda" else "float32"
+        dtype = auto if options.dtype == "auto" else options.dtype
+        if options.quantization == "fp8" and device.type == "cuda":
+            capability = torch.cuda.get_device_capability(device)
+            if dtype != "bfloat16" or capability < (8, 9):
+                raise ConfigError(
+                    f"policy.quantization: fp8 needs bfloat16 and compute capability 8.9, found {dtype} and "
+                    f"{capability[0]}.{capability[1]}; set none"
+                )
+        return dtype
+
+    def _robot_name(self, layout: str) -> str:
+        if layout == LEROBOT:
+            return self._options.robot
+        return self._options.robot or (self._preset if self._preset in ROBOTS else "")
+
+    def _read(self, folder: Path) -> PiCheckpoint:
+        options = self._options
+        name = self._robot_name(detect_layout(read_json(folder / "config.json"), folder))
+        checkpoint = read_checkpoint(folder, find_robot(name) if name else None, options.asset)
+        return checkpoint.with_processing(override(checkpoint.processing, options.prompt_state, options.resize))
+
+    def _asked(self, session: PiSession, observation: Observation) -> tuple[FlowRequest, FloatArray] | VlaRosError:
+        """The engine's request, and the state in the robot's units."""
+        try:
+            images = self._images(observation)
+            missing = [one.key for one in self.spec.state if one.key not in observation.state]
+            if missing:
+                raise ConfigError(f"pi: no state '{missing[0]}', there are {sorted(observation.state)}")
+            state = np.concatenate([observation.state[one.key] for one in self.spec.state])
+            noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
+            return self.model.request(images, state, observation.instruction, noise), state
+        except VlaRosError as error:  # an invalid request must not affect the others
+            return error
+
+    def _images(self, observation: Observation) -> Mapping[str, UInt8Array | RawImage]:
+        raw, images = observation.raw_images, observation.images
+        if self.model.processing.antialias and images and all(key in raw and on_device(raw[key]) for key in images):
+            return {name: raw[key] for key, name in self._keys.items() if key in raw}
+        unknown = sorted(set(images) - set(self._keys))
+        if unknown:
+            raise ImageError(f"pi: unknown images {unknown}, expected {list(self._keys)}")
+        return {name: images[key] for key, name in self._keys.items() if key in images}
+
+    def _answer(self, asked: Sequence[tuple[FlowRequest, FloatArray]]) -> list[Chunk | VlaRosError]:
+        model = self.model
+        with explain_out_of_memory(str(model.engine.model.device), lambda: "Load the policy again"):
+            answers = model.engine.answer([request for request, _ in asked])
+        return [
+            answer if isinstance(answer, VlaRosError) else model.chunk(request, state, answer)
+            for (request, state), answer in zip(asked, answers, strict=True)
+        ]
+
+    def _warm_up(self, folder: Path) -> None:
+        """Capture graphs, and infer from two images: a model that does not see answers alike."""
+        processing, size = self.model.processing, self.model.architecture.vision.image_size
+        state = np.zeros(processing.state_size)
+        chunks = []
+        for level in (32, 224):
+            image = np.full((size, size, 3), 32, np.uint8)
+            image[:, : size // 2, 0] = level
+            chunks.append(
+                self.model.infer(
+                    dict.fromkeys(processing.images, image), state, "pick up the red cube", 0
+                ).normalized
+            )
+        self.model.engine.wait()
+        change = float(np.abs(chunks[0] - chunks[1]).max() / chunks[0].std())
+        if self._options.self_test and not change > LEAST_CHANGE:
+            raise CheckpointError(
+                f"{folder}: the model does not see: two different images change its chunk by {change:.1e}. The "
+                "vision tower or the projector is damaged or untrained; policy.self_test:=false starts it anyway"
+            )
+
+
+def _features(checkpoint: PiCheckpoint, robot: str) -> tuple[dict[str, str], tuple[StateFeature, ...]]:
+    """The policy's image keys with the model's names, and its state vectors."""
+    processing = checkpoint.processing
+    if checkpoint.layout != LEROBOT:
+        chosen = find_robot(robot)
+        states = tuple(StateFeature(key, size=size) for key, size in chosen.state_keys)
+        return dict(zip(chosen.image_keys, processing.images, strict=True)), states
+    names: Iterable[str] = processing.images
+    keys = {name.removeprefix("observation.").removeprefix("images."): name for name in names}
+    return keys, (StateFeature("state", size=processing.state_size),)
+
+
+def _action_chunk(chunk: Chunk, stamp: int) -> ActionChunk:
+    return ActionChunk(
+        actions=np.asarray(chunk.actions, np.float64),
+        stamp=stamp,
+        normalized=np.asarray(chunk.normalized, np.float64),
+        stages_ms=chunk.stages_ms,
+        info={"prompt_tokens": len(chunk.tokens)},
+    )

@@ -1,0 +1,170 @@
+"""The policy as users run it: presets, both layouts, seeds, batches, and what is refused at load."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vla_ros.cli.main import main
+from vla_ros.config import load
+from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
+from vla_ros.policies.base import create
+from vla_ros.policies.pi.robots import find_robot
+from vla_ros.types import Observation
+
+from .conftest import CASES, MODELS, edit_json
+
+CHUNK = 5e-5
+LIBERO = {"observation/image": "image_base", "observation/wrist_image": "image_left_wrist"}
+
+
+def make(folder, *options, preset="libero"):
+    return create(load((), ["policy.name:=pi", f"policy.checkpoint:={folder}", f"preset:={preset}", *options]))
+
+
+def ask(tmp_path, folder, case, images, states, *options):
+    """One golden case through ``vla-ros infer``."""
+    command = ["infer", "--checkpoint", str(folder), "-p", "policy.name:=pi", "--instruction", case.text("prompt")]
+    np.save(tmp_path / "noise.npy", case["noise"])
+    command += ["--noise", str(tmp_path / "noise.npy"), "--json", str(tmp_path / "answer.json")]
+    for number, (key, image) in enumerate(images.items()):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        command += ["--image", f"{key}={tmp_path / f'{number}.png'}"]
+    for key, state in states.items():
+        command += ["--state", f"{key}={','.join(map(repr, state.tolist()))}"]
+    for option in options:
+        command += ["-p", option]
+    assert main(command) == 0
+    return json.loads((tmp_path / "answer.json").read_text())
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("kind", MODELS)
+def test_presets_give_openpis_chunks(tmp_path, folders, kind, number):
+    case = CASES[kind][number]
+    robot = find_robot(case.text("robot"))
+    present = dict(zip(robot.image_keys, robot.images, strict=True))
+    images = {key: case.images[name] for key, name in present.items() if name in case.images}
+    if robot.name == "libero":  # the preset's cameras are upside down
+        images = {key: np.rot90(image, 2) for key, image in images.items()}
+    starts = np.cumsum([0, *(size for _, size in robot.state_keys)])
+    states = {
+        key: case["state"][start : start + size]
+        for (key, size), start in zip(robot.state_keys, starts[:-1], strict=True)
+    }
+    answer = ask(tmp_path, folders[kind, "openpi"], case, images, states, f"preset:={robot.name}")
+    np.testing.assert_allclose(answer["actions"], case["actions"], rtol=0, atol=CHUNK)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_lerobots_layout_needs_no_robot(tmp_path, folders, kind):
+    case = CASES[f"{kind}_lerobot"][0]
+    images = {key.removeprefix("observation.images."): image for key, image in case.images.items()}
+    answer = ask(tmp_path, folders[kind, "lerobot"], case, images, {"state": case["state"]})
+    np.testing.assert_allclose(answer["actions"], case["actions"], rtol=0, atol=CHUNK)
+
+
+@pytest.fixture
+def policy(folders):
+    loaded = make(folders["pi05", "openpi"], "policy.seed:=7")
+    loaded.load()
+    yield loaded
+    loaded.close()
+
+
+def observation(seed=0, **changes):
+    draw = np.random.default_rng(seed)
+    values = {
+        "images": {key: draw.integers(0, 256, (224, 224, 3), dtype=np.uint8) for key in LIBERO},
+        "instruction": "pick up the red cube",
+        "stamp": seed,
+        "state": {"observation/state": draw.normal(size=8)},
+    }
+    return Observation(**{**values, **changes})
+
+
+def test_an_episode_repeats_with_its_seed(policy):
+    session, other = policy.start_session(), policy.start_session()
+    first, second = (policy.infer(session, observation()).normalized for _ in range(2))
+    assert np.abs(first - second).max() > 0.1, "every chunk has noise of its own"
+    np.testing.assert_array_equal(policy.infer(other, observation()).normalized, first)
+    session.reset()
+    np.testing.assert_array_equal(policy.infer(session, observation()).normalized, first)
+
+
+def test_one_bad_request_does_not_spoil_the_batch(policy):
+    good = [observation(seed) for seed in range(2)]
+    bad = {
+        "no state": observation(state={}),
+        "expected 8 finite": observation(state={"observation/state": np.full(8, np.nan)}),
+        "may be missing|expected \\[": observation(images={}),
+        "instruction": observation(instruction=" "),
+    }
+    sessions = [policy.start_session() for _ in range(6)]
+    answers = policy.infer_batch(list(zip(sessions, [*good, *bad.values()], strict=True)))
+    for seed, answer in enumerate(answers[:2]):
+        alone = policy.infer(policy.start_session(), observation(seed))
+        np.testing.assert_allclose(answer.normalized, alone.normalized, rtol=0, atol=1e-4)
+        assert answer.stamp == seed
+    for (message, _), answer in zip(bad.items(), answers[2:], strict=True):
+        with pytest.raises(VlaRosError, match=message):
+            raise answer
+
+
+def test_the_spec_names_what_openpis_server_takes(policy):
+    assert policy.spec.image_keys == tuple(LIBERO)
+    assert [(one.key, one.size) for one in policy.spec.state] == [("observation/state", 8)]
+    assert (policy.spec.horizon, policy.spec.dimension, policy.spec.noise) == (10, 7, (10, 32))
+
+
+def no_statistics(folder):
+    (folder / "assets" / "physical-intelligence" / "libero" / "norm_stats.json").unlink()
+
+
+def no_tokenizer(folder):
+    (folder / "tokenizer.model").unlink()
+
+
+def other_layout(folder):
+    edit_json(folder / "config.json", lambda config: config.clear())
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "message"),
+    [
+        (no_statistics, (), "norm_stats.json: no such file; there are statistics for"),
+        (no_tokenizer, (), "no tokenizer"),
+        (other_layout, (), "neither layout of pi0 and pi0.5"),
+        (None, ("policy.robot:=atlas",), "'atlas'"),
+        (None, ("policy.tokenizer:=/nowhere",), "no tokenizer"),
+        (None, ("policy.asset:=mine",), "mine"),
+        (None, ("policy.device:=tpu",), "policy.device"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(checkpoint, damage, options, message):
+    folder = checkpoint()
+    if damage:
+        damage(folder)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        make(folder, *options).load()
+
+
+def test_openpis_layout_needs_a_robot(checkpoint):
+    with pytest.raises(ConfigError, match="does not say for which robot"):
+        make(checkpoint(), preset="bridge").load()
+
+
+def test_unknown_images_are_refused(policy):
+    wrong = observation(images={"front": np.zeros((224, 224, 3), np.uint8)})
+    with pytest.raises(ImageError, match="front"):
+        policy.infer(policy.start_session(), wrong)
+
+
+def test_a_model_that_does_not_see_is_refused(checkpoint, monkeypatch):
+    def blind(self, images, ops):
+        return self.embed_tokens.weight.new_zeros(len(images), 256, 64)
+
+    monkeypatch.setattr("vla_ros.policies.pi.network.PiNetwork.encode", blind)
+    with pytest.raises(CheckpointError, match="does not see"):
+        make(checkpoint()).load()
