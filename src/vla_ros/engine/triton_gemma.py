@@ -73,12 +73,13 @@ class Attention:
 
 
 FEW_ROWS = {
-    "qkv": FewRows(16, 128),
+    "qkv": FewRows(16, 256, stages=3),
     "o_proj": FewRows(32, 128, splits=4),
-    "gate_up": FewRows(32, 128),
-    "down_proj": FewRows(64, 128, warps=8, splits=8),
+    "gate_up": FewRows(32, 128, warps=8),
+    "down_proj": FewRows(32, 128, splits=4),
 }
-FEW_ATTENTION = Attention(16, 64, 4, 2, splits=5)
+"""By role, as tuned inside ten flow steps of pi0.5 with a horizon of 50 on an H200."""
+FEW_ATTENTION = Attention(16, 128, 8, 2, splits=5)
 MANY_ATTENTION = Attention(64, 64, 4, 2)
 
 
