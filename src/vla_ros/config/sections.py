@@ -285,6 +285,7 @@ class TimeoutsConfig:
         1.0, "Joint states older than this by the ROS clock are not used; 0 accepts any age", low=0.0
     )
     driver: float = _seconds(1.0, "Nobody subscribes to topics.command (or topics.gripper) for this long: stop")
+    run: float = _seconds(0.0, "Time limit of a goal of ~/run_policy; 0: none", low=0.0)
     gripper: float = _seconds(10.0, "A gripper's action gives no result for this long: gripper_failed")
     heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0 needs none", low=0.0)
     clock_jump: float = _seconds(0.5, "ROS clock ahead of or behind a steady clock by this much: hold", live=False)
@@ -305,6 +306,7 @@ class TopicsConfig:
     )
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
+    success: str = option("~/success", "In: std_msgs/Bool; true ends a goal of ~/run_policy with success")
     heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")
     diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
     status: str = option(

@@ -1,6 +1,6 @@
 """Definitions of the services and actions that rosbags does not carry, as ROS writes them.
 
-Sources: std_srvs, control_msgs 5.8, franka_msgs 2.0 (feedback, which nobody here reads, is left out).
+Sources: std_srvs, action_msgs, control_msgs 5.8, franka_msgs 2.0, rosetta_interfaces 0.1.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ SERVICES = {
     "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
     "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
     "std_srvs/srv/Empty": ("", ""),
+    "action_msgs/srv/CancelGoal": (
+        "action_msgs/GoalInfo goal_info",
+        "int8 return_code\naction_msgs/GoalInfo[] goals_canceling",
+    ),
 }
 """Request and response."""
 
@@ -35,8 +39,13 @@ ACTIONS = {
         "float64 width\nfranka_msgs/GraspEpsilon epsilon\nfloat64 speed\nfloat64 force",
         "bool success\nstring error",
     ),
+    "rosetta_interfaces/action/RunPolicy": (
+        "string prompt",
+        "bool success\nstring message",
+        "uint32 published_actions\nuint32 queue_depth\nstring status",
+    ),
 }
-"""Goal and result."""
+"""Goal, result and, of those that are served, feedback."""
 
 _ID = "unique_identifier_msgs/UUID goal_id\n"
 # A member of an empty ROS structure is what rosidl puts there, and it is on the wire.
@@ -48,7 +57,7 @@ def fields() -> dict[str, Any]:
     texts = dict(MESSAGES)
     for name, (request, response) in SERVICES.items():
         texts |= {f"{name}_Request": request, f"{name}_Response": response}
-    for name, (goal, result) in ACTIONS.items():
+    for name, (goal, result, *feedback) in ACTIONS.items():
         texts |= {
             f"{name}_Goal": goal,
             f"{name}_Result": result,
@@ -57,5 +66,10 @@ def fields() -> dict[str, Any]:
             f"{name}_GetResult_Request": _ID,
             f"{name}_GetResult_Response": f"int8 status\n{name}_Result result",
         }
+        if feedback:
+            texts |= {
+                f"{name}_Feedback": feedback[0],
+                f"{name}_FeedbackMessage": f"{_ID}{name}_Feedback feedback",
+            }
     # rosbags makes a message of every name.
     return {name: next(iter(get_types_from_msg(text or _EMPTY, name).values())) for name, text in texts.items()}

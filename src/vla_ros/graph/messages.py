@@ -209,12 +209,15 @@ class MessageTypes:
         return self._parts(name, "service", definitions.SERVICES, ("Request", "Response"))
 
     def action(self, name: str) -> type[Any]:
-        """Class of ``pkg/action/Type`` with ``Goal`` and ``Result``, and its two services.
+        """Class of ``pkg/action/Type`` with ``Goal``, ``Result``, ``Feedback`` where it is known, and services.
 
         Raises:
             VlaRosError: It is not one of those that are known without ROS.
         """
-        return self._parts(name, "action", definitions.ACTIONS, ("Goal", "Result"))
+        parts = ("Goal", "Result", "Feedback", "FeedbackMessage")[
+            : 4 if len(definitions.ACTIONS.get(name, ())) > 2 else 2
+        ]
+        return self._parts(name, "action", definitions.ACTIONS, parts)
 
     def _parts(self, name: str, kind: str, known: Mapping[str, Any], parts: tuple[str, ...]) -> type[Any]:
         if name not in known:

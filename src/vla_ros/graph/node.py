@@ -137,6 +137,22 @@ class Node(Protocol):
         """Leave the graph. Its publishers then refuse to publish."""
 
 
+EXECUTING, CANCELING, SUCCEEDED, CANCELED, ABORTED = range(2, 7)
+"""States of a goal (``action_msgs/msg/GoalStatus``)."""
+
+
+class ServedGoal(Protocol):
+    """A goal that an action server has taken."""
+
+    goal: Any
+
+    def publish_feedback(self, feedback: Any) -> None:
+        """Tell the clients how far it is."""
+
+    def end(self, status: int, result: Any) -> None:
+        """End it, once, as :data:`SUCCEEDED`, :data:`ABORTED` or, after ``cancel``, :data:`CANCELED`."""
+
+
 class Vocabulary(Protocol):
     """Message classes and QoS profiles of a backend."""
 
@@ -159,6 +175,21 @@ class Vocabulary(Protocol):
         ``server_is_ready()``; ``send_goal_async(goal)`` gives a future of a handle with ``accepted`` and
         ``get_result_async()``, whose future has ``status`` and ``result``; ``destroy()``. Futures end on the thread
         that spins, and only that one may call.
+        """
+
+    def create_action_server(
+        self,
+        node: Node,
+        action_type: Any,
+        name: str,
+        accept: Callable[[Any], bool],
+        start: Callable[[Any], None],
+        cancel: Callable[[Any], None],
+    ) -> Any:
+        """Serve an action; returns an object with ``destroy()``.
+
+        On the thread that spins, which nothing may block, ``accept`` says whether to take a goal message, ``start``
+        gets the :class:`ServedGoal` that was taken, and ``cancel`` the one that a client wants to end.
         """
 
     def qos(self, name: str) -> Any:

@@ -25,6 +25,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.allocator import keep_freed_memory
 from vla_ros.graph.qos import profile
+from vla_ros.graph.rclpy_actions import create_action_server
 from vla_ros.graph.rclpy_frames import subscribe_raw
 from vla_ros.graph.spinning import SpinningGraph
 from vla_ros.middleware import uses_iceoryx
@@ -61,6 +62,10 @@ class RclpyVocabulary:
     def create_action_client(self, node: Any, action_type: Any, name: str) -> ActionClient:
         """The client of rclpy itself."""
         return ActionClient(node, action_type, name)
+
+    def create_action_server(self, *args: Any) -> Any:
+        """See :mod:`vla_ros.graph.rclpy_actions`."""
+        return create_action_server(*args)
 
     def qos(self, name: str) -> QoSProfile:
         """Profile by name."""

@@ -83,6 +83,18 @@ class Wiring:
         self.undo(client.destroy)
         return client
 
+    def action_server(
+        self,
+        type_name: str,
+        name: str,
+        accept: Callable[[Any], bool],
+        start: Callable[[Any], None],
+        cancel: Callable[[Any], None],
+    ) -> None:
+        """Serve ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_server`)."""
+        kind = self.graph.action(type_name)
+        self.undo(self.graph.create_action_server(self.node, kind, name, accept, start, cancel).destroy)
+
     def timer(self, period: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` every ``period`` seconds of a steady clock."""
         made = self.graph.create_steady_timer(self.node, period, callback)

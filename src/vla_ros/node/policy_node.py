@@ -32,6 +32,7 @@ from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.namesake import claim_name, wait_until_alone
 from vla_ros.node.outputs import Outputs
 from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.run_policy import RunPolicy, has_run_policy
 from vla_ros.node.stepper import Stepper
 from vla_ros.policies.base import Policy, Progress, create, no_progress
 from vla_ros.telemetry.stats import Stats
@@ -262,6 +263,8 @@ class PolicyNode:
             wiring.subscribe_raw(image, topic, partial(receiver.receive, index), "camera")
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
+        if has_run_policy(self._graph):
+            RunPolicy(self._context, wiring, self.instruct, lambda: stepper.schedule.remaining)
         wiring.timer(SUPERVISION_PERIOD, self._supervise)
         wiring.timer(1.0, self._throttled.flush)
         wiring.timer(graph_watch.PERIOD, self._watch.look)

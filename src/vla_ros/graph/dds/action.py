@@ -1,13 +1,22 @@
-"""Clients of actions. On the wire an action is three services and two topics; goal and result suffice here."""
+"""Actions: on the wire three services and two topics. A client needs goal and result alone."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from vla_ros.graph.node import CANCELING, EXECUTING
+from vla_ros.graph.qos import PROFILES
 
 if TYPE_CHECKING:
     from vla_ros.graph.dds.node import DdsNode
+    from vla_ros.graph.messages import MessageTypes
+
+_REMEMBERED = 20  # goals whose result can still be asked for
+_UNKNOWN, _TERMINATED = 2, 3  # action_msgs/srv/CancelGoal
 
 
 class DdsGoalHandle:
@@ -53,3 +62,112 @@ class DdsActionClient:
         """Leave the graph. Safe to call twice."""
         for client in (self._goals, self._results):
             self._node.destroy_client(client)
+
+
+class DdsServedGoal:
+    """A goal that was accepted; see :class:`vla_ros.graph.node.ServedGoal`."""
+
+    def __init__(self, server: DdsActionServer, goal_id: Any, goal: Any) -> None:
+        self._server, self.goal_id, self.goal = server, goal_id, goal
+        self.status = EXECUTING
+        self.result: Future[Any] = Future()
+
+    def publish_feedback(self, feedback: Any) -> None:
+        """Tell the clients how far it is."""
+        self._server.publish_feedback(self.goal_id, feedback)
+
+    def end(self, status: int, result: Any) -> None:
+        """End it with a final status; who asked for the result gets it."""
+        self.status = status
+        self._server.publish_status()
+        self.result.set_result((status, result))
+
+
+class DdsActionServer:
+    """Serves an action; see :meth:`vla_ros.graph.node.Vocabulary.create_action_server`."""
+
+    def __init__(
+        self,
+        node: DdsNode,
+        types: MessageTypes,
+        action_type: Any,
+        name: str,
+        accept: Callable[[Any], bool],
+        start: Callable[[Any], None],
+        cancel: Callable[[Any], None],
+    ) -> None:
+        self._type, self._types = action_type, types
+        self._accept, self._start, self._cancel = accept, start, cancel
+        self._goals: dict[bytes, DdsServedGoal] = {}
+        base = f"{name}/_action"
+        services = (
+            (action_type.SendGoal, "send_goal", self._on_goal),
+            (action_type.GetResult, "get_result", self._on_result),
+            (types.service("action_msgs/srv/CancelGoal"), "cancel_goal", self._on_cancel),
+        )
+        made = [node.create_service(kind, f"{base}/{end}", take) for kind, end, take in services]
+        self._destroy = [partial(node.destroy_service, each) for each in made]
+        status = types.message("action_msgs/msg/GoalStatusArray")
+        self._status = node.create_publisher(status, f"{base}/status", PROFILES["instruction"])
+        self._feedback = node.create_publisher(action_type.FeedbackMessage, f"{base}/feedback", PROFILES["default"])
+        self._destroy += [partial(node.destroy_publisher, each) for each in (self._status, self._feedback)]
+
+    def publish_feedback(self, goal_id: Any, feedback: Any) -> None:
+        """Send a goal's feedback, and all states: a client misses those from before it knew its goal."""
+        self.publish_status()
+        self._feedback.publish(self._type.FeedbackMessage(goal_id=goal_id, feedback=feedback))
+
+    def publish_status(self) -> None:
+        """Send the state of the newest goals."""
+        make = self._types.message
+        states = [
+            make("action_msgs/msg/GoalStatus")(
+                goal_info=make("action_msgs/msg/GoalInfo")(goal_id=goal.goal_id), status=goal.status
+            )
+            for goal in self._goals.values()
+        ]
+        self._status.publish(make("action_msgs/msg/GoalStatusArray")(status_list=states))
+
+    def destroy(self) -> None:
+        """Leave the graph. Safe to call twice."""
+        for each in self._destroy:
+            each()
+
+    def _on_goal(self, request: Any, response: Any) -> Any:
+        key = bytes(request.goal_id.uuid)
+        response.accepted = key not in self._goals and self._accept(request.goal)
+        if response.accepted:
+            goal = self._goals[key] = DdsServedGoal(self, request.goal_id, request.goal)
+            while len(self._goals) > _REMEMBERED:
+                self._goals.pop(next(iter(self._goals)))
+            self.publish_status()
+            self._start(goal)
+        return response
+
+    def _on_result(self, request: Any, response: Any) -> Any:
+        goal = self._goals.get(bytes(request.goal_id.uuid))
+        if goal is None:
+            return response  # of unknown status
+        answer: Future[Any] = Future()
+
+        def on_end(done: Future[Any]) -> None:
+            status, result = done.result()
+            answer.set_result(self._type.GetResult.Response(status=status, result=result))
+
+        goal.result.add_done_callback(on_end)
+        return answer
+
+    def _on_cancel(self, request: Any, response: Any) -> Any:
+        """An id of zeros means every goal."""
+        key, running = (
+            bytes(request.goal_info.goal_id.uuid),
+            [g for g in self._goals.values() if g.status == EXECUTING],
+        )
+        chosen = [goal for goal in running if not any(key) or bytes(goal.goal_id.uuid) == key]
+        known = key in self._goals or not any(key)
+        response.return_code = 0 if chosen else _TERMINATED if known else _UNKNOWN
+        response.goals_canceling = [type(request.goal_info)(goal_id=goal.goal_id) for goal in chosen]
+        for goal in chosen:
+            goal.status = CANCELING
+            self._cancel(goal)
+        return response

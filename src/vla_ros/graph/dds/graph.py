@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from vla_ros.graph.dds.action import DdsActionClient
+from vla_ros.graph.dds.action import DdsActionClient, DdsActionServer
 from vla_ros.graph.dds.discovery import Discovery
 from vla_ros.graph.dds.node import Context, DdsNode
 from vla_ros.graph.dds.participant import Participant
@@ -76,6 +76,18 @@ class DdsGraph(SpinningGraph):
     def create_action_client(self, node: Any, action_type: Any, name: str) -> DdsActionClient:
         """A client of servers on rmw_cyclonedds."""
         return DdsActionClient(node, action_type, name)
+
+    def create_action_server(
+        self,
+        node: Any,
+        action_type: Any,
+        name: str,
+        accept: Callable[[Any], bool],
+        start: Callable[[Any], None],
+        cancel: Callable[[Any], None],
+    ) -> DdsActionServer:
+        """A server for clients on rmw_cyclonedds."""
+        return DdsActionServer(node, self.participant.types, action_type, name, accept, start, cancel)
 
     def qos(self, name: str) -> QoSProfile:
         """Profile by name."""

@@ -1,0 +1,67 @@
+"""An action server of rclpy whose goals end when the node says so, without a thread for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.task import Future
+
+from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED
+
+
+class RclpyServedGoal:
+    """See :class:`vla_ros.graph.node.ServedGoal`."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle, self.goal = handle, handle.request
+        self.ended = Future()
+
+    def publish_feedback(self, feedback: Any) -> None:
+        """Tell the clients how far it is."""
+        self._handle.publish_feedback(feedback)
+
+    def end(self, status: int, result: Any) -> None:
+        """End it, once."""
+        handle = self._handle
+        {SUCCEEDED: handle.succeed, ABORTED: handle.abort, CANCELED: handle.canceled}[status]()
+        self.ended.set_result(result)
+
+
+def create_action_server(
+    node: Any,
+    action_type: Any,
+    name: str,
+    accept: Callable[[Any], bool],
+    start: Callable[[Any], None],
+    cancel: Callable[[Any], None],
+) -> ActionServer:
+    """See :meth:`vla_ros.graph.node.Vocabulary.create_action_server`."""
+    goals: dict[bytes, RclpyServedGoal] = {}
+
+    async def execute(handle: Any) -> Any:
+        key = bytes(handle.goal_id.uuid)
+        goal = goals[key] = RclpyServedGoal(handle)
+        start(goal)
+        try:
+            return await goal.ended
+        finally:
+            del goals[key]
+
+    def on_cancel(handle: Any) -> CancelResponse:
+        goal = goals.get(bytes(handle.goal_id.uuid))
+        if goal is None:
+            return CancelResponse.REJECT
+        # The goal is canceling only after this has returned.
+        node.executor.create_task(cancel, goal)
+        return CancelResponse.ACCEPT
+
+    return ActionServer(
+        node,
+        action_type,
+        name,
+        execute,
+        goal_callback=lambda goal: GoalResponse.ACCEPT if accept(goal) else GoalResponse.REJECT,
+        cancel_callback=on_cancel,
+    )

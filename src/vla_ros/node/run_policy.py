@@ -1,0 +1,116 @@
+"""The action server ``~/run_policy``, which behaviour trees call: one goal is one instruction, until it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vla_ros.control.reasons import Reason
+from vla_ros.control.safety import State
+from vla_ros.errors import VlaRosError
+from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, ServedGoal, Vocabulary
+from vla_ros.graph.wiring import Wiring
+from vla_ros.node.context import Context
+
+TYPE = "rosetta_interfaces/action/RunPolicy"
+_PERIOD = 0.05  # s
+_FEEDBACK = 0.5  # s
+
+
+def has_run_policy(graph: Vocabulary) -> bool:
+    """Whether the action's type is there: rclpy needs the package rosetta_interfaces."""
+    try:
+        graph.action(TYPE)
+    except VlaRosError:
+        return False
+    return True
+
+
+class RunPolicy:
+    """Runs one goal at a time: gives its prompt as the instruction, and takes it back when the goal ends.
+
+    A goal does not arm: with a disarmed or stopped arm it is aborted, and says why. It succeeds when
+    ``topics.success`` says so; it is aborted by a stop, by disarming, by another instruction, and after
+    ``timeouts.run``. However it ends, the arm holds (``no_instruction``).
+
+    Args:
+        instruct: Gives an instruction; whether it was taken, and a sentence.
+        remaining: Steps left of the plan.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        wiring: Wiring,
+        instruct: Callable[[str], tuple[bool, str]],
+        remaining: Callable[[], int],
+    ) -> None:
+        self._context, self._instruct, self._remaining = context, instruct, remaining
+        self._goal: ServedGoal | None = None
+        self._began = self._told = 0.0  # steady clock, s
+        self._commands = 0  # before the goal
+        kind = wiring.graph.action(TYPE)
+        self._make_result, self._make_feedback = kind.Result, kind.Feedback
+        wiring.action_server(TYPE, "~/run_policy", self._accept, self._start, self._cancel)
+        wiring.subscribe("std_msgs/msg/Bool", context.options.current.topics.success, self._on_success, "command")
+        wiring.timer(_PERIOD, self._look)
+        wiring.undo(self._close)
+
+    def _accept(self, goal: Any) -> bool:
+        if self._goal is not None:
+            self._context.logger.warning("run_policy: a goal was rejected because another is running")
+        return self._goal is None
+
+    def _start(self, goal: ServedGoal) -> None:
+        self._goal, self._began = goal, self._context.clock.steady()
+        self._told, self._commands = self._began, self._context.stats.frames()["commands"]
+        if not goal.goal.prompt.strip():
+            self._end(ABORTED, "the prompt is empty", keep=True)
+        elif self._context.safety.state in (State.DISARMED, State.STOPPED):
+            self._end(ABORTED, f"not started: {self._context.safety.explain()}", keep=True)
+        else:
+            self._context.logger.info(f"run_policy: {goal.goal.prompt}")
+            _, said = self._instruct(goal.goal.prompt)
+            if self._context.inputs.snapshot.instruction != goal.goal.prompt.strip():
+                self._end(ABORTED, said, keep=True)
+
+    def _cancel(self, goal: ServedGoal) -> None:
+        if goal is self._goal:
+            self._end(CANCELED, "canceled")
+
+    def _on_success(self, message: Any) -> None:
+        if message.data and self._goal is not None:
+            self._end(SUCCEEDED, "topics.success said so")
+
+    def _close(self) -> None:
+        if self._goal is not None:
+            self._end(ABORTED, "the node was shut down")
+
+    def _look(self) -> None:
+        """End the goal where something has ended it; else tell how far it is."""
+        goal, now, safety = self._goal, self._context.clock.steady(), self._context.safety
+        if goal is None:
+            return
+        limit = self._context.options.current.timeouts.run
+        if safety.state in (State.DISARMED, State.STOPPED):
+            self._end(ABORTED, safety.explain())
+        elif self._context.inputs.snapshot.instruction != goal.goal.prompt.strip():
+            self._end(ABORTED, "another instruction was given", keep=True)
+        elif limit and now - self._began > limit:
+            self._end(ABORTED, f"not done within {limit:g} s (timeouts.run)")
+        elif now - self._told >= _FEEDBACK:
+            self._told = now
+            status = "executing" if safety.may_move else safety.explain()
+            done = self._context.stats.frames()["commands"] - self._commands
+            goal.publish_feedback(
+                self._make_feedback(published_actions=done, queue_depth=self._remaining(), status=status)
+            )
+
+    def _end(self, status: int, message: str, *, keep: bool = False) -> None:
+        goal, self._goal = self._goal, None
+        assert goal is not None
+        if not keep:
+            self._context.inputs.set_instruction("")
+            self._context.safety.hold(Reason.NO_INSTRUCTION, f"run_policy has ended: {message}")
+        self._context.logger.info(f"run_policy ended: {message}")
+        goal.end(status, self._make_result(success=status == SUCCEEDED, message=message))

@@ -1,0 +1,60 @@
+"""~/run_policy, called by `ros2 action` and cancelled by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
+pytest.importorskip("rosetta_interfaces", reason="rosetta_interfaces is not installed")
+
+pytestmark = [
+    pytest.mark.ros,
+    pytest.mark.skipif(not shutil.which("ros2"), reason="ros2 is not installed"),
+]
+
+SCRIPTED = Path(__file__).parents[1] / "node" / "scripted_node.py"
+GOAL = ("/vla_policy/run_policy", "rosetta_interfaces/action/RunPolicy", "{prompt: 'go on'}", "--feedback")
+
+
+@pytest.fixture(params=["rclpy", "dds"])
+def node(request: pytest.FixtureRequest, robot: Any, program: Callable[..., Any]) -> Any:
+    """An armed node without an instruction."""
+    if request.param == "dds" and os.environ.get("RMW_IMPLEMENTATION") != "rmw_cyclonedds_cpp":
+        pytest.skip("services of the embedded participant are those of rmw_cyclonedds_cpp")
+    quick = [option for option in robot.quick if not option.startswith("policy.instruction")]
+    options = (*quick, "control.armed:=true", f"node.backend:={request.param}")
+    started = program(sys.executable, str(SCRIPTED), *(word for option in options for word in ("-p", option)))
+    robot.drive()
+    started.wait_for("is ready")
+    return started
+
+
+def test_a_goal_of_the_command_line_runs_and_succeeds(robot: Any, node: Any, program: Callable[..., Any]) -> None:
+    from std_msgs.msg import Bool
+
+    success = robot.node.create_publisher(Bool, "/vla_policy/success", 10)
+    goal = program("ros2", "action", "send_goal", *GOAL)
+    goal.wait_for("status: executing")
+    robot.wait(lambda: robot.commands and robot.is_motion(robot.commands[-1][1]), "motion")
+    success.publish(Bool(data=True))
+    goal.wait_for("Goal finished with status: SUCCEEDED")
+    assert "success: true" in goal.output
+    assert "message: topics.success said so" in goal.output
+
+
+def test_ctrl_c_cancels_the_goal_and_the_arm_holds(robot: Any, node: Any, program: Callable[..., Any]) -> None:
+    goal = program("ros2", "action", "send_goal", *GOAL)
+    goal.wait_for("status: executing")
+    robot.wait(lambda: robot.commands and robot.is_motion(robot.commands[-1][1]), "motion")
+    goal.process.send_signal(signal.SIGINT)
+    node.wait_for("run_policy ended: canceled")
+    node.wait_for("armed -> holding (no_instruction")
+    robot.wait(lambda: not robot.is_motion(robot.commands[-1][1]), "the hold")
