@@ -1,4 +1,4 @@
-"""Sends the fingers' positions as goals to a gripper's action server, which may take its time."""
+"""Sends finger positions as goals to a gripper's action server, which may take its time."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class GripperGoals:
         wiring.timer(_PERIOD, self.look)
 
     def want(self, fingers: Command | None) -> None:
-        """Make this the wanted position, or wish for none; any thread, within ``safety.motion()``."""
+        """Sets the wanted position, or None; from any thread, within ``safety.motion()``."""
         self._wanted = fingers
 
     def look(self) -> None:
-        """Send a goal if one is due; notice one without an answer. Runs on the thread that spins."""
+        """Sends a goal if one is due, and detects goals without an answer. Runs on the graph thread."""
         now, config = self._context.clock.steady(), self._context.options.current
         self.is_ready = all(client.server_is_ready() for client in self._clients.values())
         if self._due and now > self._due:

@@ -132,7 +132,7 @@ def _observation(
 
 
 def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
-    """One camera for each image: the configured one of its name, else one that needs nothing done."""
+    """One camera for each image: the configured one of its name, or one that needs no preparation."""
     known = {camera.key: camera for camera in config.camera.each}
     plain = CameraConfig().each[0]
     found = [known.get(image.camera or image.key, plain) for image in spec.images]
@@ -240,7 +240,7 @@ def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: A
 
 
 def _described(image: UInt8Array) -> dict[str, Any]:
-    """Shape and digest of the pixels: where two machines differ here, they differ before the policy."""
+    """Shape and digest of the pixels: if two machines differ here, they differ before the policy."""
     return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
 
 

@@ -1,7 +1,7 @@
-"""Publishes commands to the drivers: each arm's topic and, for a gripper with its own driver, the gripper's.
+"""Publishes commands to the drivers: each arm's topic and, if the gripper has its own driver, the gripper's.
 
-Everything is sent within :meth:`vla_ros.control.safety.Safety.motion`, so that no two threads send at once and a
-motion never follows a stop.
+Everything is sent within :meth:`vla_ros.control.safety.Safety.motion`, so that no two threads send at once and no
+motion follows a stop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Outputs:
     """Publishers of commands.
 
     Args:
-        context: What the node's parts share; ``config.arms`` and ``timeouts.twist`` are read.
+        context: Shared state of the node; ``config.arms`` and ``timeouts.twist`` are read.
 
     Attributes:
-        gids: Topic (resolved) to the id by which discovery knows the publisher.
+        gids: Topic (resolved) to the publisher's id in discovery.
     """
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
@@ -48,16 +48,16 @@ class Outputs:
 
     @property
     def subscribers(self) -> tuple[str, int]:
-        """The command topic with the fewest matched subscriptions, and how many those are."""
+        """The command topic with the fewest matched subscriptions, and their number."""
         counts = {topic: publisher.get_subscription_count() for topic, publisher in self._publishers.items()}
         counts |= {action: int(goals.is_ready) for action, goals in self._goals.items()}
         worst = min(counts, key=lambda topic: counts[topic])
         return worst, counts[worst]
 
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
-        """Make the messages of all arms' commands; what this returns sends them.
+        """Builds the messages of all arms' commands; returns a function that sends them.
 
-        Call that within ``safety.motion()``; a hold is sent where motion is *not* allowed, a motion where it is.
+        Call that function within ``safety.motion()``: send a hold if motion is *not* allowed, a motion if it is.
         """
         sends = [send for command in commands for send in self._messages(command)]
 
@@ -90,10 +90,10 @@ class Outputs:
         return split(command, arm.robot.gripper_joint_names if arm.gripper_topic else ())
 
     def expire(self) -> None:
-        """Send zero velocities where no command has come for ``timeouts.twist``; ask some fifty times a second.
+        """Sends zero velocities if no command was sent for ``timeouts.twist``; called about fifty times a second.
 
-        A velocity moves the arm until another is sent: during a long inference the last one would carry it
-        far beyond the step that was meant. Positions need no such thing.
+        A velocity moves the arm until another one is sent: during a long inference the last one would move it far
+        beyond the intended step. Positions need no expiry.
         """
         now = self._context.clock.steady()
         if not any(now >= expires for _, expires in self._standing.values()):

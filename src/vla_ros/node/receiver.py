@@ -1,6 +1,6 @@
-"""What arrives, on the thread that spins the graph: checked, and left for the control loop or dropped.
+"""Receives messages on the graph thread: checks them, and passes them to the control loop or drops them.
 
-A camera frame stays bytes here: its stamp is read, nothing is decoded.
+A camera frame stays serialised here: its stamp is read, nothing is decoded.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from vla_ros.vision.messages import CdrBytes, image_stamp, with_stamp
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A camera message as it came.
+    """A camera message as received.
 
     Attributes:
         stamp: Stamp of its header, nanoseconds.
-        arrived: When it came.
-        interval: Seconds since the one before came; infinite for the first.
+        arrived: Time of arrival.
+        interval: Seconds since the previous one; infinite for the first.
     """
 
     data: CdrBytes
@@ -47,7 +47,7 @@ class Frame:
     interval: float = math.inf
 
     def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
-        """What became of it; ``details`` are further fields of the outcome."""
+        """The frame's outcome; ``details`` are further fields."""
         return FrameOutcome(self.stamp, self.camera, self.arrived.ros, outcome, **details)
 
 
@@ -73,7 +73,7 @@ class FrameReceiver:
         self._unstamped: set[str] = set()
 
     def receive(self, index: int, data: CdrBytes, publisher: bytes = b"") -> None:
-        """A message of camera ``index`` came from a publisher of this id, as its CDR bytes."""
+        """Receives a message of camera ``index`` from a publisher with this id, as CDR bytes."""
         context, config, now = self._context, self._context.options.current, self._context.clock.now()
         topic = config.camera.topics[index]
         context.stats.received()
@@ -105,7 +105,7 @@ class FrameReceiver:
         context.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": took})
 
     def _warn_of_no_stamp(self, topic: str) -> None:
-        """Many drivers give no stamp. Their frames count as taken when they came, as joint states do."""
+        """Warns of frames without a stamp, which many drivers send; their time of arrival counts instead."""
         self._context.stats.unstamped()
         if topic not in self._unstamped:
             self._unstamped.add(topic)
@@ -152,7 +152,7 @@ class StateReceiver:
                 yield topic, contest
 
     def joints(self, topic: str, message: Any, publisher: bytes = b"") -> None:
-        """A ``sensor_msgs/JointState`` came on a topic from a publisher of this id."""
+        """Receives a ``sensor_msgs/JointState`` on a topic from a publisher with this id."""
         now = self._context.clock.now()
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
@@ -162,12 +162,12 @@ class StateReceiver:
                 self.accept(whole.joints, whole.stamp, arm)
 
     def accept(self, joints: JointState, stamp: int, arm: str = "arm") -> None:
-        """Make a whole joint state the arm's newest one, if the watchdog finds nothing wrong with it.
+        """Makes a complete joint state the arm's newest one, if the watchdog accepts it.
 
         Args:
             joints: Of all the arm's joints.
-            stamp: Stamp of its header; 0 where the driver gives none.
-            arm: Whose.
+            stamp: Stamp of its header; 0 if the driver sets none.
+            arm: The arm's name.
         """
         wrong = self._wrong(joints, self._arms[arm])
         if wrong:
@@ -177,17 +177,17 @@ class StateReceiver:
             self._context.inputs.set_joints(joints, arm)
 
     def feed(self, key: str, message: Any) -> None:
-        """A message of the feed ``key`` came (``robot.state_topics``)."""
+        """Receives a message of the feed ``key`` (``robot.state_topics``)."""
         self._context.inputs.set_state(key, feed_of(message, self._context.clock.ros()))
 
     def forget(self) -> None:
-        """Forget what was measured: the clock jumped, and stamps may come again."""
+        """Discards all measurements, because the clock jumped and stamps may repeat."""
         self._context.inputs.forget_measurements()
         for states in self._joint_states.values():
             states.forget()
 
     def _wrong(self, joints: JointState, arm: ArmController) -> str:
-        """What makes a joint state unusable, or ""."""
+        """Why a joint state is unusable, or ""."""
         if len(joints.names) != len(joints.positions):
             return f"{len(joints.names)} names and {len(joints.positions)} positions"
         try:
@@ -203,7 +203,7 @@ def stamp_of(message: Any) -> int:
 
 
 def joint_state_of(message: Any, now: int) -> JointState:
-    """A ``sensor_msgs/JointState`` as numbers; without a stamp it counts as measured now."""
+    """A ``sensor_msgs/JointState`` as numbers; without a stamp its time of arrival counts."""
     numbers = [np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort)]
     positions = np.asarray(message.position, dtype=np.float64)
     return JointState(tuple(message.name), positions, stamp_of(message) or now, *numbers)

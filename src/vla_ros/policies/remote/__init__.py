@@ -1,6 +1,6 @@
-"""Policies that another machine serves: one client for openpi, RoboArena, vLLM-Omni, SGLang, GR00T and OFT.
+"""Runs policies on another machine: one client for openpi, RoboArena, vLLM-Omni, SGLang, GR00T and OFT.
 
-``messages`` encodes and decodes arrays; ``dialect`` says what differs between servers, with one module for each
+``messages`` encodes and decodes arrays; ``dialect`` defines what differs between servers, with one module per
 family; ``dialects`` chooses. ``transport`` carries messages, ``link`` keeps a connection, ``policy`` is the client.
 """
 

@@ -1,4 +1,4 @@
-"""A policy server of our own as a child process: another Python, the same machine, ended with this process."""
+"""Our own policy server as a child process: another Python on the same machine, ended with this process."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """The server's address."""
         return f"ws://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it and wait until its policy is loaded, which may take minutes.
+        """Starts the process and waits until its policy is loaded, which may take minutes.
 
         Raises:
-            ServerLostError: It ended instead; the text has its last words.
+            ServerLostError: The process ended; the text has its last lines of output.
         """
         self._port = self._start()
         self._watcher = threading.Thread(target=self._watch, name="vla_child", daemon=True)
@@ -70,11 +70,11 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, or ran last; 0 before the first."""
+        """Process id of the running or last process; 0 before the first."""
         return self._process.pid if self._process else 0
 
     def close(self) -> None:
-        """End it."""
+        """Ends the process."""
         self._closing.set()
         process = self._process
         if process is not None:
@@ -123,7 +123,7 @@ class ServerProcess:
         raise ServerLostError(f"{self._python}: ended with status {status} before it served; it said: {said}")
 
     def _forward(self, process: subprocess.Popen[str]) -> None:
-        """Log what the process says until it ends."""
+        """Logs the process's output until it ends."""
         assert process.stdout is not None
         with process:  # closes the pipes
             for line in process.stdout:
@@ -134,7 +134,7 @@ class ServerProcess:
         logger.info("%s: %s", self._python.name, line.rstrip())
 
     def _watch(self) -> None:
-        """Start the process anew, on the same port, whenever it ends; the pauses grow while it fails."""
+        """Restarts the process on the same port whenever it ends, with growing pauses while it fails."""
         failures = 0
         while not self._closing.is_set():
             assert self._process is not None

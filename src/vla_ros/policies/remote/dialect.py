@@ -1,6 +1,6 @@
-"""What differs between policy servers: how a question is written and an answer read. Data and pure functions.
+"""How policy servers differ: writing requests and reading answers, as data and pure functions.
 
-A question is one message and has one answer. :mod:`~vla_ros.policies.remote.dialects` chooses.
+A request is one message and has one answer. :mod:`~vla_ros.policies.remote.dialects` chooses.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One answer, checked: finite numbers in the right number of axes.
+    """One checked answer, with finite numbers of the expected dimensions.
 
     Attributes:
         actions: Name to float64 [K, D]; a server with one unnamed action calls it ``actions``.
-        timing_ms: What the server says it took, by stage.
-        extension: What this package's server says besides.
+        timing_ms: Times reported by the server, by stage.
+        extension: Further information from this package's server.
     """
 
     actions: Mapping[str, NDArray[np.float64]]
@@ -61,7 +61,7 @@ class Answer:
 
 
 class ServerSaidError(WireError):
-    """The server answered with an error of its own; the connection may go on."""
+    """The server reported an error; the connection may continue."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Dialect:
 
 
 def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
-    """A binary frame that holds a map with text keys.
+    """Reads a binary frame that contains a map with text keys.
 
     Raises:
         ServerSaidError: It is text, which servers send for errors.
-        WireError: It is no such map.
+        WireError: It is not such a map.
     """
     message = read(frame)
     if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
@@ -104,7 +104,7 @@ def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
 
 
 def read(frame: Frame) -> Any:
-    """A binary frame; text and maps that hold an error are raised.
+    """Reads a binary frame; text and maps that contain an error are raised.
 
     Raises:
         ServerSaidError: The server reports an error.
@@ -122,7 +122,7 @@ def read(frame: Frame) -> Any:
 
 
 def check_reset(frame: Frame) -> None:
-    """Read what a server answers to a reset: a text, or a map.
+    """Reads a server's answer to a reset, which is text or a map.
 
     Raises:
         ServerSaidError: It is an error.
@@ -138,10 +138,10 @@ def last_line(text: str) -> str:
 
 
 def chunk(value: Any, name: str) -> NDArray[np.float64]:
-    """Actions as [K, D] with at least one row; a single row and a leading batch of one are accepted.
+    """Actions as [K, D] with at least one row; accepts a single row and a leading batch dimension of one.
 
     Raises:
-        WireError: They are no numbers, not finite, empty or of another shape.
+        WireError: They are not numbers, not finite, empty or of another shape.
     """
     actions = finite(value, name)
     if actions.ndim == 3 and len(actions) == 1:
@@ -157,7 +157,7 @@ def openpi_answer(frame: Frame) -> Answer:
     """An answer in openpi's framing: a map with ``actions``, a bare array, or a map of named actions.
 
     Raises:
-        WireError: It holds no actions; the text says what it is instead.
+        WireError: It contains no actions; the text says what it is instead.
     """
     message = read(frame)
     if isinstance(message, np.ndarray):

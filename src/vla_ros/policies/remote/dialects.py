@@ -1,4 +1,4 @@
-"""The dialects by name, and which one a server speaks."""
+"""The dialects by name, and the choice of the one that a server speaks."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ SCHEMES = {"ws": OPENPI, "wss": OPENPI, "zmq": GR00T, "tcp": GR00T, "http": OFT,
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
-    """The dialect that an address or the user names; :func:`by_metadata` may know better.
+    """The dialect named by an address or the user, which :func:`by_metadata` may correct.
 
     Raises:
-        ConfigError: The address cannot be read, or speaks of a protocol that executes what it receives.
+        ConfigError: The address cannot be read, or names a protocol that executes what it receives.
     """
     parts = urlsplit(server)
     if parts.scheme == "grpc":
@@ -63,7 +63,7 @@ def by_address(server: str, name: str = "auto") -> Dialect:
 
 
 def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
-    """What a server that greets with ``metadata`` speaks; ``assumed`` unless they show another."""
+    """The dialect of a server that greets with ``metadata``; ``assumed`` unless they indicate another."""
     if assumed is OPENPI and metadata.keys() >= roboarena.CONFIG_KEYS:
         return ROBOARENA
     if assumed is OPENPI and metadata.get("object") == "action.metadata":

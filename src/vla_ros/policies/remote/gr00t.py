@@ -87,7 +87,7 @@ def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
 
 
 def answer(frame: Frame) -> Answer:
-    """Actions by name: a map, or a map and what the policy says besides.
+    """Actions by name, from a map or from a map with further output of the policy.
 
     Raises:
         WireError: It is an error, or something else.
@@ -109,7 +109,7 @@ def reset(session: str) -> bytes:
 
 
 def secret(request: bytes, key: str) -> bytes:
-    """A request with the API token, appended where GR00T's client has it."""
+    """A request with the API token in the place where GR00T's client puts it."""
     assert request[:1] in (b"\x81", b"\x82")  # a map of one or two entries, as written here
     return bytes([request[0] + 1]) + request[1:] + pack("api_token") + pack(key)
 

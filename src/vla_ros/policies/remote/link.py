@@ -1,4 +1,4 @@
-"""A connection that is made anew by itself: with growing pauses, in the background, never inside an inference."""
+"""A connection that reconnects by itself: in the background, with growing pauses, never inside an inference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept n
 
 
 def pause(failures: int, chance: Callable[[], float]) -> float:
-    """Seconds to wait after so many failures in a row: doubled each time, and spread over robots.
+    """Seconds to wait after so many failures in a row: doubled each time, and spread randomly over robots.
 
     Args:
         failures: 0 for the first attempt after a loss.
@@ -45,8 +45,8 @@ class Peer:
     """A connected server.
 
     Attributes:
-        metadata: What it says about itself.
-        dialect: What it speaks.
+        metadata: Its description of itself.
+        dialect: Its dialect.
     """
 
     transport: Transport
@@ -106,11 +106,11 @@ class Link:
         self._thread = threading.Thread(target=self._keep, name="vla_remote", daemon=True)
 
     def start(self, timeout: float) -> Peer:
-        """Connect, and stay connected from then on.
+        """Connects, and stays connected from then on.
 
         Raises:
-            ServerLostError: There is no server within ``timeout`` seconds.
-            VlaRosError: There is one, and it is not the right one.
+            ServerLostError: No server was found within ``timeout`` seconds.
+            VlaRosError: The server found is not the right one.
         """
         deadline = time.monotonic() + timeout
         while self._peer is None:
@@ -130,7 +130,7 @@ class Link:
         """The connected server.
 
         Raises:
-            ServerLostError: There is none at present.
+            ServerLostError: There is none at the moment.
         """
         peer = self._peer
         if peer is None:
@@ -172,7 +172,7 @@ class Link:
             return answer
 
     def close(self) -> None:
-        """End for good."""
+        """Disconnects for good."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():
@@ -181,7 +181,7 @@ class Link:
             self._drop("closed")
 
     def drop(self, why: str) -> None:
-        """Give the connection up, because what came over it cannot be trusted; another is made."""
+        """Closes a connection that can no longer be trusted; a new one is made."""
         with self._using:
             self._drop(why)
 
@@ -197,7 +197,7 @@ class Link:
             self._wake.set()
 
     def _attempt(self, seconds: float) -> VlaRosError | None:
-        """Connect; what went wrong is returned and kept for whoever asks."""
+        """Tries to connect; returns the error and stores it for later callers."""
         peer = None
         try:
             peer = meet(self.target, time.monotonic() + seconds)

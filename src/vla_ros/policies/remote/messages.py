@@ -33,7 +33,7 @@ _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 
 
 class WireError(VlaRosError):
-    """A message of a peer is damaged, hostile or not what its protocol says; the text says what was found."""
+    """A peer's message is damaged, hostile or violates its protocol; the text says what was found."""
 
 
 Array = NDArray[Any]
@@ -75,15 +75,15 @@ def nd(value: Any) -> Any:
 
 
 def _bytes(value: Array) -> bytes | memoryview:
-    """An array's numbers in C order, without a copy where they lie so."""
+    """An array's numbers in C order, without a copy if they already are."""
     return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
 
 def pack(message: Any, layout: Layout = openpi) -> bytes:
-    """Encode a message.
+    """Encodes a message.
 
     Raises:
-        WireError: It holds an array of objects, texts or dates, or something that is no data.
+        WireError: It contains an array of objects, texts or dates, or something other than data.
     """
     try:
         packed: bytes = msgpack.packb(message, default=layout)
@@ -131,10 +131,10 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
 
 
 def array(kind: Any, shape: Any, data: Any) -> Array:
-    """An array from what a message says of it: dtype as text, shape, bytes in C order.
+    """Builds an array from a message's dtype (as text), shape and bytes in C order.
 
     Raises:
-        WireError: The dtype is not of truth values, integers or floats, or the sizes do not agree.
+        WireError: The dtype is not boolean, integer or float, or the sizes do not agree.
     """
     dtype = _known(kind)
     if not isinstance(shape, (list, tuple)) or len(shape) > _MAX_AXES:
@@ -150,7 +150,7 @@ def array(kind: Any, shape: Any, data: Any) -> Array:
 
 
 def _known(kind: Any) -> np.dtype[Any]:
-    """The dtype of that name: truth values, integers and floats of up to eight bytes."""
+    """The dtype of that name: booleans, integers and floats of up to eight bytes."""
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
         raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected truth values, integers or floats")
@@ -158,7 +158,7 @@ def _known(kind: Any) -> np.dtype[Any]:
 
 
 def _revived(found: dict[Any, Any]) -> Any:
-    """An array where a map is one; any other map as it is."""
+    """Converts a map that represents an array to the array; returns other maps unchanged."""
     if len(found) > 5:
         return found
 
@@ -226,7 +226,7 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
     """Numbers as a float64 array.
 
     Raises:
-        WireError: They are no numbers, or not finite.
+        WireError: They are not numbers, or not finite.
     """
     if isinstance(value, list):
         try:
@@ -249,7 +249,7 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
 
 
 def described(value: Any) -> str:
-    """What a value of a message is, for an error: dtype and shape, or type and its first keys."""
+    """Describes a value of a message for an error: dtype and shape, or type and its first keys."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.str} {list(value.shape)}"
     if isinstance(value, Mapping):

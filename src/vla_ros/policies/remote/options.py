@@ -1,4 +1,4 @@
-"""Options of a policy on another machine: ``policy.*`` where ``policy.name`` is ``remote``."""
+"""Options of a policy on another machine: ``policy.*`` if ``policy.name`` is ``remote``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ API_KEY = "VLA_ROS_API_KEY"
 
 @dataclass(frozen=True)
 class RemoteOptions(PolicyConfig):
-    """Which server answers, and how it is spoken to."""
+    """The policy server and how to communicate with it."""
 
     server: str = option(
         "", "Address of the policy server: ws://HOST:PORT, wss://HOST/PATH, zmq://HOST:PORT (GR00T), http:// (OFT)"

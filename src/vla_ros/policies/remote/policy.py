@@ -1,4 +1,4 @@
-"""A policy that another machine runs, behind the package's :class:`~vla_ros.policies.base.Policy`."""
+"""A policy on another machine, behind the package's :class:`~vla_ros.policies.base.Policy`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RemoteSession(Session):
 
 
 class RemotePolicy(Policy):
-    """Sends observations to a policy server and checks what comes back."""
+    """Sends observations to a policy server and checks its answers."""
 
     Options = RemoteOptions
 
@@ -150,7 +150,7 @@ class RemotePolicy(Policy):
         )
 
     def _joined(self, actions: Mapping[str, FloatArray]) -> FloatArray:
-        """The named actions beside each other."""
+        """The named actions side by side."""
         keys = self._options.action_keys or tuple(actions)
         missing = [key for key in keys if key not in actions]
         if missing:
@@ -172,10 +172,10 @@ def target(options: RemoteOptions) -> Target:
 
 
 def api_key(options: RemoteOptions) -> str:
-    """The key, from a file or the environment; "" where there is none. It is never shown.
+    """The key, from a file or the environment; "" if there is none. It is never shown.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no key.
+        ConfigError: The file cannot be read, or contains no key.
     """
     if not options.api_key_file:
         return os.environ.get(API_KEY, "").strip()

@@ -1,4 +1,4 @@
-"""What a served policy needs and answers: from what a server says about itself, or from ``features``."""
+"""Determines what a served policy needs and returns, from the server's metadata or from ``features``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
 
 
 def check(metadata: Metadata, features: FeaturesConfig) -> None:
-    """Refuse features that a server of GR00T or RoboArena says it does not take.
+    """Refuses features that a GR00T or RoboArena server does not accept according to its metadata.
 
     Raises:
         ConfigError: Server and ``features`` contradict each other; both are named.
@@ -79,7 +79,7 @@ def _keys(texts: tuple[str, ...], prefix: str) -> set[str]:
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
-    """The features that this package's server says its policy has.
+    """The policy's features according to the metadata of this package's server.
 
     Raises:
         WireError: They are damaged.

@@ -1,6 +1,6 @@
-"""One request, one answer: over a websocket, ZeroMQ or HTTP, each step within a deadline.
+"""One request, one answer, over a websocket, ZeroMQ or HTTP, each step within a deadline.
 
-A transport belongs to one thread at a time. After any error it is of no use: an answer that comes too late would be
+A transport belongs to one thread at a time. After any error it must be discarded, because a late answer would be
 taken for the next one's.
 """
 
@@ -110,7 +110,7 @@ def _left(deadline: float, what: str) -> float:
 
 
 class WebSocket(Transport):
-    """A websocket on a blocking socket: no thread stands between the answer and whoever waits for it."""
+    """A websocket on a blocking socket, without a thread between the answer and its reader."""
 
     greets = True
 
@@ -276,7 +276,7 @@ class ZeroMq(Transport):
 
 
 class Http(Transport):
-    """POST over one connection that is kept."""
+    """POST requests over one persistent connection."""
 
     def __init__(self, target: Target, deadline: float) -> None:
         parts = urlsplit(target.url)
