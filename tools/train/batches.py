@@ -143,19 +143,8 @@ def load_frames(
     progress: Callable[[int], None],
 ) -> Frames:
     """Decompress all frames onto the device; ``tokens`` is int16 [N, tasks, SLOTS, 7]."""
-    images: Tensor | None = None
-    done = 0
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for path in paths:
-            pixels = shards.unpack(shards.read(path), pool)
-            if images is None:
-                images = torch.empty(len(labels), *pixels.shape[1:], dtype=torch.uint8, device=device)
-            images[done : done + len(pixels)] = torch.from_numpy(pixels).to(device)
-            done += len(pixels)
-            progress(done)
-    assert images is not None  # read_labels refuses an empty folder
-    held_out = labels.seeds % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-    rows = np.arange(len(labels))
+    images = load_images(paths, len(labels), device, progress)
+    training, held_out = split(labels)
 
     def moved(values: np.ndarray, kind: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=kind)
@@ -166,8 +155,31 @@ def load_frames(
         patches=moved(labels.patches),
         tokens=moved(tokens.reshape(len(labels), -1, ACTION_TOKENS), torch.int16),
         asked=moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1]),
-        training=moved(rows[~held_out]),
-        held_out=moved(rows[held_out] if held_out.any() else rows[-1:]),
+        training=moved(training),
+        held_out=moved(held_out),
         prompts=prompts.ids.to(device),
         lengths=prompts.lengths.to(device),
     )
+
+
+def split(labels: shards.Labels) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Indices of the frames to train on, and of those that are held out."""
+    held_out = labels.seeds % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    rows = np.arange(len(labels))
+    return rows[~held_out], rows[held_out] if held_out.any() else rows[-1:]
+
+
+def load_images(paths: list[Path], count: int, device: torch.device, progress: Callable[[int], None]) -> Tensor:
+    """Decompress the images of all ``count`` frames onto the device, uint8 [N, H, W, 3]."""
+    images: Tensor | None = None
+    done = 0
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for path in paths:
+            pixels = shards.unpack(shards.read(path), pool)
+            if images is None:
+                images = torch.empty(count, *pixels.shape[1:], dtype=torch.uint8, device=device)
+            images[done : done + len(pixels)] = torch.from_numpy(pixels).to(device)
+            done += len(pixels)
+            progress(done)
+    assert images is not None  # read_labels refuses an empty folder
+    return images

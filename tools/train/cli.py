@@ -5,6 +5,10 @@
   python -m tools.train export work/run work/checkpoint  export it in the published layout
   python -m tools.train evaluate work/checkpoint        measure success under each control
 
+  python -m tools.train data work/chunks --horizon 16 --rate-hz 20    record chunks of joint positions
+  python -m tools.train fit-flow work/chunks work/flow                train a small pi0.5 on them
+  python -m tools.train export-flow work/flow work/pi                 export it in LeRobot's layout
+
 An interrupted stage resumes when it is called again. See docs/demo-policy.md.
 """
 
@@ -20,6 +24,7 @@ from tools.train.recipe import (
     DataRecipe,
     FitOptions,
     FitRecipe,
+    FlowNetworkRecipe,
     LabelRecipe,
     NetworkRecipe,
     Recipe,
@@ -50,6 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("folder", type=Path, help="folder of the checkpoint")
     export.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32")
     export.add_argument("--shards", type=int, default=2, metavar="N", help="safetensors files")
+
+    fit = stages.add_parser("fit-flow", help="train a small pi0.5")
+    fit.add_argument("data", type=Path, help="folder of the demonstrations")
+    fit.add_argument("folder", type=Path, help="folder of the run")
+    for flow_recipe in (FitOptions, FlowNetworkRecipe, FitRecipe):
+        _add_recipe(fit, flow_recipe)
+
+    export = stages.add_parser("export-flow", help="export the small pi0.5")
+    export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
+    export.add_argument("folder", type=Path, help="folder of the checkpoint")
 
     evaluate = stages.add_parser("evaluate", help="measure success under each control")
     evaluate.add_argument("folder", type=Path, help="folder of the checkpoint")
@@ -109,7 +124,14 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         VlaRosError: The stage failed.
     """
-    stages = {"data": _data, "fit": _fit, "export": _export, "evaluate": _evaluate}
+    stages = {
+        "data": _data,
+        "fit": _fit,
+        "export": _export,
+        "fit-flow": _fit_flow,
+        "export-flow": _export_flow,
+        "evaluate": _evaluate,
+    }
     return stages[arguments.stage](arguments)
 
 
@@ -171,6 +193,37 @@ def _export(arguments: argparse.Namespace) -> int:
 
     export(arguments.run_folder, arguments.folder, arguments.dtype, arguments.shards)
     size = sum(path.stat().st_size for path in arguments.folder.glob("*.safetensors"))
+    print(f"wrote {arguments.folder}: {size / 1e6:.1f} MB of weights")
+    return 0
+
+
+def _fit_flow(arguments: argparse.Namespace) -> int:
+    from tools.train.flow_fit import Run
+
+    training = Run(
+        arguments.folder,
+        arguments.data,
+        recipe_of(FlowNetworkRecipe, arguments),
+        recipe_of(FitRecipe, arguments),
+        FitOptions(**{field.name: getattr(arguments, field.name) for field in fields(FitOptions)}),
+    )
+    frames = training.load()
+    with _bar() as bar:
+        task = bar.add_task("steps", total=training.recipe.steps, completed=training.step)
+
+        def progress(step: int, figures: dict[str, float]) -> None:
+            text = f"flow {figures['flow']:.3f}, places {figures['place_accuracy']:.1%}"
+            bar.update(task, completed=step, description=text)
+
+        figures = training.train(frames, progress)
+    print(f"step {training.step} of {training.recipe.steps}, {training.seconds:.0f} s; {figures}")
+    return 0 if training.done else 3
+
+
+def _export_flow(arguments: argparse.Namespace) -> int:
+    from tools.train.flow_export import export
+
+    size = export(arguments.run_folder, arguments.folder)
     print(f"wrote {arguments.folder}: {size / 1e6:.1f} MB of weights")
     return 0
 

@@ -51,7 +51,7 @@ def rate(step: int, recipe: FitRecipe) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
 
 
-def make_optimizer(trainee: Trainee, recipe: FitRecipe) -> torch.optim.AdamW:
+def make_optimizer(trainee: torch.nn.Module, recipe: FitRecipe) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices, not on norms, biases and embeddings."""
     named = list(trainee.named_parameters())
     plain = [

@@ -78,6 +78,37 @@ class NetworkRecipe:
 
 
 @dataclass(frozen=True)
+class FlowNetworkRecipe:
+    """Sizes of the flow-matching network, and the delays it is trained for.
+
+    Attributes:
+        vision_width: Features per patch.
+        vision_blocks: Blocks of the tower.
+        vision_heads: Its attention heads.
+        prefix_width: Features per token of the prefix.
+        prefix_hidden: Hidden features of its gated MLP.
+        expert_width: Features per token of the action expert.
+        expert_hidden: Hidden features of its gated MLP.
+        depth: Layers of both.
+        heads: Query heads of both; one head of keys and values.
+        head_dim: Features per head.
+        max_delay: Actions at the beginning of a chunk that may be given (trained real-time chunking).
+    """
+
+    vision_width: int = 192
+    vision_blocks: int = 5
+    vision_heads: int = 3
+    prefix_width: int = 256
+    prefix_hidden: int = 512
+    expert_width: int = 128
+    expert_hidden: int = 256
+    depth: int = 5
+    heads: int = 4
+    head_dim: int = 64
+    max_delay: int = 8
+
+
+@dataclass(frozen=True)
 class LabelRecipe:
     """How actions become labels.
 
@@ -148,10 +179,10 @@ class FitOptions:
     time_limit: float = 0.0
 
 
-Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, LabelRecipe, FitRecipe)
+Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, FlowNetworkRecipe, LabelRecipe, FitRecipe)
 
 
-def as_json(recipe: DataRecipe | NetworkRecipe | LabelRecipe | FitRecipe) -> dict[str, Any]:
+def as_json(recipe: DataRecipe | NetworkRecipe | FlowNetworkRecipe | LabelRecipe | FitRecipe) -> dict[str, Any]:
     """The recipe as plain JSON values."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(recipe).items()}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
-from tools.train.network import Trainee
 from vla_ros.errors import CheckpointError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
+def save(path: Path, trainee: nn.Module, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
     """Write weights and AdamW's moments atomically, after ``step`` steps in ``seconds``."""
     tensors = {}
     for name, parameter in trainee.named_parameters():
@@ -30,7 +30,7 @@ def save(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer, step: i
     part.replace(path)
 
 
-def restore(path: Path, trainee: Trainee, optimizer: torch.optim.Optimizer | None = None) -> tuple[int, float]:
+def restore(path: Path, trainee: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[int, float]:
     """Restore what :func:`save` wrote; returns steps and seconds.
 
     Raises:

@@ -1,0 +1,139 @@
+"""The small pi0.5: what is trained is what the policy runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tools.train import data, shards
+from tools.train.fit import LOG, STATISTICS
+from tools.train.flow_export import export
+from tools.train.flow_fit import TOKENIZER, Run, states_of
+from tools.train.flow_network import FlowTrainee, architecture_of
+from tools.train.flow_words import FORM, VOCABULARY
+from tools.train.labels import KINDS
+from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe
+from vla_ros.engine.flow import prefill, run_step, suffix_rows
+from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
+from vla_ros.errors import ConfigError
+from vla_ros.policies.pi.checkpoint import read_checkpoint
+from vla_ros.policies.pi.inference import load_model, load_network
+from vla_ros.policies.pi.network import make_flow
+from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.prompt import prompt_tokens
+from vla_ros.policies.pi.tokenizer import load_tokenizer
+
+SMALL = FlowNetworkRecipe(
+    vision_width=32,
+    vision_blocks=2,
+    vision_heads=2,
+    prefix_width=48,
+    prefix_hidden=64,
+    expert_width=32,
+    expert_hidden=48,
+    depth=3,
+    heads=2,
+    head_dim=16,
+)
+HORIZON = 6
+
+
+@pytest.fixture(scope="module")
+def trainee() -> FlowTrainee:
+    torch.manual_seed(0)
+    made = FlowTrainee(architecture_of(SMALL, vocabulary=40, horizon=HORIZON))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.2)
+    return made.eval()
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_velocities_in_training_are_those_of_the_engine(trainee: FlowTrainee, given: int) -> None:
+    """In every flow step, with prompts of different lengths and with actions that are given."""
+    random = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (1, 224, 224, 3), dtype=torch.uint8, generator=random)
+    prompts = torch.randint(3, 40, (2, 9), generator=random)
+    lengths = torch.tensor([9, 6])
+    model, ops = make_flow(trainee.network, steps=4, summed=False), GemmaOps()
+    actions = torch.randn(2, HORIZON, model.action_dim, generator=random)
+    is_given = (torch.arange(HORIZON) < given).expand(2, -1)
+    with torch.no_grad():
+        patches = model.encode(images).expand(2, -1, -1)
+        cache = allocate_cache(model.prefix, 2, patches.shape[1] + 9 + HORIZON)
+        prefill(model, ops, cache, patches, prompts, lengths.int())
+        start = (patches.shape[1] + lengths).int()
+        none = torch.zeros(2, HORIZON)
+        guide = Guide(actions.clone(), none, torch.zeros(2), torch.zeros(2, HORIZON, dtype=torch.int32))
+        for step, rows in enumerate(suffix_rows(model, start, is_given.int())):
+            after = actions.clone()
+            run_step(model, ops, cache, after, none, guide, rows, step, -1.0)
+            times = torch.where(is_given, 0.0, model.times[step])
+            found = trainee(images, prompts, lengths, actions, times)
+            torch.testing.assert_close(found.velocity, actions - after, atol=2e-4, rtol=1e-3)
+    assert found.places.shape == (2, 256)
+    assert found.kinds.shape == (1, 256, 13)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A few steps on two short episodes."""
+    folder = tmp_path_factory.mktemp("flow")
+    recipe = DataRecipe(episodes=2, shard_episodes=2, max_steps=4, rate_hz=20.0, horizon=HORIZON)
+    data.generate(folder / "data", recipe, processes=1)
+    fit = FitRecipe(steps=12, batch=2, prompts=2, warmup=2, learning_rate=3e-3)
+    made = Run(folder / "run", folder / "data", SMALL, fit, FitOptions(device="cpu", log_every=1, save_every=1e9))
+    made.train(made.load(), lambda step, figures: None)
+    return made
+
+
+def test_training_lowers_the_loss_and_resumes(run: Run) -> None:
+    lines = [json.loads(line) for line in (run.folder / LOG).read_text().splitlines()]
+    losses = [line["total"] for line in lines if line["kind"] == "step"]
+    assert len(losses) == 12
+    assert np.mean(losses[-3:]) < 0.8 * losses[0]
+    again = Run(run.folder, run._dataset, SMALL, run.recipe, run.options)
+    assert again.done
+    frames = run.load()
+    assert again.evaluate(frames) == run.evaluate(frames)
+
+
+def test_prompts_carry_the_state_as_the_policy_writes_it(run: Run) -> None:
+    frames = run.load()
+    encode = load_tokenizer(run.folder / TOKENIZER, len(VOCABULARY)).encode
+    statistics = json.loads((run.folder / STATISTICS).read_text())["observation.state"]
+    normal = make_normalization("quantile", statistics, "state", lerobot=True)
+    labels = shards.read_labels(data.shard_paths(run._dataset))
+    rows = torch.arange(len(labels))
+    ids, lengths = frames.prompts.fill(rows * 0 + KINDS.index("blue_ball"), frames.bins)
+    for row, state in enumerate(states_of(labels)):
+        expected = prompt_tokens(encode, "pick up the blue ball", FORM, normal.normalize(state.astype(np.float32)))
+        np.testing.assert_array_equal(ids[row, : lengths[row]].numpy(), expected)
+    assert "<unk>" not in {VOCABULARY[index] for index in ids.unique().tolist()}
+
+
+def test_the_exported_checkpoint_is_the_trained_network(run: Run, tmp_path: Path) -> None:
+    """LeRobot's layout, read by the policy: sizes, statistics, prompt, and the weights to float16."""
+    size = export(run.folder, tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.architecture == run.trainee.architecture
+    assert (checkpoint.trained_delay, checkpoint.processing.delta) == (SMALL.max_delay, (True,) * 7 + (False,))
+    assert checkpoint.processing.prompt.length == FORM.length
+    model = load_model(checkpoint)
+    parameters = dict(run.trainee.network.named_parameters())
+    assert size < 3 * sum(parameter.numel() for parameter in parameters.values())
+    for name, loaded in load_network(checkpoint).named_parameters():
+        torch.testing.assert_close(loaded, parameters[name].detach(), atol=1e-3, rtol=1e-3)
+    assert model.architecture.horizon == HORIZON
+
+
+def test_the_default_network_fits_into_15_mb() -> None:
+    network = FlowTrainee(architecture_of(FlowNetworkRecipe(), len(VOCABULARY), horizon=16)).network
+    assert 2 * sum(parameter.numel() for parameter in network.parameters()) < 15e6
+
+
+def test_single_actions_are_refused(demonstrations: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--horizon 16"):
+        Run(tmp_path, demonstrations, SMALL, FitRecipe(), FitOptions())

@@ -1,0 +1,115 @@
+"""Exports a run of the small pi0.5 in LeRobot's layout, in float16."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file
+
+from tools.train import state
+from tools.train.fit import RECIPE, STATE, STATISTICS
+from tools.train.flow_fit import TOKENIZER
+from tools.train.flow_network import ACTION_SIZE, STATE_SIZE, FlowTrainee, architecture_of
+from tools.train.flow_words import FORM, VOCABULARY
+from tools.train.recipe import FlowNetworkRecipe, from_json
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.pi.lerobot import ACTION, POSTPROCESSOR, PREPROCESSOR
+from vla_ros.policies.pi.lerobot import STATE as STATE_KEY
+from vla_ros.policies.pi.loading import LEROBOT
+from vla_ros.policies.pi.names import parameter_parts
+
+IMAGE = "observation.images.image"
+JOINTS = [f"joint_{number}" for number in range(1, ACTION_SIZE)]
+
+
+def export(run: Path, folder: Path) -> int:
+    """Write the checkpoint of a run to ``folder``; returns the bytes of its weights.
+
+    Raises:
+        CheckpointError: The run has no state, or a weight is out of range.
+    """
+    recipe = read_json(run / RECIPE)
+    network, horizon = from_json(FlowNetworkRecipe, recipe["network"]), recipe["data"]["horizon"]
+    architecture = architecture_of(network, len(VOCABULARY), horizon)
+    trainee = FlowTrainee(architecture)
+    state.restore(run / STATE, trainee)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parts in parameter_parts(architecture, ()).items():
+        weight = trainee.network.get_parameter(name).detach().half()
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(f"{run / STATE}: {name} is not finite in float16")
+        rows = torch.split(weight.view(-1, *parts[0].shape[1:]), [part.shape[0] for part in parts])
+        tensors |= {f"{LEROBOT}{part.name}": piece.clone() for part, piece in zip(parts, rows, strict=True)}
+    save_file(tensors, str(folder / "model.safetensors"))
+    statistics = read_json(run / STATISTICS)
+    shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)
+    size = architecture.vision.image_size
+    inputs = {
+        IMAGE: {"type": "VISUAL", "shape": [3, size, size]},
+        STATE_KEY: {"type": "STATE", "shape": [STATE_SIZE]},
+    }
+    outputs = {ACTION: {"type": "ACTION", "shape": [ACTION_SIZE]}}
+    _write(folder / "architecture.json", {"vision": {"heads": architecture.vision.heads}})
+    _write(
+        folder / "config.json",
+        {
+            "type": "pi05",
+            "input_features": inputs,
+            "output_features": outputs,
+            "image_resolution": [size, size],
+            "chunk_size": horizon,
+            "num_inference_steps": 10,
+            "rtc_training_max_delay": network.max_delay,
+            "tokenizer_max_length": FORM.length,
+            "max_state_dim": STATE_SIZE,
+            "max_action_dim": ACTION_SIZE,
+            "use_relative_actions": True,
+        },
+    )
+    norm_map = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
+    relative = {"enabled": True, "exclude_joints": ["gripper"], "action_names": [*JOINTS, "gripper"]}
+    before = [
+        {"registry_name": "relative_actions_processor", "config": relative},
+        _normalizer(folder, "policy_preprocessor", "normalizer_processor", statistics, inputs | outputs, norm_map),
+        {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}},
+        {"registry_name": "tokenizer_processor", "config": {"max_length": FORM.length}},
+    ]
+    after = [
+        _normalizer(folder, "policy_postprocessor", "unnormalizer_processor", statistics, outputs, norm_map),
+        {"registry_name": "absolute_actions_processor", "config": {"enabled": True}},
+    ]
+    _write(folder / PREPROCESSOR, {"name": "policy_preprocessor", "steps": before})
+    _write(folder / POSTPROCESSOR, {"name": "policy_postprocessor", "steps": after})
+    return (folder / "model.safetensors").stat().st_size
+
+
+def _normalizer(
+    folder: Path,
+    file: str,
+    name: str,
+    statistics: dict[str, Any],
+    features: dict[str, Any],
+    norm_map: dict[str, str],
+) -> dict[str, Any]:
+    """A step of a processor file, whose statistics are written beside it."""
+    arrays = {
+        f"{key}.{which}": np.array(values, np.float32)
+        for key, entry in statistics.items()
+        for which, values in entry.items()
+    }
+    state_file = f"{file}_{name}.safetensors"
+    save_arrays(arrays, str(folder / state_file))
+    config = {"eps": 1e-8, "features": features, "norm_map": norm_map}
+    return {"registry_name": name, "config": config, "state_file": state_file}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,241 @@
+"""Trains the small pi0.5 on chunks of joint positions: a resumable loop on CUDA or the CPU.
+
+Flow matching as openpi trains it (times from Beta(1.5, 1)). In half of the rows the first actions are given, as
+real-time chunking gives them. Counterfactual prompts and auxiliary losses are those of :mod:`tools.train.fit`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tools.train import data, shards, state
+from tools.train.batches import NOT_ASKED, augment, kind_map, load_images, split
+from tools.train.fit import LOG, RECIPE, STATE, STATISTICS, make_optimizer, rate
+from tools.train.flow_network import ACTION_SIZE, FlowTrainee, architecture_of, initialize
+from tools.train.flow_words import VOCABULARY, FlowPrompts, write_tokenizer
+from tools.train.labels import KINDS
+from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, claim, from_json
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.prompt import state_bins
+from vla_ros.sim import arm
+from vla_ros.sim.tasks import SLOTS
+from vla_ros.types import FloatArray
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class FlowFrames:
+    """All demonstrations on one device.
+
+    Attributes:
+        images: Uint8 [N, H, W, 3].
+        kinds: Int64 [N, SLOTS], -1 for empty slots.
+        patches: Int64 [N, SLOTS], -1 for objects that are not visible.
+        chunks: Float16 [N, tasks * SLOTS, H, 8], normalised, joints relative to the state.
+        bins: Int64 [N, 8], the state in the prompt.
+        asked: Int64 [N], task times SLOTS plus slot of the instruction that was followed.
+        training: Int64, indices of training frames.
+        held_out: Int64, indices of held-out frames.
+        prompts: Of every task and object.
+    """
+
+    images: Tensor
+    kinds: Tensor
+    patches: Tensor
+    chunks: Tensor
+    bins: Tensor
+    asked: Tensor
+    training: Tensor
+    held_out: Tensor
+    prompts: FlowPrompts
+
+
+class Run:
+    """A training run in ``folder``, on the demonstrations in ``dataset``; resumes from a saved state.
+
+    Raises:
+        ConfigError: The folder has another recipe, or the demonstrations have no chunks.
+    """
+
+    def __init__(
+        self, folder: Path, dataset: Path, network: FlowNetworkRecipe, fit: FitRecipe, options: FitOptions
+    ) -> None:
+        self.folder, self.recipe, self.options, self.network = folder, fit, options, network
+        self._dataset = dataset
+        self._data = from_json(DataRecipe, json.loads((dataset / data.MANIFEST).read_text(encoding="utf-8")))
+        if self._data.horizon < 2:
+            raise ConfigError(f"{dataset}: found single actions, expected chunks; record them with --horizon 16")
+        recipes = {"data": as_json(self._data), "network": as_json(network), "fit": as_json(fit)}
+        claim(folder / RECIPE, recipes)
+        choice = options.device
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if choice == "auto" else choice)
+        self.trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), self._data.horizon))
+        initialize(self.trainee, fit.seed)
+        self.trainee.to(self.device)
+        self.optimizer = make_optimizer(self.trainee, fit)
+        self.step, self.seconds = 0, 0.0
+        if (folder / STATE).exists():
+            self.step, self.seconds = state.restore(folder / STATE, self.trainee, self.optimizer)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.recipe.steps
+
+    def load(self, progress: Callable[[int, int], None] = lambda done, total: None) -> FlowFrames:
+        """Load the demonstrations onto the device; write their statistics and the tokenizer."""
+        paths = data.shard_paths(self._dataset)
+        labels = shards.read_labels(paths)
+        states, chunks = states_of(labels), relative(labels)
+        rows = np.arange(len(labels))
+        statistics = {
+            "observation.state": quantiles(states),
+            "action": quantiles(chunks[rows, labels.asked[:, 0], labels.asked[:, 1]].reshape(-1, ACTION_SIZE)),
+        }
+        (self.folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", encoding="utf-8")
+        write_tokenizer(self.folder / TOKENIZER)
+        normal = {
+            key: make_normalization("quantile", value, key, lerobot=True) for key, value in statistics.items()
+        }
+        targets = normal["action"].normalize(chunks.astype(np.float32)).reshape(len(labels), -1, *chunks.shape[3:])
+        training, held_out = split(labels)
+
+        def moved(values: np.ndarray, kind: torch.dtype = torch.int64) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(device=self.device, dtype=kind)
+
+        return FlowFrames(
+            images=load_images(paths, len(labels), self.device, lambda done: progress(done, len(labels))),
+            kinds=moved(labels.kinds),
+            patches=moved(labels.patches),
+            chunks=moved(targets, torch.float16),
+            bins=moved(state_bins(normal["observation.state"].normalize(states.astype(np.float32)))),
+            asked=moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1]),
+            training=moved(training),
+            held_out=moved(held_out),
+            prompts=FlowPrompts(self.folder / TOKENIZER, self._data.tasks, self.device),
+        )
+
+    def train(self, frames: FlowFrames, progress: Callable[[int, dict[str, float]], None]) -> dict[str, float]:
+        """Train to the end or the time limit; returns the latest figures on held-out frames."""
+        torch.set_float32_matmul_precision("high")
+        compute = torch.compile(self._losses) if self.options.compile else self._losses
+        recipe, options = self.recipe, self.options
+        began = saved = time.monotonic()
+        before, figures = self.seconds, {}
+        self.trainee.train()
+        while not self.done:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate(self.step, recipe)
+            for part in range(recipe.accumulate):
+                total, newest = compute(frames, self.step * recipe.accumulate + part, False)
+                (total / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), recipe.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+            now = time.monotonic()
+            self.seconds = before + now - began
+            late = bool(options.time_limit) and now - began > options.time_limit
+            if self.step % options.log_every == 0 or self.done:
+                figures = {name: round(float(value), 5) for name, value in newest.items()}
+                if not np.isfinite(figures["total"]):
+                    raise VlaRosError(f"step {self.step}: the loss is {figures['total']}; lower --learning-rate")
+                figures = self._log("step", {**figures, "seconds": round(self.seconds, 1)})
+                progress(self.step, figures)
+            if self.step % (10 * options.log_every) == 0 or self.done or late:
+                figures = self._log("held_out", self.evaluate(frames))
+            if now - saved > options.save_every or self.done or late:
+                state.save(self.folder / STATE, self.trainee, self.optimizer, self.step, self.seconds)
+                saved = now
+            if late:
+                break
+        return figures
+
+    @torch.no_grad()
+    def evaluate(self, frames: FlowFrames) -> dict[str, float]:
+        """Losses on held-out frames, averaged over a few fixed batches."""
+        self.trainee.eval()
+        found = [self._losses(frames, number, True)[1] for number in range(4)]
+        self.trainee.train()
+        return {name: round(float(np.mean([float(each[name]) for each in found])), 5) for name in found[0]}
+
+    def _log(self, kind: str, figures: dict[str, float]) -> dict[str, float]:
+        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"kind": kind, "step": self.step, **figures}) + "\n")
+        return figures
+
+    def _losses(self, frames: FlowFrames, step: int, held_out: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch that ``step`` decides, and its parts."""
+        recipe, device = self.recipe, self.device
+        random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
+        pool = frames.held_out if held_out else frames.training
+        rows = pool[torch.randint(len(pool), (recipe.batch,), generator=random, device=device)]
+        asked, kinds = frames.asked[rows], frames.kinds[rows]
+        weights = (kinds >= 0).float().repeat(1, frames.chunks.shape[1] // SLOTS).scatter(1, asked[:, None], 0.0)
+        others = torch.multinomial(weights, recipe.prompts - 1, generator=random)
+        chosen = torch.cat([asked[:, None], others], dim=1)  # [F, P]
+        slots = chosen % SLOTS
+        named = (chosen // SLOTS * len(KINDS) + kinds.gather(1, slots)).flatten()
+        bins = frames.bins[rows].repeat_interleave(recipe.prompts, dim=0)
+        prompts, lengths = frames.prompts.fill(named, bins)
+        chunks = frames.chunks[rows[:, None], chosen].flatten(0, 1).float()  # [R, H, 8]
+        patches = frames.patches[rows]
+        places = patches.gather(1, slots).flatten()
+        images = frames.images[rows] if held_out else augment(frames.images[rows], random) / 255.0
+        count, horizon, _ = chunks.shape
+        noise = torch.randn(chunks.shape, generator=random, device=device)
+        when = torch.rand(count, 1, generator=random, device=device) ** (1 / 1.5) * 0.999 + 0.001
+        delay = torch.randint(self.network.max_delay + 1, (count, 1), generator=random, device=device)
+        delay *= torch.rand(count, 1, generator=random, device=device) < 0.5
+        given = torch.arange(horizon, device=device) < delay  # [R, H]
+        times = torch.where(given, 0.0, when)
+        noisy = times[..., None] * noise + (1 - times[..., None]) * chunks
+        with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
+            found = self.trainee(images, prompts, lengths, noisy, times)
+            missed = (found.velocity - (noise - chunks)).square().mean(-1)  # [R, H]
+            flow = missed.masked_fill(given, 0.0).sum() / (~given).sum()
+            wanted = places.masked_fill(places < 0, NOT_ASKED)
+            place = functional.cross_entropy(found.places, wanted, ignore_index=NOT_ASKED, reduction="sum")
+            place = place / (wanted != NOT_ASKED).sum().clamp(min=1)
+            balance = torch.ones(len(KINDS) + 1, device=device)
+            balance[-1] = recipe.background_weight
+            board = kind_map(kinds, patches, found.kinds.shape[1])
+            kind = functional.cross_entropy(found.kinds.flatten(0, 1), board.flatten(), weight=balance)
+            total = flow + recipe.location_weight * place + recipe.kind_weight * kind
+        right = ((found.places.argmax(-1) == wanted).sum() / (wanted != NOT_ASKED).sum().clamp(min=1)).float()
+        parts = {"total": total, "flow": flow, "places": place, "kinds": kind, "place_accuracy": right}
+        return total, {name: value.detach() for name, value in parts.items()}
+
+
+def states_of(labels: shards.Labels) -> FloatArray:
+    """States [N, 8]: joint positions in radians and the gripper's opening, 0 to 1."""
+    states = labels.states.astype(np.float64)
+    states[:, 7] /= arm.FINGER_TRAVEL
+    return states
+
+
+def relative(labels: shards.Labels) -> FloatArray:
+    """Chunks [N, tasks, SLOTS, H, 8] with joints relative to the state; the gripper stays absolute."""
+    chunks = labels.actions.astype(np.float64)
+    chunks[..., :7] -= labels.states[:, None, None, None, :7]
+    return chunks
+
+
+def quantiles(values: FloatArray) -> dict[str, Any]:
+    """Statistics of [N, 8] in LeRobot's terms; the gripper's range is 0 to 1."""
+    low, high = np.percentile(values, [1, 99], axis=0)
+    low[7], high[7] = 0.0, 1.0
+    return {"q01": low.tolist(), "q99": high.tolist()}

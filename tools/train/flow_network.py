@@ -1,0 +1,200 @@
+"""A small pi0.5 in training: the policy's parameters, run so that gradients flow, and two auxiliary heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tools.train.labels import KINDS
+from tools.train.network import sincos_positions
+from tools.train.recipe import FlowNetworkRecipe
+from vla_ros.engine.gemma import RMS_EPS, rotary_tables
+from vla_ros.engine.ops import rotate
+from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.towers import TowerOps
+from vla_ros.policies.openvla.architecture import TowerShape
+from vla_ros.policies.pi.architecture import PI05, PiArchitecture
+from vla_ros.policies.pi.network import MAX_PERIOD, MIN_PERIOD, GemmaParameters, PiNetwork
+
+STATE_SIZE = ACTION_SIZE = 8
+"""Seven joints and the gripper."""
+
+
+def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) -> PiArchitecture:
+    """A pi0.5 of the recipe's sizes, with as many numbers in an action as the arm has."""
+    blocks, width = recipe.vision_blocks, recipe.vision_width
+    heads = {"heads": recipe.heads, "head_dim": recipe.head_dim, "depth": recipe.depth}
+    return PiArchitecture(
+        PI05,
+        TowerShape(width, blocks, recipe.vision_heads, 4 * width, blocks),
+        GemmaShape(recipe.prefix_width, mlp_width=recipe.prefix_hidden, **heads),
+        GemmaShape(recipe.expert_width, mlp_width=recipe.expert_hidden, **heads),
+        vocabulary,
+        ACTION_SIZE,
+        horizon,
+    )
+
+
+class FlowPredictions(NamedTuple):
+    """Outputs of a forward pass; R = frames times prompts.
+
+    Attributes:
+        velocity: Float32 [R, H, A], from actions to noise.
+        places: Logits of the patch that holds the named object [R, patches].
+        kinds: Logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none.
+    """
+
+    velocity: Tensor
+    places: Tensor
+    kinds: Tensor
+
+
+class FlowTrainee(nn.Module):
+    """The network with its two auxiliary heads."""
+
+    def __init__(self, architecture: PiArchitecture) -> None:
+        super().__init__()
+        self.network = PiNetwork(architecture)
+        self.architecture = architecture
+        width = architecture.prefix.width
+        self.place_head = nn.Linear(width, architecture.vision.patches)
+        self.kind_head = nn.Linear(width, len(KINDS) + 1)
+
+    def forward(
+        self, images: Tensor, prompts: Tensor, lengths: Tensor, noisy: Tensor, times: Tensor
+    ) -> FlowPredictions:
+        """Predict the velocity of noisy actions.
+
+        Args:
+            images: [F, S, S, 3] RGB, uint8, or float in [0, 1].
+            prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
+            lengths: Int64 [R], tokens of each prompt.
+            noisy: Float32 [R, H, A], normalised actions at ``times``.
+            times: Float32 [R, H], 1 for noise, 0 for actions; 0 where real-time chunking gives the action.
+        """
+        network, device = self.network, noisy.device
+        shape = self.architecture.prefix
+        patches = network.encode(images, TowerOps())  # [F, P, width]
+        repeated = patches.repeat_interleave(len(prompts) // len(images), dim=0)
+        words = network.embed_tokens(prompts) * shape.width**0.5
+        hidden = torch.cat([repeated, words.to(repeated.dtype)], dim=1)  # [R, P + L, width]
+        count = hidden.shape[1]
+        ends = patches.shape[1] + lengths
+        seen = torch.arange(count, device=device) < ends[:, None]  # [R, P + L]
+        rotary = rotary_tables(count + noisy.shape[1], shape.head_dim, noisy)
+        at = torch.arange(count, device=device).expand(len(prompts), -1)
+        past, hidden = _prefix(network.prefix, hidden, at, rotary, seen)
+        last = hidden.gather(1, (ends - 1)[:, None, None].expand(-1, 1, hidden.shape[-1]))[:, 0]
+        condition = self._condition(times)  # [R, H, E]
+        at = ends[:, None] + torch.arange(noisy.shape[1], device=device)
+        velocity = self._expert(network.action_in_proj(noisy), at, rotary, seen, past, condition)
+        return FlowPredictions(velocity.float(), self.place_head(last).float(), self.kind_head(patches).float())
+
+    def _condition(self, times: Tensor) -> Tensor:
+        width = self.architecture.expert.width
+        exponent = torch.linspace(0.0, 1.0, width // 2, device=times.device)
+        angles = 2 * math.pi * times[..., None] / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** exponent)
+        embedded = torch.cat([angles.sin(), angles.cos()], dim=-1)
+        network = self.network
+        embedded = functional.silu(network.time_mlp_in(embedded))
+        return functional.silu(network.time_mlp_out(embedded))
+
+    def _expert(
+        self,
+        hidden: Tensor,
+        at: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        seen: Tensor,
+        past: list[tuple[Tensor, Tensor]],
+        condition: Tensor,
+    ) -> Tensor:
+        """Velocities [R, H, A] of the action tokens ``hidden`` [R, H, E] behind the prefix's keys and values."""
+        seen = torch.cat([seen, seen.new_ones(at.shape)], dim=1)
+        expert = self.network.expert
+        layers: list[Any] = list(expert.layers)
+        for layer, (keys, values) in zip(layers, past, strict=True):
+            normed, gate = _normed(hidden, layer.input_norm, condition)
+            query, key, value = _heads(layer, expert.shape, normed, at, rotary)
+            mixed = _attend(query, torch.cat([keys, key], dim=1), torch.cat([values, value], dim=1), seen)
+            hidden = hidden + gate * layer.o(mixed)
+            normed, gate = _normed(hidden, layer.post_norm, condition)
+            hidden = hidden + gate * _mlp(layer, normed)
+        normed, _ = _normed(hidden, expert.norm, condition)
+        velocity: Tensor = self.network.action_out_proj(normed)
+        return velocity
+
+
+def _prefix(
+    prefix: GemmaParameters, hidden: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Keys and values of every layer, and the hidden states before the last."""
+    past: list[tuple[Tensor, Tensor]] = []
+    layers: list[Any] = list(prefix.layers)
+    for layer in layers:
+        query, key, value = _heads(layer, prefix.shape, _normed(hidden, layer.input_norm)[0], at, rotary)
+        past.append((key, value))
+        if not hasattr(layer, "o"):
+            break
+        hidden = hidden + layer.o(_attend(query, key, value, seen))
+        hidden = hidden + _mlp(layer, _normed(hidden, layer.post_norm)[0])
+    return past, hidden
+
+
+def _normed(hidden: Tensor, norm: Any, condition: Tensor | None = None) -> tuple[Tensor, Tensor | float]:
+    """RMS norm of [R, N, width], and the gate of what follows."""
+    wide = hidden.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_EPS)
+    if condition is None:
+        return wide * (1.0 + norm.weight), 1.0
+    scale, shift, gate = norm.dense(condition).chunk(3, dim=-1)
+    return wide * (1.0 + scale) + shift, gate
+
+
+def _heads(
+    layer: Any, shape: GemmaShape, normed: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries and keys, and values, [R, N, heads, head_dim]."""
+    heads = layer.qkv(normed).unflatten(-1, (-1, shape.head_dim))
+    size = shape.kv_heads
+    query, key, value = torch.split(heads, [heads.shape[2] - 2 * size, size, size], dim=2)
+    cosine, sine = (table[at][:, :, None] for table in rotary)
+    return rotate(query, cosine, sine), rotate(key, cosine, sine), value
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    query, key, value = (each.transpose(1, 2).to(value.dtype) for each in (query, key, value))
+    mixed = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen[:, None, None], enable_gqa=True
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _mlp(layer: Any, normed: Tensor) -> Tensor:
+    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+    output: Tensor = layer.down(functional.gelu(gate, approximate="tanh") * up)
+    return output
+
+
+@torch.no_grad()
+def initialize(trainee: FlowTrainee, seed: int) -> None:
+    """Initialise as :func:`tools.train.network.initialize` does; the expert's layers begin as identities."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = trainee.architecture
+    for name, parameter in trainee.named_parameters():
+        if name.endswith(("bias", "_norm.weight")) or ".dense." in name:
+            parameter.zero_()
+        elif "vision" in name and "norm" in name:
+            parameter.fill_(1.0)
+        elif name.endswith("pos_embed"):
+            parameter.copy_(0.5 * sincos_positions(parameter.shape[-2], parameter.shape[-1]).view_as(parameter))
+        else:
+            deviation = parameter[0].numel() ** -0.5  # keeps the scale of the input
+            if name.endswith(("attn.proj.weight", "fc2.weight", ".o.weight", ".down.weight")):
+                deviation /= math.sqrt(2 * (shape.vision.blocks if "vision" in name else shape.prefix.depth))
+            elif name.endswith("embed_tokens.weight"):
+                deviation = shape.prefix.width**-0.5  # the network multiplies by the root of the width
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)

@@ -1,0 +1,60 @@
+"""Vocabulary and prompts of the small pi0.5: whole words, and a token for every number of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tools.train.flow_network import STATE_SIZE
+from tools.train.labels import KINDS
+from vla_ros.policies.openvla.vocabulary import TABLE_WORDS
+from vla_ros.policies.pi.prompt import BINS, PromptForm, prompt_tokens
+from vla_ros.policies.pi.tokenizer import load_tokenizer
+from vla_ros.sim.tasks import make_task
+
+_PIECE = r"\n|-?[0-9]+|[A-Za-z]+|[^\sA-Za-z0-9]"
+_WORDS = ("Task", "State", "Action", ":", ",", ";", ".", "the", "with", "arm", "and", "to", *TABLE_WORDS)
+_NUMBERS = tuple(map(str, range(-1, BINS)))
+VOCABULARY = tuple(dict.fromkeys(("<pad>", "<eos>", "<bos>", "<unk>", "\n", *_WORDS, *_NUMBERS)))
+FORM = PromptForm(length=48, state="as_is", padded_state=STATE_SIZE)
+
+
+def write_tokenizer(path: Path) -> None:
+    """Write the vocabulary as a ``tokenizer.json``."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    ids = {piece: index for index, piece in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECE), behavior="removed", invert=True)
+    tokenizer.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path))
+
+
+class FlowPrompts:
+    """Prompts of every task and object, with the state to be filled in.
+
+    Attributes:
+        ids: Int64 [tasks * kinds, L], padded; the state's numbers are those of zeros.
+        lengths: Int64 [tasks * kinds].
+    """
+
+    def __init__(self, tokenizer: Path, tasks: Sequence[str], device: torch.device) -> None:
+        encode = load_tokenizer(tokenizer, len(VOCABULARY)).encode
+        instructions = [make_task(task, kind).instruction for task in tasks for kind in KINDS]
+        prompts = [prompt_tokens(encode, text, FORM, np.zeros(STATE_SIZE)) for text in instructions]
+        self.lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        padded = [np.pad(prompt, (0, int(self.lengths.max()) - len(prompt))) for prompt in prompts]
+        self.ids = torch.from_numpy(np.stack(padded)).to(device)
+        first = VOCABULARY.index("-1")
+        self._first = first
+        self._at = torch.tensor([int(np.flatnonzero(prompt >= first)[0]) for prompt in prompts], device=device)
+
+    def fill(self, rows: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
+        """Prompts ``rows`` [R] with the state's bins, int64 [R, 8], and their lengths."""
+        at = self._at[rows][:, None] + torch.arange(STATE_SIZE, device=rows.device)
+        return self.ids[rows].scatter(1, at, bins + self._first + 1), self.lengths[rows]
