@@ -36,7 +36,8 @@ def complaints(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = [alias.name for alias in node.names]
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom) and modules != ["UnpicklingError"]:  # which reads nothing
+                modules += [node.module or ""]
             for module in modules:
                 if module.split(".")[0] in FORBIDDEN_IMPORTS:
                     yield f"{node.lineno}: imports {module}"
@@ -63,6 +64,7 @@ def complaints(tree: ast.AST) -> Iterator[str]:
     [
         "import pickle",
         "from joblib import load",
+        "from pickle import UnpicklingError, loads",
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
         "np.load(path, allow_pickle=True)",

@@ -7,12 +7,12 @@ refuses everything but tensors. A folder that ``vla-ros convert`` wrote has safe
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ def read_component(file: Path) -> dict[str, Tensor]:
     """
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         raise CheckpointError(
             f"{file}: holds more than tensors and is not opened, because that could run code "
             f"({str(error).strip().splitlines()[0]})"
