@@ -92,6 +92,15 @@ def test_more_than_it_can_do_is_refused_at_once(bench: Bench) -> None:
     assert len(bench.done(6)) == 6
 
 
+def test_one_slow_batch_does_not_shut_out_robots_that_are_in_a_hurry(bench: Bench) -> None:
+    bench.busy()
+    bench.now += 1.0
+    bench.done()
+    for _ in range(3):
+        bench.ask(seconds=0.3)  # a batch is expected to take longer, and nothing else is to be done
+        assert isinstance(bench.done()[0].outcome, ActionChunk)
+
+
 @pytest.mark.parametrize(("text", "said"), [("raise", "a bad request"), ("raise odd", "the server's log says why")])
 def test_a_request_that_fails_fails_alone(bench: Bench, text: str, said: str) -> None:
     bench.busy()

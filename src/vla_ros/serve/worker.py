@@ -148,7 +148,8 @@ class InferenceWorker:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
             raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")
         expected = self._expected(self._clock())
-        if job.arrived + expected > job.deadline:
+        idle = not (self.waiting or self.running)  # then it is tried: only a batch corrects the expectation
+        if not idle and job.arrived + expected > job.deadline:
             raise BusyError(
                 f"over capacity: {self.waiting} requests wait and an answer would take about {expected:.2f} s, "
                 f"allowed {job.deadline - job.arrived:.2f} s"
