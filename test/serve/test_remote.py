@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("zmq", reason="the library zmq is not installed (extra 'remote')")
 
 from vla_ros.config import Config, load
+from vla_ros.contract.features import complete
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Level, Reason, reason_of
 from vla_ros.errors import ConfigError, ServerLostError
 from vla_ros.policies.base import create
@@ -209,7 +211,13 @@ DROID = (
     'features.images:=["observation/exterior_image_0_left = front", "observation/wrist_image_left = wrist"]',
     'features.action:=["arm.joint_velocity[1]", "arm.gripper"]',
 )
-MODALITIES = {"version": "nd", "video": {"modality_keys": ["front"]}, "state": {"modality_keys": ["single_arm"]}}
+MODALITIES = {
+    "version": "nd",
+    "video": {"modality_keys": ["front"], "delta_indices": [0]},
+    "state": {"modality_keys": ["single_arm"], "delta_indices": [0]},
+}
+BEFORE = {**MODALITIES, "video": {"modality_keys": ["front"], "delta_indices": [-15, 0]}}
+FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single_arm[5] = arm.joint_position"]')
 
 
 @pytest.mark.parametrize(
@@ -224,19 +232,17 @@ MODALITIES = {"version": "nd", "video": {"modality_keys": ["front"]}, "state": {
             MODALITIES,
             ('features.images:=["video.front = front"]', 'features.state:=["arm = arm.joint_position"]'),
         ),
-        (
-            "",
-            MODALITIES,
-            ('features.images:=["video.front = f"]', 'features.state:=["state.single_arm = arm.joint_position"]'),
-        ),
+        ("", MODALITIES, FRONT),
+        ("", BEFORE, (*FRONT, 'features.moments:=["video.front = -15, 0"]')),
+        (r"takes the video of the steps .-15, 0., and video.front has .0.", BEFORE, FRONT),
     ],
 )
 def test_what_a_server_says_is_held_against_the_features(
     said: str, metadata: dict[str, Any], features: tuple[str, ...]
 ) -> None:
-    options = config(1, *features).features
+    bound = complete(PolicySpec((), (), (), 0, 64, open=True), config(1, *features))
     if not said:
-        return check(metadata, options)
+        return check(metadata, bound)
     with pytest.raises(ConfigError, match=said):
-        check(metadata, options)
+        check(metadata, bound)
     return None

@@ -13,6 +13,7 @@ import numpy as np
 import simplejpeg
 
 from vla_ros.config import Config
+from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
@@ -50,7 +51,7 @@ class RemotePolicy(Policy):
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, RemoteOptions)
         self._seconds = config.timeouts.inference
-        self._features = config.features
+        self._config = config
         self._link: Link | None = None
         self._first: Link | None = None  # goes to the first session
         self._target = target(self._options)
@@ -119,7 +120,8 @@ class RemotePolicy(Policy):
         found = spec.learned(peer.metadata, self._options.horizon)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
-            spec.check(peer.metadata, self._features)
+            if peer.metadata.get("server") != OWN:
+                spec.check(peer.metadata, complete(found, self._config))
         elif found != known:
             changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")

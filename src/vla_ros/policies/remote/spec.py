@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vla_ros.config.sections import FeaturesConfig
 from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
@@ -44,38 +43,55 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
     return PolicySpec((), (), (), 0, said if known else horizon, open=True)
 
 
-def check(metadata: Metadata, features: FeaturesConfig) -> None:
+def check(metadata: Metadata, bound: PolicySpec) -> None:
     """Refuses features that a GR00T or RoboArena server does not accept according to its metadata.
 
+    Args:
+        metadata: What the server says.
+        bound: What ``features`` say, as a spec.
+
     Raises:
-        ConfigError: Server and ``features`` contradict each other; both are named.
+        ConfigError: They contradict each other; both are named.
     """
-    images, states = _keys(features.images, "video."), _keys(features.state, "state.")
-    for group, ours in (("video", images), ("state", states)):
-        section = metadata.get(group)
-        theirs = section.get("modality_keys") if isinstance(section, Mapping) else None
-        if "version" in metadata and theirs is not None:
-            wanted = {key.removeprefix(f"{group}.") for key in theirs}
-            if wanted != ours:
-                option = "features.images" if group == "video" else "features.state"
-                raise ConfigError(f"the server takes the {group} {sorted(wanted)}, and {option} has {sorted(ours)}")
-    if not metadata.keys() >= CONFIG_KEYS:
+    if "version" in metadata:
+        _check_modality("video", "features.images", metadata, bound.images)
+        _check_modality("state", "features.state", metadata, bound.state)
+    if metadata.keys() >= CONFIG_KEYS:
+        _check_arena(metadata, bound)
+
+
+def _check_modality(
+    group: str, option: str, metadata: Metadata, features: Sequence[ImageFeature | StateFeature]
+) -> None:
+    section = metadata.get(group)
+    if not isinstance(section, Mapping):
         return
+    theirs = {str(key).removeprefix(f"{group}.") for key in section.get("modality_keys") or ()}
+    ours = {feature.key.removeprefix(f"{group}.") for feature in features}
+    if theirs != ours:
+        raise ConfigError(f"the server takes the {group} {sorted(theirs)}, and {option} has {sorted(ours)}")
+    indices = section.get("delta_indices")
+    for feature in features:
+        steps = [-moment.steps for moment in feature.moments]
+        if isinstance(indices, list) and not any(moment.seconds for moment in feature.moments) and steps != indices:
+            raise ConfigError(
+                f"the server takes the {group} of the steps {indices}, and {feature.key} has {steps} "
+                "(features.moments)"
+            )
+
+
+def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
     wrist, count = metadata["needs_wrist_camera"], metadata["n_external_cameras"]
     needed = {"observation/wrist_image_left"} if wrist else set()
-    needed |= {
-        f"observation/exterior_image_{i}_left" for i in range(count if type(count) is int and count < 9 else 0)
-    }
-    if needed - images:
-        raise ConfigError(f"the server needs the images {sorted(needed - images)}, and features.images lacks them")
-    space = _SPACES.get(str(metadata["action_space"]))
-    if space is None or not any(f".{space}" in text for text in features.action):
-        said = f"the server answers {str(metadata['action_space'])[:40]!r}"
-        raise ConfigError(f"{said}, and features.action is {list(features.action)}")
-
-
-def _keys(texts: tuple[str, ...], prefix: str) -> set[str]:
-    return {text.partition("=")[0].strip().rstrip("?").removeprefix(prefix) for text in texts}
+    cameras = count if type(count) is int and 0 <= count <= 2 else 0
+    needed |= {f"observation/exterior_image_{number}_left" for number in range(cameras)}
+    missing = sorted(needed - set(bound.image_keys))
+    if missing:
+        raise ConfigError(f"the server needs the images {missing}, and features.images lacks them")
+    space = str(metadata["action_space"])[:40]
+    if _SPACES.get(space) not in {part.quantity for part in bound.action}:
+        ours = " + ".join(map(str, bound.action)) or "empty"
+        raise ConfigError(f"the server answers {space!r}, and features.action is {ours}")
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
