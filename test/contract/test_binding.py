@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vla_ros.cli.main import main
 from vla_ros.config import build
@@ -16,6 +18,7 @@ from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 
 ROBOT: dict[str, Any] = {"robot.urdf": "demo", "robot.gripper_joint_names": ["finger_left", "finger_right"]}
+ARMS = make_arms(build(ROBOT))
 OPEN = PolicySpec((), action=(), dimension=0, open=True)
 
 
@@ -183,3 +186,23 @@ def test_a_dry_run_prints_the_table_and_loads_nothing(capsys: pytest.CaptureFixt
     assert "/camera/image_raw, rotate_180" in table
     assert main([*arguments, "-p", "robot.state_topics:=[]"]) != 0
     assert "needs the feed 'objects', found none" in capsys.readouterr().err
+
+
+PIECES = ("image", "arm.gripper", "[0..1]", "[6]", "=", "+", "?", " ", "-15", ",", "0.5s", "left", "feed.f", "(a)")
+WORDS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+TEXTS = st.lists(WORDS | st.text(max_size=12), max_size=2)
+
+
+@given(images=TEXTS, state=TEXTS, parts=TEXTS | st.just(["arm.joint_delta"]), moments=TEXTS)
+@settings(max_examples=300)
+def test_any_text_binds_or_is_refused_with_a_reason(
+    images: list[str], state: list[str], parts: list[str], moments: list[str]
+) -> None:
+    names = {"images": images, "state": state, "action": parts, "moments": moments}
+    config = build(ROBOT | {f"features.{name}": value for name, value in names.items()})
+    said = "features."
+    try:
+        bind(OPEN, config, ARMS)
+    except ConfigError as error:
+        said = str(error)
+    assert said.startswith(("features.", "camera.", "robot.", "gripper.", "control.", "the policy's"))
