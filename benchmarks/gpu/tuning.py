@@ -70,15 +70,16 @@ class Layers:
         where = {"device": session.device, "dtype": torch.bfloat16}
         self.at = torch.full((1, 1), 290, dtype=torch.int32, device=session.device)
         self.hidden, self.first = torch.randn(1, shape.hidden_size, **where), self.at.long() * 0
+        rows = {"device": session.device, "dtype": self.sets[0].rows_dtype}
         self.rows = {
-            "down_proj": torch.randn(1, 1, shape.intermediate_size, **where),
-            "o_proj": torch.randn(1, 1, shape.heads * shape.head_dim, **where),
+            "down_proj": torch.randn(1, 1, shape.intermediate_size, **rows),
+            "o_proj": torch.randn(1, 1, shape.heads * shape.head_dim, **rows),
         }
         self.cache = KVCache.allocate(self.sets[0], 1, 320)
 
     def run(self, role: str, ops: Any) -> None:
         """Run one product of every layer."""
-        stream = ops.gather(self.hidden, self.first, self.sets[0].norm)
+        stream = ops.gather(self.hidden, self.first, self.sets[0].norm, self.sets[0].rows_dtype)
         for one in self.sets:
             self._product(role, ops, one, stream)
 
@@ -88,7 +89,8 @@ class Layers:
 
         one = self.sets[0]
         ours, theirs = (
-            self._product(role, how, one, how.gather(self.hidden, self.first, one.norm)) for how in (ops, Ops())
+            self._product(role, how, one, how.gather(self.hidden, self.first, one.norm, one.rows_dtype))
+            for how in (ops, Ops())
         )
         return relative_error(ours, theirs)
 
@@ -232,7 +234,6 @@ def stage_gemm(session: Session) -> dict[str, Any]:
             yield lambda kind=kind, k=k, config=config: TritonOps(gemm=config)._product(
                 torch.randn(1, ROWS, k, **where),
                 quantize(torch.randn(128, k, **where), kind, "qkv"),
-                torch.bfloat16,
             )
 
     compile_ahead(session, "gemm", compiling())
@@ -250,12 +251,12 @@ def stage_gemm(session: Session) -> dict[str, Any]:
                 break
             ops = TritonOps(fused_gemm=config is not None, gemm=config)
             try:
-                error: Any = relative_error(ops._product(rows, many[0], torch.bfloat16), expected)
+                error: Any = relative_error(ops._product(rows, many[0]), expected)
                 right = error <= 3e-3
             except Exception as failure:  # one that does not fit must not end the search
                 error, right = str(failure).strip().splitlines()[-1][:80], False
             ms = (
-                session.try_ms(lambda o=ops, m=many, x=rows: [o._product(x, one, torch.bfloat16) for one in m], 20)
+                session.try_ms(lambda o=ops, m=many, x=rows: [o._product(x, one) for one in m], 20)
                 if right
                 else 1e9
             )

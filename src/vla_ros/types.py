@@ -107,7 +107,20 @@ class Padding:
     corner: tuple[int, int]
 
 
-Resampling = tuple[FixedPointResize | BilinearCrop | Padding, ...]
+@dataclass(frozen=True, eq=False)
+class FloatResize:
+    """A resize in float32, rows first, then rounded half to even: one tap after the other, as TensorFlow adds them.
+
+    Attributes:
+        rows: Positions intp and weights float32 of each sample's taps, [target height, taps] each.
+        columns: The same across.
+    """
+
+    rows: tuple[NDArray[np.intp], NDArray[np.float32]]
+    columns: tuple[NDArray[np.intp], NDArray[np.float32]]
+
+
+Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding, ...]
 """Steps one after the other, each rounded to uint8 as its host version rounds."""
 
 

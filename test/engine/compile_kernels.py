@@ -83,7 +83,9 @@ def moves(ttgir: str) -> int:
 def compile_few_rows(kind: str) -> None:
     weight, scale = WEIGHTS[kind]
     sums = {"squares": "*fp64", "next_squares": "*fp64", "norm": B, "scaled": B, "eps": "fp32"}
-    types = {"x": B, "weight": weight, "scale": scale, "out": B, **sums}
+    rows = "*fp16" if kind == "fp8" else B
+    sums["scaled"] = rows
+    types = {"x": rows, "weight": weight, "scale": scale, "out": B, **sums}
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
 
@@ -108,7 +110,7 @@ def compile_few_rows(kind: str) -> None:
     if kind == "dense":
         skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": "*fp32"})
     for rows in (8, 16, 32) if kind in BITS else (16,):
-        skinny("gate_up", linear.gate_up_kernel, HIDDEN, types, rows)
+        skinny("gate_up", linear.gate_up_kernel, HIDDEN, {**types, "out": types["x"]}, rows)
         skinny("qkv", linear.qkv_kernel, HIDDEN, {**types, **cache}, rows, **heads)
 
 
@@ -204,17 +206,22 @@ def main() -> None:
         ("norm fp8", "*fp8e4nv", {"ADD": True, "FP8": True}),
     ):
         types = {"x": B, "branch": B, "norm": B, "out": out, "scales": "*fp32", "eps": "fp32"}
+        types |= {"row_scale": "*fp32", "column_scale": "*fp32"}
         compile_kernel(name, pointwise.rms_norm_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN, **constants}, 8, 3)
     types = {"table": B, "index": "*i64", "hidden": B, "norm": B, "scaled": B, "squares": "*fp64"}
     types["next_squares"] = "*fp64"
     compile_kernel("gather", pointwise.gather_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
-    types = {"qkv": B, "cosine": B, "sine": B, **cache}
-    compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128}, 8, 3)
+    types = {"qkv": B, "cosine": B, "sine": B, **cache, "row_scale": "*fp32", "column_scale": "*fp32"}
+    compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128, "SCALED": True}, 8, 3)
     compile_towers()
-    types = {"both": B, "out": B, "scales": "*fp32"}
-    compile_kernel("silu", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "FP8": False}, 4, 3)
+    types = {"both": B, "out": B, "scales": "*fp32", "row_scale": "*fp32", "column_scale": "*fp32"}
+    compile_kernel(
+        "silu", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "SCALED": False, "FP8": False}, 4, 3
+    )
     types |= {"out": "*fp8e4nv"}
-    compile_kernel("silu fp8", pointwise.silu_multiply_kernel, types, {"BLOCK": 16384, "FP8": True}, 16, 3)
+    compile_kernel(
+        "silu fp8", pointwise.silu_multiply_kernel, types, {"BLOCK": 16384, "SCALED": True, "FP8": True}, 16, 3
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def main(name: str) -> None:
         assert error(begun[0][1], begun[1][1]) < exact, "first norm"
         branch = noise(2, prefix + 9, width)
         tokens = [begun[0][0].clone(), begun[0][0].clone()]
-        film = (noise(width), noise(width)) if scale is None else None
+        film = noise(2, width) if scale is None else None
         added = [one.add_norm(x, branch, scale, norm, film) for one, x in zip((ours, theirs), tokens, strict=True)]
         tokens = [total for total, _ in added]
         assert torch.equal(*tokens), "sum"

@@ -17,12 +17,13 @@ from vla_ros.bench.models import OPENVLA_7B, random_weights
 from vla_ros.policies.oft.build import make_chunk_engine, normalize_state, plain_inference
 from vla_ros.policies.oft.inference import Asked, Chunk, ChunkInference
 from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.processors import OFTResize
+from vla_ros.policies.oft.processors import OFTResize, prepare
 from vla_ros.policies.openvla.actions import ActionStatistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
 from vla_ros.policies.openvla.choices import choose_device
 from vla_ros.policies.openvla.loading import empty, fill
 from vla_ros.policies.openvla.tiny import tiny_architecture
+from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 
 MODELS = {
@@ -51,7 +52,11 @@ class Step:
         began = time.perf_counter()
         decoded = [decode_image(message).image for message in messages]
         received = time.perf_counter()
-        images = list(self.threads.map(self.processor, decoded))
+        if self.inference.runner.graphs:
+            raw = [RawImage(image, processor=self.processor) for image in decoded]
+            images: Any = prepare(self.inference, raw, self.threads)
+        else:
+            images = list(self.threads.map(self.processor, decoded))
         state = normalize_state(_first(self.statistics, len(self.state)), self.state)
         processed = time.perf_counter()
         chunk = self.inference.answer(Asked(images, self.prompt, state, None))
@@ -88,6 +93,7 @@ def bench_oft(arguments: argparse.Namespace) -> dict[str, Any]:
     engine.warm_up([len(prompt)])
     step = Step(engine, processor, size, prompt)
     first_chunk, _ = step.run(0)
+    engine.wait()
     first = time.perf_counter()
     runs = [step.run(index) for index in range(warmup + steps)][warmup:]
     times = {key: np.array([stages[key] for _, stages in runs]) for key in runs[0][1]}

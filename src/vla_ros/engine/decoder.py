@@ -47,7 +47,8 @@ def prefill(
     ops.qkv(weights, final, stream, prompt, cache)
     wanted = last[:, None] + torch.arange(rows, dtype=torch.int32, device=last.device)  # [B, rows]
     at = wanted + length * torch.arange(batch, device=last.device)[:, None]
-    few = ops.gather(stream.hidden.flatten(0, 1), at, weights.layers[final].attention_norm)
+    norm = weights.layers[final].attention_norm
+    few = ops.gather(stream.hidden.flatten(0, 1), at, norm, weights.rows_dtype)
     return ops.lm_head(weights, _layer(weights, ops, cache, final, few, ops.locate(weights, cache, wanted)))
 
 
@@ -111,7 +112,7 @@ def parallel(
         cache: Room for S positions; may be one layer that all layers share.
         sequence: Embeddings [1, S, hidden].
         wanted: Int64 [R], the positions whose states are returned.
-        mask: Bool [1, 1, 1, S], False for padding; None without any.
+        mask: [1, 1, 1, S], added to the scores: 0, minus infinity for padding; None without any.
 
     Returns:
         Hidden states after the final norm, [1, R, hidden].
@@ -150,7 +151,7 @@ def embed_sequence(weights: DecoderWeights, patches: Tensor, text: Tensor) -> Te
 
 def _pass(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, at: Tensor) -> Tensor:
     stream, positions = (
-        ops.gather(weights.embedding, tokens, weights.layers[0].attention_norm),
+        ops.gather(weights.embedding, tokens, weights.layers[0].attention_norm, weights.rows_dtype),
         ops.locate(weights, cache, at),
     )
     for index in range(len(weights.layers)):

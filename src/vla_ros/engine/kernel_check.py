@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.ops import KVCache, Ops, Residual, rounded
+from vla_ros.engine.tile_configs import SKINNY
 from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, OutOfMemoryError
@@ -58,7 +59,10 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
 
     def stream() -> Residual:
         order = torch.arange(rows, device=weights.device)[None]
-        return ops.gather(noise(shape.hidden_size)[0], order, layer.attention_norm)
+        return ops.gather(noise(shape.hidden_size)[0], order, layer.attention_norm, weights.rows_dtype)
+
+    def inputs(width: int) -> Tensor:
+        return noise(width).to(weights.rows_dtype if rows <= SKINNY else weights.dtype)
 
     cache = KVCache.allocate(weights, 1, rows)
     positions = ops.locate(weights, cache, torch.arange(rows, dtype=torch.int32, device=weights.device)[None])
@@ -67,10 +71,10 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
     yield "values", cache.values[0]
     yield "gate and up", rounded(ops.gate_up(weights, 0, stream()), layer.down_proj)
     # A product that ends in the residual stream is compared together with the stream's norm.
-    added = ops.add_linear(stream(), noise(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
+    added = ops.add_linear(stream(), inputs(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
     yield "output", ops.norm(weights, added)
     yield "gate and up of a sum", rounded(ops.gate_up(weights, 0, added), layer.down_proj)
-    added = ops.add_linear(added, noise(layer.down_proj.inputs), layer.down_proj, weights.norm)
+    added = ops.add_linear(added, inputs(layer.down_proj.inputs), layer.down_proj, weights.norm)
     yield "down", ops.norm(weights, added)
     yield "head", ops.lm_head(weights, added)
 

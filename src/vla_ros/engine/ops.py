@@ -62,7 +62,9 @@ class Positions:
         sine: The same.
         slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
         end: Cache positions that torch reads.
-        mask: Bool [B, 1, R or 1, end], True where a row sees a position; None where causality or nothing hides any.
+        mask: Bool [B, 1, R or 1, end], True where a row sees a position (or numbers that are added to the scores);
+            None where causality or nothing hides any.
+        rows_dtype: Type of what attention of few rows returns; None for that of its queries.
     """
 
     at: Tensor
@@ -73,6 +75,7 @@ class Positions:
     end: int = 0
     mask: Tensor | None = None
     causal: bool = True
+    rows_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,20 @@ class Residual:
     Attributes:
         hidden: [B, R, hidden].
         norm: [hidden], the weight of that norm.
-        branch: [B, R, hidden], still to be added to ``hidden``, which ``Ops.norm`` and ``Ops.qkv`` do in place.
+        branch: Still to be added to ``hidden``, which ``Ops.norm`` and ``Ops.qkv`` do in place.
     """
 
     hidden: Tensor
     norm: Tensor
-    branch: Tensor | None = field(default=None, kw_only=True)
+    branch: ScaledProduct | None = field(default=None, kw_only=True)
+
+
+class ScaledProduct(NamedTuple):
+    """A product [M, N] that is still to be multiplied by scales of its rows [M, 1] and of its columns [N]."""
+
+    values: Tensor
+    rows: Tensor
+    columns: Tensor
 
 
 class QuantizedRows(NamedTuple):
@@ -126,13 +137,14 @@ class Ops:
         """Begin the residual stream of a prompt: ``hidden`` [B, R, hidden] in front of a norm."""
         return Residual(hidden, norm)
 
-    def gather(self, table: Tensor, index: Tensor, norm: Tensor) -> Residual:
+    def gather(self, table: Tensor, index: Tensor, norm: Tensor, rows_dtype: torch.dtype | None = None) -> Residual:
         """Begin a residual stream of few rows with some of ``table`` [V, hidden].
 
         Args:
             table: Embeddings, or rows of another stream.
             index: Int64 [B, R].
             norm: Weight of the norm that follows.
+            rows_dtype: Type in which kernels store rows before that norm; None for that of ``table``.
         """
         return Residual(functional.embedding(index, table), norm)
 
@@ -194,7 +206,7 @@ class Ops:
     def add_linear(self, stream: Residual, rows: Rows, matrix: Matrix, norm: Tensor) -> Residual:
         """``stream + rows @ matrix.T`` in front of a norm with weight ``norm``; may overwrite ``stream``."""
         assert isinstance(rows, Tensor)
-        return Residual(stream.hidden + _linear(rows, matrix)[0], norm)
+        return Residual(stream.hidden + _linear(rows, matrix)[0].to(norm.dtype), norm)
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
         """Norm, both projections and the gated activation of layer ``index``: [B, R, intermediate]."""
@@ -274,6 +286,7 @@ def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, cau
         mask = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
     scores = (query @ keys.transpose(2, 3)) * query.shape[-1] ** -0.5
     if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        hidden = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else None
+        scores = scores + mask if hidden is None else hidden
     shares: Tensor = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return shares @ values

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_ros.errors import ConfigError
-from vla_ros.types import BilinearCrop, FixedPointResize, ImageProcessor, Padding
+from vla_ros.types import BilinearCrop, FixedPointResize, FloatResize, ImageProcessor, Padding
 from vla_ros.vision.resample import PRECISION_BITS
 
 Pipeline = Callable[[Tensor], Tensor]
@@ -93,7 +93,7 @@ def make_pipeline(
     if resampling is None:
         raise ConfigError(f"camera.pipeline: {processor} runs on the host; hand its images over processed")
     makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
-        BilinearCrop: _crop, FixedPointResize: _resize, Padding: _pad,
+        BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
     }  # fmt: skip
     steps = [makers[type(step)](step, device) for step in resampling]
 
@@ -131,6 +131,26 @@ def _resize(step: FixedPointResize, device: torch.device) -> Pipeline:
     if step.axis == 1:
         return lambda images: taps(images.flatten(0, 1)).view(*images.shape[:2], -1, images.shape[3])
     return lambda images: taps(images.flatten(2)).view(images.shape[0], -1, *images.shape[2:])
+
+
+def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
+    def along(images: Tensor, axis: int, at: Tensor, weights: Tensor) -> Tensor:
+        samples, taps = weights.shape
+        before, after = images.shape[:axis], images.shape[axis + 1 :]
+        taken = images.index_select(axis, at.flatten()).float().view(*before, samples, taps, *after)
+        parts = (taken * weights.view(samples, taps, *[1] * len(after))).unbind(axis + 1)
+        total: Tensor = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    rows, columns = (tuple(_to(part, device) for part in axis) for axis in (step.rows, step.columns))
+
+    def resize(images: Tensor) -> Tensor:
+        resized = along(along(images, 1, *rows), 2, *columns)
+        return resized.round_().clamp_(0, 255).byte()
+
+    return resize
 
 
 def _pad(step: Padding, device: torch.device) -> Pipeline:

@@ -50,11 +50,11 @@ class TowerOps:
         branch: Tensor,
         scale: Tensor | None,
         norm: nn.LayerNorm,
-        film: tuple[Tensor, Tensor] | None = None,
+        film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """``tokens + [scale *] branch`` [B, N, width] and its norm; may overwrite ``tokens``.
 
-        With ``film``, a factor and a shift [width], the sum is modulated before it is normalised and returned.
+        With ``film`` [2, width], a factor and a shift, the sum is modulated before it is normalised and returned.
         """
         tokens = tokens + (branch if scale is None else branch * scale)
         tokens = tokens if film is None else tokens * film[0] + film[1]

@@ -17,7 +17,7 @@ from torch.nn import functional
 from vla_ros.engine import fp8, tile_configs
 from vla_ros.engine.kernels import attention, linear, lowbit, pointwise
 from vla_ros.engine.lowbit import FRAGMENT_N
-from vla_ros.engine.ops import KVCache, Ops, Positions, QuantizedRows, Residual, Rows
+from vla_ros.engine.ops import KVCache, Ops, Positions, QuantizedRows, Residual, Rows, ScaledProduct
 from vla_ros.engine.tile_configs import (
     PACKED_ROWS,
     SKINNY,
@@ -71,14 +71,15 @@ class TritonOps(Ops):
 
     def locate(self, weights: DecoderWeights, cache: KVCache, at: Tensor, prompt: bool = False) -> Positions:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        return Positions(at, prompt, weights.cosine, weights.sine, end=at.shape[1])
+        return Positions(at, prompt, weights.cosine, weights.sine, end=at.shape[1], rows_dtype=weights.rows_dtype)
 
-    def gather(self, table: Tensor, index: Tensor, norm: Tensor) -> Residual:
+    def gather(self, table: Tensor, index: Tensor, norm: Tensor, rows_dtype: torch.dtype | None = None) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`."""
         width = table.shape[1]
         if index.numel() > SKINNY:
             return Residual(functional.embedding(index, table), norm)
-        hidden, scaled = table.new_empty(2, *index.shape, width)
+        hidden = table.new_empty(*index.shape, width)
+        scaled = torch.empty_like(hidden, dtype=rows_dtype or table.dtype)
         sums = table.new_empty(2, SKINNY, dtype=torch.float64)
         pointwise.gather_kernel[(index.numel(),)](
             table, index.contiguous(), hidden, norm, scaled, sums[0], sums[1], N=width,
@@ -105,10 +106,11 @@ class TritonOps(Ops):
                 keys.shape[2], **sizes, **_constants(matrix, config, hidden),
             )  # fmt: skip
             return query
-        product = self._product(self._normed(weights, stream, matrix), matrix, hidden.dtype)
+        product = self._normed_product(weights, stream, matrix)
         pointwise.rotate_kernel[(count,)](
-            product, *rotary, query, keys, values, rows, keys.shape[2], **sizes,
-            BLOCK_H=triton.next_power_of_2(total_heads), num_warps=8,
+            product.values, *rotary, query, keys, values, rows, keys.shape[2], **sizes,
+            BLOCK_H=triton.next_power_of_2(total_heads), row_scale=product.rows, column_scale=product.columns,
+            SCALED=matrix.kind == "fp8", num_warps=8,
         )  # fmt: skip
         return query
 
@@ -118,7 +120,8 @@ class TritonOps(Ops):
             return super().attend(query, cache, index, positions)
         keys, values = cache.keys[index], cache.values[index]
         batch, rows, heads, head = query.shape
-        out, config = query.new_empty(batch, rows, heads * head), self.attention
+        out = query.new_empty(batch, rows, heads * head, dtype=positions.rows_dtype or query.dtype)
+        config = self.attention
         partial = query.new_empty(config.splits * batch * rows * heads * (head + 2), dtype=torch.float32)
         attention.attend_kernel[(batch * heads * config.splits,)](
             query, keys, values, positions.at, out, partial, cache.split_counters, rows, keys.shape[2], head**-0.5,
@@ -131,11 +134,10 @@ class TritonOps(Ops):
     def add_linear(self, stream: Residual, rows: Rows, matrix: Matrix, norm: Tensor) -> Residual:
         """See :class:`~vla_ros.engine.ops.Ops`; changes the tensors of ``stream``."""
         if not isinstance(stream, PrescaledResidual):
-            if matrix.kind == "fp8":  # added by the next norm's kernel: these products cannot
-                return Residual(
-                    stream.hidden, norm, branch=self._product(rows, matrix, norm.dtype).view_as(stream.hidden)
-                )
-            return Residual(self._product(rows, matrix, norm.dtype, stream.hidden), norm)
+            if matrix.kind == "fp8":  # scaled and added by the next norm's kernel
+                return Residual(stream.hidden, norm, branch=_fp8_product(rows, matrix))
+            assert isinstance(rows, Tensor)
+            return Residual(self._product(rows, matrix, stream.hidden), norm)
         assert isinstance(rows, Tensor)
         config, rows = self._config(matrix, rows, 1), rows.contiguous()
         linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n)](
@@ -149,22 +151,24 @@ class TritonOps(Ops):
         """See :class:`~vla_ros.engine.ops.Ops`."""
         hidden, matrix, width = stream.hidden, weights.layers[index].gate_up, weights.shape.intermediate_size
         batch, rows, _ = hidden.shape
-        out = hidden.new_empty(batch, rows, width)
         if isinstance(stream, PrescaledResidual):
+            out = hidden.new_empty(batch, rows, width, dtype=weights.rows_dtype)
             config = self._config(matrix, hidden, 2)
             linear.gate_up_kernel[_grid(matrix, hidden, width // config.block_n)](
                 *_prescaled(weights, stream), *_data(matrix), out, batch * rows, width,
                 **_constants(matrix, config, hidden),
             )  # fmt: skip
             return out
-        both = self._product(self._normed(weights, stream, matrix), matrix, hidden.dtype)
+        out = hidden.new_empty(batch, rows, width)
+        both = self._normed_product(weights, stream, matrix)
         quantized = weights.layers[index].down_proj.kind == "fp8"
         block = triton.next_power_of_2(width)
         block = block if quantized else min(2048, block)
         made = _empty_fp8(out) if quantized else QuantizedRows(out, out)
         pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](
-            both, *made, width, FP8=quantized, BLOCK=block, num_warps=16 if quantized else 4
-        )
+            *both, *made, width, SCALED=matrix.kind == "fp8", FP8=quantized, BLOCK=block,
+            num_warps=16 if quantized else 4,
+        )  # fmt: skip
         return made if quantized else out
 
     def lm_head(self, weights: DecoderWeights, stream: Residual) -> Tensor:
@@ -172,7 +176,7 @@ class TritonOps(Ops):
         hidden, matrix = stream.hidden, weights.lm_head
         batch, rows, _ = hidden.shape
         if not isinstance(stream, PrescaledResidual):
-            return self._product(self.norm(weights, stream), matrix, hidden.dtype).float()
+            return self._product(self.norm(weights, stream), matrix).float()
         logits = hidden.new_empty(batch, rows, matrix.outputs, dtype=torch.float32)
         config = self._config(matrix, hidden, 1)
         linear.lm_head_kernel[_grid(matrix, hidden, matrix.outputs // config.block_n)](
@@ -211,29 +215,24 @@ class TritonOps(Ops):
         self._norm(weights, stream, QuantizedRows(out, out), False)
         return out
 
-    def _normed(self, weights: DecoderWeights, stream: Residual, matrix: Matrix) -> Rows:
-        """The stream behind its norm as a product with ``matrix`` takes it."""
+    def _normed_product(self, weights: DecoderWeights, stream: Residual, matrix: Matrix) -> ScaledProduct:
+        """Many rows behind their norm, times ``matrix``; the scales count for FP8 weights only."""
         if matrix.kind != "fp8":
-            return self.norm(weights, stream)
-        out = _empty_fp8(stream.hidden)
-        self._norm(weights, stream, out, True)
-        return out
+            product = self._product(self.norm(weights, stream), matrix)
+            return ScaledProduct(product, product, product)
+        rows = _empty_fp8(stream.hidden)
+        self._norm(weights, stream, rows, True)
+        return _fp8_product(rows, matrix)
 
     def _norm(self, weights: DecoderWeights, stream: Residual, out: QuantizedRows, quantized: bool) -> None:
         hidden, width = stream.hidden, stream.hidden.shape[-1]
         pointwise.rms_norm_kernel[(hidden.numel() // width,)](
-            hidden, stream.branch, stream.norm, *out, weights.shape.rms_norm_eps, ADD=stream.branch is not None,
-            FP8=quantized, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+            hidden, *(stream.branch or (None, None, None)), stream.norm, *out, weights.shape.rms_norm_eps,
+            ADD=stream.branch is not None, FP8=quantized, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
         )  # fmt: skip
 
-    def _product(self, rows: Rows, matrix: Matrix, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
-        """``[add +] rows @ matrix.T`` in ``dtype`` for many rows, [B, R, N]; [B * R, N] of FP8 weights."""
-        if matrix.kind == "fp8":
-            assert matrix.scale is not None
-            assert add is None
-            quantized = _quantize(rows) if isinstance(rows, Tensor) else rows
-            return fp8.product(*quantized, matrix.data, matrix.scale, dtype)
-        assert isinstance(rows, Tensor)
+    def _product(self, rows: Tensor, matrix: Matrix, add: Tensor | None = None) -> Tensor:
+        """``[add +] rows @ matrix.T`` for many rows, [B, R, N]."""
         batch, count, _ = rows.shape
         flat = rows.reshape(batch * count, -1).contiguous()
         config = self._gemm_config(flat, matrix) if matrix.packed and self.fused_gemm else None
@@ -295,6 +294,12 @@ def _quantize(rows: Tensor) -> QuantizedRows:
         rows, *out, N=width, BLOCK=triton.next_power_of_2(width), num_warps=8
     )
     return out
+
+
+def _fp8_product(rows: Rows, matrix: Matrix) -> ScaledProduct:
+    assert matrix.scale is not None
+    values, scale = _quantize(rows) if isinstance(rows, Tensor) else rows
+    return ScaledProduct(fp8.product(values, matrix.data), scale, matrix.scale)
 
 
 def _data(matrix: Matrix) -> tuple[Tensor, Tensor]:

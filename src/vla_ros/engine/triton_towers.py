@@ -44,13 +44,13 @@ class TritonTowerOps(TowerOps):
         branch: Tensor,
         scale: Tensor | None,
         norm: nn.LayerNorm,
-        film: tuple[Tensor, Tensor] | None = None,
+        film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See :class:`~vla_ros.engine.towers.TowerOps`; in place."""
         batch, rows, width = tokens.shape
         out = torch.empty_like(tokens)
         towers.add_norm_kernel[(batch * rows,)](
-            tokens, branch, scale, norm.weight, norm.bias, *(film or (None, None)), out, norm.eps,
+            tokens, branch, scale, norm.weight, norm.bias, *((None, None) if film is None else film), out, norm.eps,
             SCALED=scale is not None, FILM=film is not None, **_sizes(width),
         )  # fmt: skip
         return tokens, out

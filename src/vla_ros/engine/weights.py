@@ -157,6 +157,12 @@ class DecoderWeights:
         return self.embedding.dtype
 
     @property
+    def rows_dtype(self) -> torch.dtype:
+        """Type of the inputs of few-row products: float16 for FP8 weights, which convert to it fastest."""
+        half = self.layers[0].qkv.kind == "fp8" and self.dtype == torch.bfloat16
+        return torch.float16 if half else self.dtype
+
+    @property
     def device(self) -> torch.device:
         """Where it runs."""
         return self.embedding.device

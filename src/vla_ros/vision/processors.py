@@ -5,10 +5,10 @@ Each takes and returns uint8 RGB; normalisation is the policy's task.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
@@ -42,13 +42,12 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
     """Encodes and decodes ``image`` like TensorFlow's JPEG codec, for the same loss as in the training data.
 
-    Pillow's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, TensorFlow's default,
+    OpenCV's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, TensorFlow's default,
     produce the pixels of TensorFlow 2. ``image`` is uint8 [height, width, 3] and already upright, because the loss
     depends on the position of the 16 x 16 blocks.
     """
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image)).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:0")
-    return np.asarray(simplejpeg.decode_jpeg(buffer.getbuffer(), colorspace="RGB", fastdct=True), np.uint8)
+    _, encoded = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+    return np.asarray(simplejpeg.decode_jpeg(encoded.data, colorspace="RGB", fastdct=True), np.uint8)
 
 
 def resize_lanczos3(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.types import BilinearCrop, CropTaps, FixedPointResize, Resampling, UInt8Array
+from vla_ros.types import BilinearCrop, CropTaps, FixedPointResize, FloatResize, Resampling, UInt8Array
 from vla_ros.vision.geometry import center_crop_box
 
 Matrix = NDArray[np.float32]
@@ -275,3 +275,12 @@ def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
 def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Lanczos3:
     """The resize between two sizes (height, width), cached because cameras keep their size."""
     return Lanczos3(source, target)
+
+
+@lru_cache(maxsize=16)
+def lanczos3_steps(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
+    """The same as a step for another device; none between equal sizes, as in TensorFlow."""
+    if source == target:
+        return ()
+    rows, columns = (taps_of(lanczos3_matrix(source[axis], target[axis])) for axis in (0, 1))
+    return (FloatResize(rows, columns),)

@@ -12,8 +12,11 @@ from vla_ros.bench.models import random_weights
 from vla_ros.policies.oft.build import check_chunks, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.inference import Asked
 from vla_ros.policies.oft.network import Layout, OFTModel
+from vla_ros.policies.oft.processors import OFTResize, prepare
 from vla_ros.policies.openvla.loading import empty, fill
 from vla_ros.policies.openvla.tiny import tiny_architecture
+from vla_ros.types import RawImage
+from vla_ros.vision.preprocess import process
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,7 +63,8 @@ def test_graphs_give_the_reference_chunks(layout, count):
         worst = max(worst, np.abs(engine.answer(asked).normalized - plain.answer(asked).normalized).max())
         if seed % 10 == 0:
             assert engine.wait(60)
-    assert worst <= 1e-3
+    # A first denoising step multiplies whatever differs by up to 1 / sqrt(alpha), ten times here.
+    assert worst <= (1e-2 if layout.head == "diffusion" else 1e-3)
     engine.close()
 
 
@@ -71,6 +75,7 @@ def test_graphs_give_the_reference_tokens_without_a_head():
     for seed in range(20):
         asked = ask(layout, seed)
         check_chunks([engine.answer(asked)], [plain.answer(asked)], torch.float32)
+    engine.close()
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
@@ -85,3 +90,21 @@ def test_quantised_weights_change_a_chunk_little(quantization):
     spread = plain.answer(ask(LIBERO, 0)).normalized.std()
     assert max(off) <= {"none": 0.03, "int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantization] * spread
     assert max(off) > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("camera_side", [0, 256])
+def test_camera_images_are_processed_as_on_the_host(camera_side):
+    _, model = models(LIBERO)
+    engine, processor = make_chunk_engine(model), OFTResize(camera_side=camera_side)
+    rng, prompt = np.random.default_rng(0), np.array([1, 30, 40, 500])
+    for height, width in ((256, 256), (480, 640), (480, 640), (224, 224)):
+        pixels = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(2)]
+        raw = [RawImage(image, "rotate_180", processor) for image in pixels]
+        chunks = [
+            engine.answer(Asked(images, prompt, np.zeros(8)))
+            for images in (prepare(engine, raw, None), [process(one) for one in raw])
+        ]
+        np.testing.assert_array_equal(chunks[0].normalized, chunks[1].normalized)
+        assert engine.wait(60)
+    engine.close()

@@ -29,15 +29,13 @@ from vla_ros.engine.kernels.unpack import FRAGMENT_N
 
 @triton.jit
 def multiply(
-    x, weight, scale, rows, outputs, M, sums, eps, K: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr,
-    PAIRS: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr,
+    ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the two of a pair side by side.
 
-    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`. With NORM rows are divided by their root mean
-    square, from ``sums`` of squares. FP8 weights are multiplied in float16, which holds them exactly; rows are
-    divided first, so that they stay in its range.
+    ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`. FP8 weights are widened to the type of ``x``:
+    with float16 that takes one instruction for two weights.
     """
     if (KIND == "int4") or (KIND == "int8"):
         fragments: tl.constexpr = BLOCK_N // FRAGMENT_N
@@ -55,23 +53,26 @@ def multiply(
         inside = (rows < M)[:, None]
         if KIND == "fp8":
             factors = tl.load(scale + outputs)
-            root = inverse_root(sums, eps, K) if NORM else 1.0
         for start in range(0, K, BLOCK_K):
             columns = start + tl.arange(0, BLOCK_K)
             part = tl.load(weight + outputs[:, None] * K + columns[None, :])
             some = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
             if KIND == "fp8":
-                if some.dtype != tl.float32:
-                    if NORM:
-                        some = some.to(tl.float32) * root[:, None]
-                    some = tl.clamp(some.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
-                part = part.to(some.dtype)
+                part = part.to(x.dtype.element_ty)
+            elif x.dtype.element_ty != weight.dtype.element_ty:  # the head behind FP8 layers
+                some = some.to(weight.dtype.element_ty)
             total = tl.dot(some, tl.trans(part), total, input_precision=PRECISION)
         if KIND == "fp8":
             total *= factors[None, :]
-    if NORM and ((KIND != "fp8") or (x.dtype.element_ty == tl.float32)):
-        total *= inverse_root(sums, eps, K)[:, None]
     return total
+
+
+@triton.jit
+def saturate(value, DTYPE: tl.constexpr):
+    """Float32 in the type in which rows are stored; float16 ends at 65504."""
+    if tl.float16 == DTYPE:
+        value = tl.clamp(value, -65504.0, 65504.0)
+    return value.to(DTYPE)
 
 
 @triton.jit
@@ -125,10 +126,11 @@ def lm_head_kernel(
     sums = load_squares(squares, rows, M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = multiply(
-        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M, sums, eps,
-        K, KIND, True, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
+        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     at = out + rows[:, None] * N + outputs[None, :]
+    total *= inverse_root(sums, eps, K)[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=(rows < M)[:, None])
 
 
@@ -148,13 +150,13 @@ def add_kernel(
     inside = (rows < M)[:, None]
     before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(norm + outputs)
     total = multiply(
-        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M, None, 0.0,
-        K, KIND, False, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
+        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
     value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
     tl.store(out + at, value, mask=inside)
     weighted = value.to(tl.float32) * factor.to(tl.float32)[None, :]
-    tl.store(scaled + at, weighted.to(scaled.dtype.element_ty), mask=inside)
+    tl.store(scaled + at, saturate(weighted, scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
     tl.atomic_add(next_squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
     if tl.program_id(1) == 0:
@@ -171,14 +173,15 @@ def gate_up_kernel(
     sums = load_squares(squares, rows, M)
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # gate and up of the same feature
     both = multiply(
-        x, weight, scale, rows, number + partner * N, M, sums, eps,
-        K, KIND, True, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, number + partner * N, M,
+        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
+    both *= inverse_root(sums, eps, K)[:, None]
     gate, up = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     value = gate / (1.0 + tl.exp(-gate)) * up
     at = out + rows[:, None] * N + features[None, :]
-    tl.store(at, value.to(out.dtype.element_ty), mask=(rows < M)[:, None])
+    tl.store(at, saturate(value, out.dtype.element_ty), mask=(rows < M)[:, None])
 
 
 @triton.jit
@@ -203,9 +206,10 @@ def qkv_kernel(
     cos, sin = tl.load(cosine + table), tl.load(sine + table)
     number, partner = pair_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND)  # the two features that rotate together
     both = multiply(
-        x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M, sums, eps,
-        K, KIND, True, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, (number // half) * HEAD + number % half + partner * half, M,
+        K, KIND, True, ASM, BLOCK_M, 2 * BLOCK_N, BLOCK_K, PRECISION,
     )  # fmt: skip
+    both *= inverse_root(sums, eps, K)[:, None]
     first, second = tl.split(both.reshape(BLOCK_M, BLOCK_N, 2))
     inside = (rows < M)[:, None]
     turns = (head < HEADS + KV_HEADS)[None, :]

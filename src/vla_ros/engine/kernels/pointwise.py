@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vla_ros.engine.kernels.linear import saturate
+
 
 @triton.jit
 def store_row(value, out, scales, at, row, inside, FP8: tl.constexpr):
@@ -33,9 +35,10 @@ def quantize_kernel(x, out, scales, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def rms_norm_kernel(
-    x, branch, norm, out, scales, eps, ADD: tl.constexpr, FP8: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
+    x, branch, row_scale, column_scale, norm, out, scales, eps,
+    ADD: tl.constexpr, FP8: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: adds ``branch`` to ``x`` [M, N] if ADD; the norm of ``x`` goes to ``out``.
+    """One program per row: if ADD, adds the scaled ``branch`` to ``x`` [M, N]; the norm of ``x`` goes to ``out``.
 
     It is rounded before the weight is applied, as in Llama. With FP8 it is quantised, with ``scales`` [M].
     """
@@ -46,7 +49,9 @@ def rms_norm_kernel(
     weight = tl.load(norm + column, mask=inside, other=0.0)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        total = (value + tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)).to(x.dtype.element_ty)
+        added = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
+        added *= tl.load(column_scale + column, mask=inside, other=0.0) * tl.load(row_scale + row)
+        total = (value + added).to(x.dtype.element_ty)
         tl.store(x + at, total, mask=inside)
         value = total.to(tl.float32)
     root = tl.rsqrt(tl.sum(value * value, axis=0) / N + eps)
@@ -67,7 +72,7 @@ def gather_kernel(table, index, hidden, norm, scaled, squares, next_squares, N: 
     weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(table + tl.load(index + row) * N + column, mask=inside, other=0.0)
     tl.store(hidden + at, value, mask=inside)
-    tl.store(scaled + at, (value.to(tl.float32) * weight).to(scaled.dtype.element_ty), mask=inside)
+    tl.store(scaled + at, saturate(value.to(tl.float32) * weight, scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
     tl.store(squares + row, tl.sum(wide * wide, axis=0))
     tl.store(next_squares + row, 0.0)
@@ -77,10 +82,12 @@ def gather_kernel(table, index, hidden, norm, scaled, squares, next_squares, N: 
 def rotate_kernel(
     qkv, positions, cosine, sine, query, keys, values, ROWS, CAPACITY,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_H: tl.constexpr,
+    row_scale=None, column_scale=None, SCALED: tl.constexpr = False,
 ):  # fmt: skip
     """One program per row: ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD] to queries and cache, rotated.
 
-    ``query`` [B * ROWS, HEADS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD].
+    ``query`` [B * ROWS, HEADS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD]. With SCALED, ``qkv``
+    is multiplied by the scales of its row and of its columns first.
     """
     half: tl.constexpr = HEAD // 2
     row = tl.program_id(0)
@@ -95,6 +102,11 @@ def rotate_kernel(
     there = (head < HEADS + 2 * KV_HEADS)[:, None]
     first = tl.load(qkv + source, mask=there, other=0.0).to(tl.float32)
     second = tl.load(qkv + source + half, mask=there, other=0.0).to(tl.float32)
+    if SCALED:
+        factor = tl.load(row_scale + row)
+        columns = head[:, None] * HEAD + feature[None, :]
+        first *= tl.load(column_scale + columns, mask=there, other=0.0) * factor
+        second *= tl.load(column_scale + columns + half, mask=there, other=0.0) * factor
     low = (first * cos - second * sin).to(query.dtype.element_ty)
     high = (second * cos + first * sin).to(query.dtype.element_ty)
     to_query = query + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD + feature[None, :]
@@ -112,15 +124,22 @@ def rotate_kernel(
 
 
 @triton.jit
-def silu_multiply_kernel(both, out, scales, N, FP8: tl.constexpr, BLOCK: tl.constexpr):
+def silu_multiply_kernel(
+    both, row_scale, column_scale, out, scales, N, SCALED: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
 
-    With FP8 a program has a whole row; it is quantised, with ``scales`` [M].
+    With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8 a program has a
+    whole row; it is quantised, with ``scales`` [M].
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
     gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        factor = tl.load(row_scale + row)
+        gate *= tl.load(column_scale + column, mask=inside, other=0.0) * factor
+        up *= tl.load(column_scale + N + column, mask=inside, other=0.0) * factor
     value = (gate / (1.0 + tl.exp(-gate)) * up).to(both.dtype.element_ty)
     store_row(value, out, scales, row * N + column, row, inside, FP8)

@@ -25,8 +25,8 @@ from vla_ros.types import FloatArray
 def plain_inference(model: OFTModel, steps: int = 50) -> ChunkInference:
     """Plain torch over the weights as loaded, sequences at their exact length."""
 
-    def encode(images: torch.Tensor, language: torch.Tensor | None) -> torch.Tensor:
-        return model.embed_image(model.normalize(images), language)
+    def encode(images: torch.Tensor, film: Sequence[torch.Tensor]) -> torch.Tensor:
+        return model.embed_image(model.normalize(images), film)
 
     runner = make_runner(model.device, graphs=False)
     weights = as_loaded(model.language_model)

@@ -17,18 +17,19 @@ from vla_ros.engine.decoder import parallel
 from vla_ros.engine.device_errors import explain_device_errors, require_finite
 from vla_ros.engine.graph_cache import GraphCache
 from vla_ros.engine.ops import KVCache, Ops
+from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner, Stage
 from vla_ros.engine.transfer_buffer import TransferBuffer
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError
-from vla_ros.policies.oft.network import Denoising, OFTModel, denoise, plan, sources
-from vla_ros.types import FloatArray, IntArray, UInt8Array
+from vla_ros.policies.oft.network import Denoising, OFTModel, Plan, denoise, plan, sources
+from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
 
 END_TOKEN = 2
 """``</s>``, which follows the placeholders."""
 
-Encode = Callable[[Tensor, Tensor | None], Tensor]
-"""Uint8 images [N, H, W, 3] and a mean text embedding [1, width] (FiLM) to patch embeddings [N, patches, width]."""
+Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
+"""Uint8 images [N, H, W, 3] and each tower's modulations (FiLM) to patch embeddings [N, patches, width]."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ class Asked:
     """One observation.
 
     Attributes:
-        images: Uint8 [H, W, 3] each, processed, the main camera first.
+        images: Uint8 [H, W, 3] each, processed, the main camera first; or all as they are before the steps that the
+            device does.
         prompt: Int64 [L]: BOS, prompt, closing token.
         state: [P], normalised; None without one.
         noise: [K, D], where denoising starts; None without a diffusion head.
     """
 
-    images: Sequence[UInt8Array]
+    images: Sequence[UInt8Array] | Sequence[RawImage]
     prompt: IntArray
     state: NDArray[np.floating] | None = None
     noise: NDArray[np.floating] | None = None
@@ -99,9 +101,15 @@ class StepBuffers:
         self.sample = torch.zeros(layout.chunk, layout.action, dtype=owner.weights.dtype, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.cache = KVCache.allocate(owner.weights, 1, length, layers=1)
-        self.mask: Tensor | None = None
+        towers = model.vision_backbone.towers if layout.film else []
+        self.film = [
+            torch.zeros(len(tower.blocks), 2, tower.shape.width, dtype=self.patches.dtype, device=device)
+            for tower in towers
+        ]
+        self._read_words: bytes | None = None  # the text for which ``film`` was computed
         self._padded = padded
         diffusion = layout.head == "diffusion"
+        self._read_stage: Stage = self._read
         self.stages: list[Stage] = [self._encode, self._denoise] if diffusion else [self._whole]
         self.repeats = [1, owner.steps] if diffusion else [1]
 
@@ -109,6 +117,25 @@ class StepBuffers:
         """Replace the stages by graphs."""
         with torch.inference_mode():
             self.stages = [runner.capture(stage) for stage in self.stages]
+            if self.film:
+                self._read_stage = runner.capture(self._read)
+
+    def run(self, words: bytes) -> None:
+        """Run all stages; what depends on the text alone is kept until ``words`` change."""
+        if self.film and self._read_words != words:
+            self._read_stage()
+            self._read_words = words
+        for stage, repeats in zip(self.stages, self.repeats, strict=True):
+            for _ in range(repeats):
+                stage()
+
+    def _read(self) -> None:
+        """Modulations from the mean embedding of the text."""
+        inside = torch.arange(self.text, device=self.words.device) < self.lengths[1]
+        language = (self._embedded() * inside[:, None]).sum(0, keepdim=True) / self.lengths[1]
+        towers = self._owner.model.vision_backbone.towers
+        for buffer, tower in zip(self.film, towers, strict=True):
+            buffer.copy_(tower.modulations(language.to(self.patches.dtype)))
 
     def _whole(self) -> None:
         self._encode()
@@ -122,13 +149,7 @@ class StepBuffers:
         self.numbers.copy_(margins.view_as(self.numbers))
 
     def _encode(self) -> None:
-        language = None
-        if self._owner.model.layout.film:
-            inside = torch.arange(self.text, device=self.words.device) < self.lengths[1]
-            embedded = self._embedded() * inside[:, None]
-            language = embedded.sum(0, keepdim=True) / self.lengths[1]
-            language = language.to(self.patches.dtype)
-        self.patches.copy_(self._owner.encode(self.images, language).flatten(0, 1))
+        self.patches.copy_(self._owner.encode(self.images, self.film).flatten(0, 1))
         self.sample.copy_(self.noise)
         self.step.zero_()
 
@@ -153,7 +174,10 @@ class StepBuffers:
         sequence = sources(self._embedded(), self.patches, extras, noisy)[self.order][None]
         mask = None
         if self._padded:
-            mask = (torch.arange(self.length, device=self.order.device) < self.lengths[0])[None, None, None]
+            # Added to scores, in their type: attention would convert a boolean mask in every layer.
+            padding = torch.arange(self.length, device=self.order.device) >= self.lengths[0]
+            mask = torch.zeros(self.length, dtype=self.patches.dtype, device=padding.device)
+            mask = mask.masked_fill(padding, float("-inf"))[None, None, None]
         return parallel(owner.weights, owner.ops, self.cache, sequence, self.wanted, mask)
 
     def _embedded(self) -> Tensor:
@@ -208,6 +232,11 @@ class ChunkInference:
         self._graphs = GraphCache(
             self.buckets, build, lambda one: one.capture(runner), background and runner.graphs and bucket_step > 1
         )
+        size = (model.architecture.image_size, model.architecture.image_size)
+        self._resizer = ImageResizer(size, weights.device, runner, background)
+        self._first: tuple[ImageResizer, Tensor] | None = None  # for resizes that come before JPEG
+        self._background = background
+        self._plans: dict[tuple[int, int], Plan] = {}
         self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int]) -> None:
@@ -239,33 +268,62 @@ class ChunkInference:
             self._lost = error
             raise
 
+    @torch.inference_mode()
+    def resized(self, images: Sequence[RawImage], size: tuple[int, int]) -> list[UInt8Array]:
+        """Camera images turned and resized on the device: uint8 [*size, 3] on the host.
+
+        Raises:
+            ConfigError: The device cannot run an image's processor.
+        """
+        if self._first is None:
+            target = torch.zeros(len(images), *size, 3, dtype=torch.uint8, device=self.weights.device)
+            resizer = ImageResizer(size, self.weights.device, self.runner, self._background)
+            self._first = resizer, target
+        resizer, target = self._first
+        with explain_device_errors(self.weights.device), self.runner.stream():
+            resizer.resize(resizer.upload(images), target)
+            return list(self.runner.download(target))
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for background captures; return False after ``timeout`` seconds."""
-        return self._graphs.wait(timeout)
+        first = self._first is None or self._first[0].wait(timeout)
+        return first and self._graphs.wait(timeout) and self._resizer.wait(timeout)
 
     def close(self) -> None:
         """Free buffers and graphs, but not the weights."""
         self._graphs.close()
+        self._resizer.clear()
+        if self._first is not None:
+            self._first[0].clear()
         self.runner.close()
+
+    def _plan(self, prompt: int, step: StepBuffers) -> Plan:
+        key = prompt, step.length
+        if key not in self._plans:
+            self._plans[key] = plan(self.model.layout, self.patches, step.text, prompt, step.length)
+        return self._plans[key]
 
     def _answer(self, asked: Asked) -> Chunk:
         runner, layout = self.runner, self.model.layout
         step = self._graphs.take(len(asked.prompt))
         marks = [runner.mark()]
-        runner.upload(step.images, np.stack(asked.images))
+        raw_images = [image for image in asked.images if isinstance(image, RawImage)]
+        if raw_images:
+            self._resizer.resize(self._resizer.upload(raw_images), step.images)
+        else:
+            runner.upload(step.images, np.stack([image for image in asked.images if isinstance(image, np.ndarray)]))
+        count = len(asked.prompt)
         raw, (words, order, wanted, lengths, state, noise) = step.inputs.on_host()
-        laid_out = plan(layout, self.patches, step.text, len(asked.prompt), step.length)
-        words[: len(asked.prompt) + 1] = [*asked.prompt, END_TOKEN]
-        order[:], wanted[:], lengths[:] = laid_out.order, laid_out.wanted, (laid_out.length, len(asked.prompt) + 1)
+        laid_out = self._plan(count, step)
+        words[:count], words[count] = asked.prompt, END_TOKEN
+        order[:], wanted[:], lengths[:] = laid_out.order, laid_out.wanted, (laid_out.length, count + 1)
         if layout.state:
             state[:] = asked.state
         if layout.head == "diffusion":
             noise[:] = asked.noise
         runner.upload(step.inputs.buffer, raw)
         marks.append(runner.mark())
-        for stage, repeats in zip(step.stages, step.repeats, strict=True):
-            for _ in range(repeats):
-                stage()
+        step.run(words.tobytes())
         marks.append(runner.mark())
         tokens, numbers = step.answer.split(runner.download(step.answer.buffer))
         marks.append(runner.mark())

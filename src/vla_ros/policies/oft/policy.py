@@ -30,7 +30,7 @@ from vla_ros.policies.oft.checkpoint import layout_of, read_weights
 from vla_ros.policies.oft.inference import Asked, Chunk, ChunkInference
 from vla_ros.policies.oft.network import OFTModel
 from vla_ros.policies.oft.options import OFTOptions
-from vla_ros.policies.oft.processors import OFTResize
+from vla_ros.policies.oft.processors import OFTResize, prepare
 from vla_ros.policies.openvla import memory
 from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
@@ -41,7 +41,7 @@ from vla_ros.policies.openvla.policy import LONG_PROMPT, SELF_TEST_INSTRUCTION
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.self_test import two_images
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder, checked_encoder
-from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
 
 logger = logging.getLogger(__name__)
 
@@ -256,9 +256,12 @@ class OFTPolicy(Policy):
         if cuda:
             torch.cuda.empty_cache()
 
-    def _images(self, observation: Observation) -> list[UInt8Array]:
-        """The processed images, in the spec's order; several are processed side by side."""
+    def _images(self, observation: Observation) -> list[UInt8Array] | list[RawImage]:
+        """The images in the spec's order, several processed side by side; on the engine's device after JPEG."""
         keys = self.spec.image_keys
+        raw = [observation.raw_images[key] for key in keys if key in observation.raw_images]
+        if self.loaded.inference.runner.graphs and len(raw) == len(keys):
+            return prepare(self.loaded.inference, raw, self._threads)
         missing = [key for key in keys if key not in observation.images]
         if missing:
             raise ImageError(f"OpenVLA-OFT: no image {missing}, there are {list(observation.images)}")

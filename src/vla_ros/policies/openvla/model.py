@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,9 +105,9 @@ class OpenVLAModel(nn.Module):
         """Uint8 [B, H, W, 3] RGB to normalised pixels [B, 3 * towers, H, W] in the model's data type."""
         return self.vision_backbone.normalize(images).to(self.dtype)
 
-    def embed_image(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
-        """Normalised pixels to patch embeddings [B, patches, llm_width]; ``language`` [1, llm_width] for FiLM."""
-        patches: Tensor = self.projector(self.vision_backbone(pixels, language))
+    def embed_image(self, pixels: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
+        """Normalised pixels to patch embeddings [B, patches, llm_width]; ``film`` as of the vision backbone."""
+        patches: Tensor = self.projector(self.vision_backbone(pixels, film))
         return patches
 
     def embed_sequence(self, patches: Tensor, input_ids: Tensor) -> Tensor:

@@ -42,20 +42,21 @@ class VisionEncoder:
         # By the calling stream: the thread that answers must not touch one that is being captured.
         self._side_streams: dict[int, torch.cuda.Stream] = {}
 
-    def __call__(self, images: Tensor, language: Tensor | None = None) -> Tensor:
-        """[B, patches, llm_width]; ``language`` [1, llm_width] modulates towers with FiLM."""
+    def __call__(self, images: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
+        """[B, patches, llm_width]; ``film`` has each tower's modulations, or nothing."""
         towers = self.model.vision_backbone.towers
         patches = self.ops.patchify(images, self._table, towers[0].shape.patch_size)  # [towers, B, patches, 588]
         widths = [tower.shape.width for tower in towers]
         features = patches.new_empty(len(images), towers[0].shape.patches, sum(widths))
         parts = torch.split(features, widths, dim=-1)
-        work = list(zip(towers, patches, self._prefixes, parts, strict=True))
+        pairs: Sequence[Tensor | None] = film or [None] * len(towers)
+        work = list(zip(towers, patches, self._prefixes, parts, pairs, strict=True))
         with self._side_stream(images.device) as side:
             with side:
-                for tower, pixels, prefix, out in work[1:]:
-                    tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, language)
-            tower, pixels, prefix, out = work[0]
-            tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, language)
+                for tower, pixels, prefix, out, pair in work[1:]:
+                    tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, pair)
+            tower, pixels, prefix, out, pair = work[0]
+            tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, pair)
         embeddings: Tensor = self.model.projector(features)
         return embeddings
 

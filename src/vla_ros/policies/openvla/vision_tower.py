@@ -6,6 +6,8 @@ an intermediate block, no final norm, no pooling. GELU is exact (erf), LayerNorm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -97,10 +99,6 @@ class Block(nn.Module):
         if film:
             self.scale, self.shift = nn.Linear(film, shape.width), nn.Linear(film, shape.width)
 
-    def modulation(self, language: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Factor and shift [width] that FiLM derives from a mean text embedding [1, film]; None without one."""
-        return None if language is None else (1 + self.scale(language)[0], self.shift(language)[0])
-
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
         """Factors of the attention's and of the MLP's branch, [width] each."""
@@ -134,9 +132,12 @@ class VisionTower(nn.Module):
         tokens += [self.reg_token] if self.shape.register_tokens else []
         return torch.cat([*tokens, self.pos_embed[:, :0]], dim=1)[0]
 
-    def run(
-        self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor, language: Tensor | None = None
-    ) -> None:
+    def modulations(self, language: Tensor) -> Tensor:
+        """Factor and shift of every block, [blocks, 2, width], for a mean text embedding [1, film]."""
+        blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
+        return torch.stack([torch.cat([1 + block.scale(language), block.shift(language)]) for block in blocks])
+
+    def run(self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor, film: Tensor | None = None) -> None:
         """Embedded patches to features.
 
         Args:
@@ -144,14 +145,14 @@ class VisionTower(nn.Module):
             embedded: [B, patches, width], without positions.
             prefix: From :meth:`prefix`.
             out: [B, patches, width], takes the features; may be some columns of a wider tensor.
-            language: Mean text embedding [1, film], for FiLM.
+            film: From :meth:`modulations`; None without FiLM.
         """
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         tokens, normed = ops.embed(embedded, self.pos_embed[0], prefix, blocks[0].norm1)
-        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        modulations = [None] * len(blocks) if film is None else film
+        for block, following, pair in zip(blocks, [*blocks[1:], None], modulations, strict=True):
             attention_scale, mlp_scale = block.scales
-            film = block.modulation(language)
-            tokens, normed = ops.add_norm(tokens, block.attn(normed), attention_scale, block.norm2, film)
+            tokens, normed = ops.add_norm(tokens, block.attn(normed), attention_scale, block.norm2, pair)
             branch = block.mlp(normed)
             if following is None:
                 ops.add(tokens, branch, mlp_scale, out)
@@ -193,14 +194,14 @@ class VisionBackbone(nn.Module):
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255.0)
         return pixels.repeat(1, self.mean.shape[1] // 3, 1, 1).sub_(self.mean).div_(self.std)
 
-    def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
+    def forward(self, pixels: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
         """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths].
 
-        ``language`` [1, film] modulates every block, for FiLM.
+        ``film`` has each tower's :meth:`VisionTower.modulations`, or nothing.
         """
         features = []
         for index, tower in enumerate(self.towers):
             patches = tower.patch_embed(pixels[:, 3 * index : 3 * index + 3])
             features.append(torch.empty_like(patches))
-            tower.run(TowerOps(), patches, tower.prefix(), features[-1], language)
+            tower.run(TowerOps(), patches, tower.prefix(), features[-1], film[index] if film else None)
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
