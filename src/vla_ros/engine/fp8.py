@@ -36,6 +36,23 @@ def product(rows: Tensor, weight: Tensor) -> Tensor:
     )
 
 
+def scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``(rows * row_scale) @ (weight * scale).T`` by cuBLAS, scales included: [M, N] in ``dtype``.
+
+    Args:
+        rows: FP8 [M, K].
+        row_scale: Float32 [M, 1].
+        weight: FP8 [N, K].
+        scale: Float32 [N].
+        dtype: Of the result; bfloat16 on a GPU.
+    """
+    if not rows.is_cuda:
+        return ((rows.float() * row_scale) @ (weight.float() * scale[:, None]).t()).to(dtype)
+    return torch._scaled_mm(
+        rows, weight.t(), scale_a=row_scale, scale_b=scale[None], out_dtype=dtype, use_fast_accum=True
+    )
+
+
 @cache
 def _one(device: torch.device) -> Tensor:
     return torch.ones((), device=device)

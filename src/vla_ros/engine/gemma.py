@@ -243,9 +243,9 @@ def multiply(rows: Tensor | Quantized, matrix: Matrix) -> Tensor:
         return functional.linear(rows, matrix.data)
     assert matrix.scale is not None
     if isinstance(rows, Quantized):
-        return fp8.product(*rows, matrix.data, matrix.scale, torch.bfloat16)
+        return fp8.scaled_product(*rows, matrix.data, matrix.scale, torch.bfloat16)
     data, scale = fp8.quantize(rows.flatten(0, 1))
-    return fp8.product(data, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
+    return fp8.scaled_product(data, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
 
 
 def run_layers(ops: GemmaOps, gemma: Gemma, rows: Rows, stream: Stream, cache: KVCache) -> Stream:
