@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import socket
 import threading
@@ -96,6 +97,18 @@ def test_a_second_policy_node_is_refused_and_stops_the_first(
     robot.until(lambda: len(robot.actions) > seen + 20, robot.send_frame)
     assert len(robot.commands) == held
     assert "disarmed -> " not in second.log.read_text()
+
+
+def test_two_nodes_of_one_process_are_two(robot: Any, inside: Callable[..., Any]) -> None:
+    """Composed into one container, say."""
+    first = inside()
+    robot.until(lambda: first.safety.state is State.ARMED, robot.send_frame)
+    second = inside(ros_args=("--ros-args", "-r", "__node:=second"))
+    robot.until(lambda: first.safety.state is State.STOPPED, robot.send_frame)
+    pid = os.getpid()
+    assert first.safety.status.detail == f"/second (process {pid}) publishes on {COMMAND}, too"
+    assert second.safety.state is State.DISARMED
+    assert f"command_contested (/vla_policy (process {pid})" in second.enable(True)[1]
 
 
 def test_of_two_that_start_armed_at_once_none_moves_for_long(
