@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from tools.faults.channel import SECOND, Channel, Fault, spoil_joints
-from tools.faults.hand import Hand
+from tools.faults.hand import Hand, Tree
 from tools.faults.records import Kind, Record
 from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.graph import open_graph
@@ -73,7 +73,7 @@ class Robot:
         seed: Seed of all randomness.
         arm: Name of the arm, before its topics; "" for a robot with one.
         listens: ``joints``: one driver for arm and fingers; ``apart``: one for each; ``twist``: a servo;
-            ``action``: the fingers behind an action.
+            ``action``: the fingers behind an action; ``goals``: as ``joints``, beside a behaviour tree.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Robot:
         self._ended = False
         self._ends: dict[str, Any] = {}
         self._cameras = TOPICS[:cameras]
-        gripper = {"apart": ("gripper",), "action": ("hand",)}.get(listens, ())
+        gripper = {"apart": ("gripper",), "action": ("hand",), "goals": ("tree",)}.get(listens, ())
         told = ("status", "words") if cameras else ()
         for what in (*self._cameras, "joints", "command", *gripper, *told):
             self._join(what)
@@ -181,6 +181,8 @@ class Robot:
             self._ends["instruction"].publish(self._graph.message("std_msgs/msg/String")(data=order["text"]))
         elif what == "hand":
             self._ends["hand"].answer = order["answer"]
+        elif what == "goal":
+            self._ends["tree"].run(order["prompt"])
         elif what == "heartbeat":
             self._beating = order["on"]
         elif what == "jump":
@@ -252,6 +254,8 @@ class Robot:
             self._ends[what] = self._node.create_subscription(make(kind), topic, take, qos("command"))
         elif what == "hand":
             self._ends[what] = Hand(self._graph)
+        elif what == "tree":
+            self._ends[what] = Tree(self._graph)
         elif what == "status":
             self._ends[what] = self._node.create_subscription(
                 make("std_msgs/msg/String"), "/vla_policy/status", self._on_status, qos("instruction")
@@ -422,7 +426,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
     parser.add_argument("--simulated", action="store_true", help="publish /clock")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--listens", choices=("joints", "apart", "twist", "velocity", "action"), default="joints")
+    parser.add_argument(
+        "--listens", choices=("joints", "apart", "twist", "velocity", "action", "goals"), default="joints"
+    )
     parser.add_argument("--arm", default="")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it

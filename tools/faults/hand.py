@@ -1,4 +1,4 @@
-"""A gripper behind an action, on the embedded participant."""
+"""The other ends of actions, on the embedded participant: a gripper, and a behaviour tree."""
 
 from __future__ import annotations
 
@@ -54,3 +54,17 @@ class Hand:
     def close(self) -> None:
         """Leave the graph."""
         self._node.destroy_node()
+
+
+class Tree:
+    """A client of ``~/run_policy`` that leaves the graph as soon as its goal was accepted."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._node = graph.create_node("tree")
+        self._type = graph.action("rosetta_interfaces/action/RunPolicy")
+        self._client = graph.create_action_client(self._node, self._type, "/vla_policy/run_policy")
+
+    def run(self, prompt: str) -> None:
+        """Send a goal."""
+        answer = self._client.send_goal_async(self._type.Goal(prompt=prompt))
+        answer.add_done_callback(lambda _: self._node.destroy_node())

@@ -392,6 +392,17 @@ ROWS: tuple[Row, ...] = (
         lasts=(0.7, 0.9),
         **_APART,
     ),
+    Row(
+        "run_policy, its client dies",
+        _HOLDS,
+        ("no_instruction",),
+        ({"do": "goal", "prompt": "wave on"},),
+        ({"do": "join", "what": "tree"}, _WAVE),
+        within=0.4 + _SUPERVISION,  # with what the goal needs to arrive
+        lasts=(0.9, 1.1),
+        options={"timeouts.run": "0.3"},
+        robot_words=("--listens", "goals"),
+    ),
     _hand("rejects", "rejected"),
     _hand("aborts", "aborted"),
     _hand("answers late", "late"),
