@@ -81,14 +81,16 @@ def serving(policy: Mirror) -> Iterator[Callable[..., tuple[Service, int]]]:
     """Starts a server for ``policy`` with some limits and a key; ended with the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(key: str = "", limits: Limits | None = None, **given: Any) -> tuple[Service, int]:
+        def start(
+            key: str = "", limits: Limits | None = None, tls: Any = None, **given: Any
+        ) -> tuple[Service, int]:
             service = Service(policy, "mirror", limits or Limits(), **given)
             service.load()
             loop, ready = asyncio.new_event_loop(), threading.Event()
             ports: list[int] = []
 
             async def listen() -> None:
-                async with server.listening(service, server.Address(port=0, api_key=key)) as listener:
+                async with server.listening(service, server.Address(port=0, api_key=key, tls=tls)) as listener:
                     ports.append(next(iter(listener.sockets)).getsockname()[1])
                     ready.set()
                     await stop.wait()

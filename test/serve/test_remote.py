@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from vla_ros.policies.remote.messages import WireError, pack
 from vla_ros.policies.remote.options import API_KEY
 from vla_ros.policies.remote.policy import RemotePolicy
 from vla_ros.policies.remote.spec import check, from_metadata
+from vla_ros.serve.cli import tls
 from vla_ros.serve.service import Service
 from vla_ros.serve.wire import metadata
 from vla_ros.types import Observation
@@ -178,6 +182,35 @@ def test_a_key_is_read_from_a_file_or_the_environment_and_never_shown(
     assert "a-secret-of-mine" not in caplog.text
     with pytest.raises(ConfigError, match=r"policy.api_key_file"):
         remote(config(port, "policy.api_key_file:=/nowhere"))
+
+
+def test_robots_come_over_tls(serving: Start, remote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=robot",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
+    subprocess.run([openssl, *words, "-keyout", key, "-out", certificate], capture_output=True, check=True)
+    _, port = serving(tls=tls(Namespace(tls_certificate=certificate, tls_key=key)))
+    with pytest.raises(ServerLostError, match="certificate"):
+        remote(config(port, f"policy.server:=wss://127.0.0.1:{port}", "policy.connect_timeout:=0.5"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    client = remote(config(port, f"policy.server:=wss://127.0.0.1:{port}"))
+    session = client.start_session()
+    assert client.infer(session, observation()).actions.shape == (2, 3)
+    session.close()
 
 
 @pytest.mark.parametrize(

@@ -237,15 +237,11 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
         value = np.float64(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":
         raise WireError(f"{name}: {described(value)}, expected numbers")
-    if value.dtype.kind != "f":
-        return np.asarray(value, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # a signalling NaN may raise a flag while it is converted
-        numbers = np.asarray(value, dtype=np.float64)
-    if not np.isfinite(numbers).all():
-        raise WireError(
-            f"{name}: {np.count_nonzero(~np.isfinite(numbers))} of {numbers.size} numbers are not finite"
-        )
-    return numbers
+    # Before the conversion, which may raise a floating-point flag on a NaN.
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        bad = np.count_nonzero(~np.isfinite(value))
+        raise WireError(f"{name}: {bad} of {value.size} numbers are not finite")
+    return np.asarray(value, dtype=np.float64)
 
 
 def described(value: Any) -> str:
