@@ -3,6 +3,7 @@
     ros2 launch vla_ros demo.launch.py
     ros2 launch vla_ros demo.launch.py episodes:=20 report:=demo.html
     ros2 launch vla_ros demo.launch.py checkpoint:=/models/mine unnorm_key:=my_table
+    ros2 launch vla_ros demo.launch.py policy:=expert arms:=2 actions:=joint_position
 
 The launch ends with the demo. Nothing but a simulation can be hurt, so the node arms itself.
 """
@@ -16,6 +17,8 @@ DEMO = (
     Argument("episodes", "5", "Episodes to run"),
     Argument("seed", "0", "Seed of the first episode"),
     Argument("task", "pick", "What is asked", ("pick", "push", "all")),
+    Argument("arms", "1", "Arms on the table", ("1", "2")),
+    Argument("actions", "", "What the scripted expert answers with, such as joint_position"),
     Argument("real_time", "false", "Physics at the pace of the wall clock, not in lockstep", ("true", "false")),
     Argument("report", "", "Write a self-contained HTML report to this file"),
     Argument("json", "", "Write the figures to this file"),

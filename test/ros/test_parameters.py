@@ -186,3 +186,14 @@ def test_arms_and_presets_are_parameters_and_fixed_once_the_node_runs(
         ok, reason = put(robot, name, value)
         assert not ok
         assert "determines which parameters exist" in reason
+
+
+def test_several_arms_are_declared_without_a_preset(robot: Any, program: Callable[..., Any]) -> None:
+    import sys
+
+    file = str(Path(__file__).resolve().parents[2] / "config" / "demo_two_arms.yaml")
+    words = ["--ros-args", "--params-file", file, "-p", "autostart:=false"]
+    program(sys.executable, "-m", "vla_ros.node.lifecycle_main", *words)
+    names = ("robot.arms", "left.command", "right.command", "left.urdf", "right.workspace_low")
+    commands = ["/left_arm/joint_command", "/right_arm/joint_command"]
+    assert get(robot, *names) == [["left", "right"], *commands, "demo_two_arms", [0.25, -0.29, 0.008]]

@@ -13,7 +13,7 @@ import pytest
 from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
@@ -124,6 +124,29 @@ def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy):
         again = runner.run(3)
     assert (again.steps, again.reason) == (fast.steps, "success")
     np.testing.assert_allclose(again.actions, fast.actions, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("actions", "outputs"),
+    [
+        ("joint_position", ["control.output:=float64_multi_array"]),
+        ("joint_position", ["control.output:=joint_trajectory"]),
+        ("joint_velocity", ["control.output:=joint_velocity", "gripper.output:=float64_multi_array"]),
+    ],
+)
+def test_the_arm_obeys_the_messages_of_other_drivers(graph, policy, actions, outputs):
+    config, world = of_demo("--actions", actions, *(word for output in outputs for word in ("-p", output)))
+    with world:
+        policy(config=config)
+        assert lockstep_of(graph, config, world).run(3).success
+
+
+def test_messages_that_the_arm_does_not_take_are_refused_at_once(graph):
+    config = load([config_file("demo")], ["control.output:=twist_stamped", "topics.gripper:=/gripper"])
+    with pytest.raises(
+        ConfigError, match=r"output on /arm/joint_command: found twist_stamped, .* takes joint_state"
+    ):
+        SimNode(graph, config.arms)
 
 
 def test_one_arm_that_fails_fails_both(graph, policy):

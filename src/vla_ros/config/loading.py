@@ -119,10 +119,10 @@ def _value(config: Config, name: str) -> Any:
     return config.of_arm(section, leaf) if section in config.robot.arms else getattr(getattr(config, section), leaf)
 
 
-def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
+def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True) -> Config:
     """A checked tree of ``base`` (None: the defaults) and ``values`` (flat names), which win.
 
-    If ``values`` name a preset, it comes in between.
+    If ``values`` name a preset, it comes in between. Options that are not ``complete`` may contradict each other.
 
     Raises:
         ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All errors are
@@ -163,7 +163,7 @@ def build(values: Mapping[str, Any], base: Config | None = None) -> Config:
             problems.append(str(error))
     sections = {name: dataclasses.replace(getattr(base, name), **change) for name, change in changes.items()}
     config = dataclasses.replace(base, **sections, **top, own=MappingProxyType(own))
-    problems.extend(contradictions(config))
+    problems += contradictions(config) if complete else []
     if problems:
         raise ConfigError("\n".join(problems))
     return config

@@ -16,6 +16,7 @@ from rclpy.parameter import Parameter
 from vla_ros.config import Config
 from vla_ros.config.loading import Entry, build, entries, flatten, is_ros_own, unknown
 from vla_ros.config.registry import owner
+from vla_ros.config.tree import OF_AN_ARM
 from vla_ros.errors import ConfigError
 
 _TYPES = {
@@ -63,9 +64,16 @@ def declare(node: Any) -> Config:
         ConfigError: A name that is not an option, or a value of a wrong type or out of range; all are listed.
     """
     given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
-    deciding = ("policy.name", "preset", "robot.arms")  # which parameters there are, and their defaults
+    deciding: tuple[str, ...] = (
+        "policy.name",
+        "preset",
+        "robot.arms",
+    )  # which parameters there are, and their defaults
     chosen = {name: _plain(override.value) for name, override in given.items()}
-    base = build({name: chosen[name] for name in deciding if chosen.get(name)})
+    base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
+    if base.robot.arms:  # what arms share is the default of their own options
+        deciding += tuple(OF_AN_ARM.values())
+        base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
     # To rclpy an empty list has no type, and so no value.
     lists = [name for name, entry in entries(base).items() if entry.is_list]
     empty: dict[str, Any] = {name: [] for name in lists if name in chosen and not chosen[name]}

@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_ros.config import ArmConfig
 from vla_ros.control.command import message_type
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
 from vla_ros.sim.world import TableTop
@@ -34,6 +34,9 @@ _PUBLISHED = {
     INSTRUCTION_TOPIC: ("std_msgs/msg/String", "instruction"),
 }
 
+_UNNAMED = ("float64_multi_array", "joint_velocity")
+_OBEYED = ("joint_state", "joint_velocity_state", "joint_trajectory", *_UNNAMED)
+
 Tap = Callable[[str, str, Any], None]
 """Called with every message sent or received: topic, type, message or its CDR bytes."""
 
@@ -54,13 +57,22 @@ class Driver:
 
 
 def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
-    """The drivers that the policy node's options speak to: one per arm, and one per gripper with its own topic."""
+    """The drivers that the policy node's options speak to: one per arm, and one per gripper with its own topic.
+
+    Raises:
+        ConfigError: The simulation has no driver for such messages.
+    """
     found = []
     for arm in arms:
         joints, fingers = arm.robot.joint_names, arm.robot.gripper_joint_names
         found.append(Driver(arm.command, arm.output, joints if arm.gripper_topic else joints + fingers))
         if arm.gripper_topic:
             found.append(Driver(arm.gripper_topic, arm.gripper.output, fingers))
+    for driver in found:
+        if driver.output not in _OBEYED:
+            raise ConfigError(
+                f"output on {driver.topic}: found {driver.output}, the simulated arm takes {', '.join(_OBEYED)}"
+            )
     return tuple(found)
 
 
@@ -255,18 +267,13 @@ class SimNode:
 
 
 def read_command(driver: Driver, message: Any, now: int) -> ReceivedCommand:
-    """What a message asks of its driver; ``now`` (nanoseconds) is the stamp of a message without one.
-
-    Raises:
-        VlaRosError: The simulated arm has no driver for such messages.
-    """
+    """What a message asks of its driver; ``now`` (nanoseconds) is the stamp of a message without one."""
     is_velocity = driver.output.startswith("joint_velocity")
-    if driver.output in ("float64_multi_array", "joint_velocity"):
+    if driver.output in _UNNAMED:
         return ReceivedCommand(driver.joints, tuple(map(float, message.data)), is_velocity, now)
-    if driver.output in ("joint_state", "joint_velocity_state"):
-        values = message.velocity if is_velocity else message.position
-        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
-        return ReceivedCommand(tuple(message.name), tuple(map(float, values)), is_velocity, stamp)
-    raise VlaRosError(
-        f"control.output: found {driver.output!r}; the simulated arm takes joint positions or velocities"
-    )
+    if driver.output == "joint_trajectory":
+        names, values = message.joint_names, message.points[-1].positions
+    else:
+        names, values = message.name, message.velocity if is_velocity else message.position
+    stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+    return ReceivedCommand(tuple(names), tuple(map(float, values)), is_velocity, stamp)
