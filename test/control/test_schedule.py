@@ -76,9 +76,9 @@ def test_steps_executed_during_the_inference_are_skipped() -> None:
     schedule = ChunkSchedule(6, execute_steps=4)
     schedule.load(chunk([0, 1, 2, 3, 4, 5], stamp=1))
     run(schedule, 2)
-    schedule.observed(stamp=2)
+    asked = schedule.position
     run(schedule, 2)
-    schedule.load(chunk([12, 13, 14, 15, 16, 17], stamp=2))
+    schedule.load(chunk([12, 13, 14, 15, 16, 17], stamp=2), asked)
     step = due(schedule)
     assert (step.action[0], step.index) == (14, 2)
 
@@ -86,9 +86,9 @@ def test_steps_executed_during_the_inference_are_skipped() -> None:
 def test_a_chunk_that_is_entirely_past_yields_no_step() -> None:
     schedule = ChunkSchedule(2)
     schedule.load(chunk([0, 1]))
-    schedule.observed(stamp=2)
+    asked = schedule.position
     run(schedule, 2)
-    schedule.load(chunk([2, 3], stamp=2))
+    schedule.load(chunk([2, 3], stamp=2), asked)
     assert schedule.next() is None
     assert schedule.wants_chunk
 
@@ -185,11 +185,11 @@ def test_blended_actions_stay_between_the_predictions(
 ) -> None:
     schedule = ChunkSchedule(4, execute, blending=blending, blend_steps=3)
     for number, values in enumerate(chunks):
-        schedule.observed(number)
+        asked = schedule.position
         for _ in range(late):
             if schedule.next(overrun=True) is not None:
                 schedule.executed()
-        schedule.load(chunk(values, stamp=number))
+        schedule.load(chunk(values, stamp=number), asked)
         while (step := schedule.next()) is not None:
             assert -1 - 1e-12 <= step.action[0] <= 1 + 1e-12
             assert 0 <= step.index < 4

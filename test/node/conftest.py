@@ -26,6 +26,7 @@ from vla_ros.policies import Policy
 from vla_ros.vision.messages import encode_image
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # test modules are imported by path: live_loop would not be found
 PATIENCE = 20.0
 JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
 HOME = (0.0, 0.3, 0.0, 1.6, 0.0, 1.2, 0.0)

@@ -103,6 +103,32 @@ class Patient(Constant):
         return super().infer(session, observation)
 
 
+class Slow(Policy):
+    """Answers with four steps after half a second."""
+
+    def __init__(self) -> None:
+        self.spec = PolicySpec(horizon=4)
+        self.threads: set[str] = set()
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        self.threads.add(threading.current_thread().name)
+        threading.Event().wait(0.5)
+        return ActionChunk(np.tile(SLOWLY, (4, 1)), observation.stamp)
+
+
+@pytest.mark.causes("plan_empty")
+def test_a_plan_that_ends_before_the_next_chunk_rests_and_goes_on(robot: Any, inside: Inside) -> None:
+    policy = Slow()
+    node = inside("control.ask_ahead:=true", "control.rate_hz:=20.0", policy=policy)
+
+    def motions() -> int:
+        return sum(robot.command_stamp(index) in robot.sent for index in range(len(robot.commands)))
+
+    robot.until(lambda: node.safety.counters.get("plan_empty", 0) >= 2 and motions() >= 8, robot.send_frame)
+    assert node.safety.state is State.ARMED
+    assert policy.threads == {"vla_inference"}
+
+
 @pytest.mark.causes("task_changed")
 def test_what_was_begun_before_arming_never_moves_the_arm(robot: Any, inside: Inside) -> None:
     policy = Patient()

@@ -187,6 +187,11 @@ _VELOCITY: Mapping[str, Any] = {
     },
     "robot_words": ("--listens", "velocity"),
 }
+_AHEAD: Mapping[str, Any] = {
+    "options": {"control.rate_hz": "20.0", "control.ask_ahead": "true", "control.chunk_blending": "linear"},
+    "horizon": 8,
+    "think": 0.15,
+}
 _ARMS: Mapping[str, Any] = {
     "options": {
         "robot.arms": "[left, right]",
@@ -303,6 +308,21 @@ ROWS: tuple[Row, ...] = (
         within=_SUPERVISION,
         horizon=8,
         options={"control.rate_hz": "30.0", "control.chunk_blending": "linear"},
+    ),
+    Row("ahead, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_AHEAD),
+    Row("ahead, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **_AHEAD),
+    _policy("fails, ahead", "raise", "inference_error", within=0.3 + _SUPERVISION, **_AHEAD),
+    _policy("late, ahead", "late 0.5", "inference_late", within=0.6 + _SUPERVISION, **_AHEAD),
+    _policy("answers NaN, ahead", "nan", "action_invalid", within=0.3 + _SUPERVISION, **_AHEAD),
+    _camera("silent, ahead", _HOLDS, "drop", 1.0, "camera_stale", **_AHEAD),
+    Row(
+        "ahead, clock leaps 100 s",
+        _GOES_ON,
+        ("clock_jump", "frame_old", "frame_from_future"),
+        ({"do": "jump", "seconds": 100.0},),
+        simulated=True,
+        lasts=(0.3, 0.6),
+        **_AHEAD,
     ),
     Row("operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION),
     Row(

@@ -144,6 +144,11 @@ class ControlConfig:
     execute_steps: int = option(
         0, "Steps of a chunk to execute before asking again; 0 executes all", low=0, high=1000, live=True
     )
+    ask_ahead: bool = option(
+        False,
+        "true: execute the plan while the policy infers the next chunk, which is asked for early enough (or after "
+        "execute_steps) and begins at the step that is then due. Not in lockstep",
+    )
     delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
     rotation: str = option(
         "euler_xyz",

@@ -7,12 +7,17 @@ waiting.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class SimulatedClock(Clock):
         ros: Start in nanoseconds of the ROS clock; the steady clock starts at 0.
         events: (nanoseconds of the ROS clock, action), ascending; each action is called when the clock reaches it.
         speed: Seconds that pass for each real second of :meth:`work`; 0 makes work take no time.
+
+    Attributes:
+        job_seconds: What a job beside takes, besides its share of real time.
     """
 
     def __init__(
@@ -83,6 +91,9 @@ class SimulatedClock(Clock):
         self._events = iter(events)
         self._next = next(self._events, None)
         self._speed = speed
+        self._later: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self.job_seconds = 0.0
 
     def now(self) -> Now:
         """The simulated present."""
@@ -95,7 +106,17 @@ class SimulatedClock(Clock):
     @property
     def exhausted(self) -> bool:
         """True when no event is left."""
-        return self._next is None
+        return self._next is None and not self._later
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call ``action`` in so many seconds."""
+        heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
+
+    def job(self, do: Callable[[], T]) -> tuple[T, float]:
+        """What ``do`` returns, and how many seconds it takes where others go on meanwhile."""
+        began = time.perf_counter()
+        value = do()
+        return value, self.job_seconds + (time.perf_counter() - began) * self._speed
 
     def sleep(self, seconds: float) -> None:
         """Let time pass; events on the way happen at their times."""
@@ -118,9 +139,14 @@ class SimulatedClock(Clock):
 
     def _advance(self, until: int, ready: Callable[[], bool]) -> None:
         while not ready():
-            if self._next is None or self._next[0] > until:
+            event = self._next[0] if self._next is not None else math.inf
+            later = self._later[0][0] if self._later else math.inf
+            if min(event, later) > until:
                 self._now = max(self._now, until)
                 return
-            (at, happens), self._next = self._next, next(self._events, None)
+            if self._next is not None and event <= later:
+                (at, happens), self._next = self._next, next(self._events, None)
+            else:
+                at, _, happens = heapq.heappop(self._later)
             self._now = max(self._now, at)
             happens()

@@ -49,6 +49,11 @@ class Reason(str, Enum):
         "no velocity followed the last one for timeouts.twist: zeros were sent",
     )
     GRIPPER_FAILED = "gripper_failed", Level.DROP, "a goal of the gripper's action was rejected or has failed"
+    PLAN_EMPTY = (
+        "plan_empty",
+        Level.DROP,
+        "the plan ended before the next chunk came: the arm rests",
+    )
     FRAME_REPEATED = "frame_repeated", Level.DROP, "a frame has the stamp of the one before"
     FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
 

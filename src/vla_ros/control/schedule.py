@@ -2,7 +2,7 @@
 
 A step is consumed when it was executed, not by wall clock: an arm that held for a second does not skip a second of
 the plan. A chunk's first action belongs to the time of its observation; steps executed during the inference are
-skipped (:meth:`ChunkSchedule.observed`).
+skipped (:attr:`ChunkSchedule.position`).
 
 Blending: ``none`` takes the newest chunk as it is. ``linear`` interpolates from the old chunk's remaining steps (or
 from the last executed action) to the new chunk's over ``blend_steps``. ``ensemble`` is ACT's temporal
@@ -21,8 +21,6 @@ from vla_ros.config import ControlConfig
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.rotations import nearest
 from vla_ros.types import ActionChunk, FloatArray
-
-_REMEMBERED_OBSERVATIONS = 64
 
 
 @dataclass(frozen=True)
@@ -82,6 +80,7 @@ class ChunkSchedule:
         self._blending = blending
         self._blend_steps = blend_steps
         self._decay = decay
+        self._executed = 0
         self._unblended = list(unblended)
         self._rotations = rotations
         self.reset()
@@ -110,21 +109,31 @@ class ChunkSchedule:
         self.execute_steps = _steps(config)
 
     def reset(self) -> None:
-        """Forget all chunks, the last action and what was observed."""
+        """Forget all chunks and the last action; :attr:`position` goes on."""
         self._placed: deque[_Placed] = deque()
-        self._executed = 0
         self._since_load = 0
         self._last: FloatArray | None = None
         self._before_load: FloatArray | None = None
-        self._observations: dict[int, int] = {}
+
+    @property
+    def position(self) -> int:
+        """Steps executed so far; the first action of a chunk belongs to its value when the policy was asked."""
+        return self._executed
+
+    @property
+    def left(self) -> int:
+        """Steps that the newest chunk still has, whatever ``execute_steps`` says."""
+        if not self._placed:
+            return 0
+        newest = self._placed[-1]
+        return max(0, newest.start + len(newest.chunk.actions) - self._executed)
 
     @property
     def remaining(self) -> int:
         """Number of steps that :meth:`next` can return before it needs another chunk."""
         if not self._placed:
             return 0
-        newest = self._placed[-1]
-        left = newest.start + len(newest.chunk.actions) - self._executed
+        left = self.left
         if self.execute_steps:
             left = min(left, self.execute_steps - self._since_load)
         return max(0, left)
@@ -134,17 +143,7 @@ class ChunkSchedule:
         """True when the policy should be asked: nothing remains to be executed."""
         return self.remaining == 0
 
-    def observed(self, stamp: int) -> None:
-        """Remember that the observation with this stamp was taken now, before the steps that follow.
-
-        Matters where steps are executed during the inference: the resulting chunk then begins with its action for
-        the present step.
-        """
-        self._observations[stamp] = self._executed
-        while len(self._observations) > _REMEMBERED_OBSERVATIONS:
-            del self._observations[next(iter(self._observations))]
-
-    def load(self, chunk: ActionChunk) -> None:
+    def load(self, chunk: ActionChunk, start: int | None = None) -> None:
         """Switch to ``chunk``; older chunks only serve for blending.
 
         Raises:
@@ -152,7 +151,7 @@ class ChunkSchedule:
         """
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
-        start = self._observations.pop(chunk.stamp, self._executed)
+        start = self._executed if start is None else start
         self._before_load = self._last
         self._placed.append(_Placed(chunk, start))
         self._since_load = 0

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Snapshot
@@ -23,10 +24,12 @@ from vla_ros.errors import ImageError
 from vla_ros.node.context import Context
 from vla_ros.node.receiver import Frame
 from vla_ros.node.stepper import Inference, Stepper
+from vla_ros.node.worker import Worker
 from vla_ros.types import JointState
 
 _PATIENCE = 0.1  # s between looks at whether the loop should end
 _SUPERVISION_VALID = 0.05  # s; what the watchdog saw is old after this
+_MARGIN = 1  # steps by which a chunk is asked for earlier than the last answers needed
 _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
 
 
@@ -69,11 +72,14 @@ class ControlLoop:
         self._limiter = RateLimiter.from_config(self._config)
         self._newest: list[Frame | None] = [None] * len(mailboxes)
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
+        self._asked_at = 0  # position of the schedule when the policy was asked last
         self._task = (-1, -1)  # epoch of the inputs and number of the arming to which the plan belongs
         self._interruptions = 0  # those that the plan has seen
         self._held: set[Reason] = set()
         self._ending = False
         self._ended = threading.Condition()
+        self._worker: Worker[Inference] = Worker(self._clock, self._ended)
+        self._unconfigured = False  # options changed while the policy was being asked
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -96,10 +102,11 @@ class ControlLoop:
             self._ending = True
             self._ended.notify_all()
         thread, self._thread = self._thread, None
-        if thread is None:
-            return True
-        thread.join(timeout)
-        return not thread.is_alive()
+        until = self._clock.steady() + timeout
+        if thread is not None:
+            thread.join(timeout)
+        ended = self._worker.close(max(0.0, until - self._clock.steady()))
+        return ended and (thread is None or not thread.is_alive())
 
     def _run(self) -> None:
         try:
@@ -117,23 +124,47 @@ class ControlLoop:
             return Did.WAITED
         self._take_task()
         self._discard_interrupted_plan()
-        if not self._stepper.wants_frame:
-            self._finish(self._stepper.next_command(self._fresh_joints(), self._limiter.period), None)
-            self._limiter.executed(self._clock.steady())
-            return Did.CONTINUED
-        frame = self._next_frame()
-        if frame is None:
-            return Did.WAITED
-        self._answer(frame)
-        return Did.INFERRED
+        planned = self._planned
+        if not planned or (self._is_ahead and self._is_time_to_ask):
+            frame = self._mailboxes[0].take() if planned else self._next_frame()
+            if frame is not None:
+                self._answer(frame)
+                return Did.INFERRED
+            if not planned:
+                return Did.WAITED
+        self._continue()
+        return Did.CONTINUED
 
-    def _take_options(self) -> None:
+    @property
+    def _is_ahead(self) -> bool:
+        """True where the plan is executed while the policy infers."""
+        control = self._config.control
+        return control.ask_ahead and not control.lockstep and self._stepper.spec.horizon > 1
+
+    @property
+    def _planned(self) -> int:
+        """Steps that can be executed without another chunk."""
+        schedule = self._stepper.schedule
+        return schedule.left if self._is_ahead else schedule.remaining
+
+    @property
+    def _is_time_to_ask(self) -> bool:
+        """True where the plan may end before a chunk that is asked for now has come, by the last answers' time."""
+        schedule = self._stepper.schedule
+        return schedule.wants_chunk or schedule.left <= self._worker.seconds / self._limiter.period + _MARGIN
+
+    def _continue(self) -> None:
+        """Execute the next step of the plan."""
+        self._finish(self._stepper.next_command(self._fresh_joints(), self._limiter.period), None)
+        self._limiter.executed(self._clock.steady())
+
+    def _take_options(self, *, asking: bool = False) -> None:
         """Follow options that changed; one step sees one set of them."""
         config = self._context.options.current
-        if config is not self._config:
-            self._config = config
+        if config is not self._config or (self._unconfigured and not asking):
+            self._config, self._unconfigured = config, asking
             self._limiter.configure(config.control.rate_hz)
-            self._stepper.configure(config)
+            self._stepper.configure(config, asking=asking)
 
     def _take_task(self) -> Snapshot:
         """The newest inputs; where they belong to another task or arming, what was planned before is forgotten."""
@@ -164,12 +195,15 @@ class ControlLoop:
         """
         if self._config.control.lockstep:
             return True
-        due = self._limiter.frame_due if self._stepper.wants_frame else self._limiter.planned_due
-        left = due - self._clock.steady()
-        if left > 0:
-            with self._ended:
-                self._clock.wait_for(self._ended, lambda: self._ending, min(left, _PATIENCE))
+        due = self._limiter.planned_due if self._planned else self._limiter.frame_due
+        self._wait(due - self._clock.steady(), lambda: self._ending)
         return not self._ending and due <= self._clock.steady()
+
+    def _wait(self, seconds: float, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready()``, for ``seconds`` and a tenth of a second at most."""
+        if seconds > 0:
+            with self._ended:
+                self._clock.wait_for(self._ended, ready, min(seconds, _PATIENCE))
 
     def _next_frame(self) -> Frame | None:
         """The newest frame of the first camera, or the one that is about to come."""
@@ -204,8 +238,13 @@ class ControlLoop:
             return
         self._context.stats.record({"wait": 1e3 * began - frame.arrived.steady / 1e6})
         self._take_options()  # limits that were tightened meanwhile hold for this command
+        dt = self._limiter.step_time(began)
+        if self._is_ahead and self._stepper.schedule.position != self._asked_at:
+            dt = self._limiter.period
+            while not self._ending and self._limiter.planned_due > self._clock.steady():
+                self._wait(self._limiter.planned_due - self._clock.steady(), lambda: self._ending)
         reference = self._inputs.joints_at(frame.stamp)
-        step = self._stepper.next_command(self._fresh_joints(), self._limiter.step_time(began), reference, answer)
+        step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
         self._finish(step, frame)
         self._limiter.answered(began, self._clock.steady())
@@ -233,10 +272,15 @@ class ControlLoop:
                 )
         fresh = self._fresh_joints()
         inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
+        frames = [newest.data if newest else None for newest in self._newest]
+        self._asked_at = self._stepper.schedule.position
         self._watchdog.inference_began(self._clock.now())
         try:
-            with self._clock.work():
-                answer = self._stepper.infer([newest.data if newest else None for newest in self._newest], inputs)
+            if self._is_ahead:
+                answer = self._ask_beside(partial(self._stepper.ask, frames, inputs))
+            else:
+                with self._clock.work():
+                    answer = self._stepper.ask(frames, inputs)
             self._watchdog.images(self._clock.now(), readable=True)
         finally:
             in_time = self._watchdog.inference_ended(self._clock.now())
@@ -246,7 +290,42 @@ class ControlLoop:
         if self._is_void():
             self._stepper.schedule.reset()
             raise Refused(Reason.TASK_CHANGED, "an instruction, a reset or an arming came during the inference")
+        self._stepper.schedule.load(answer.chunk, self._asked_at)
+        if not self._stepper.schedule.left:
+            self._stepper.schedule.reset()
+            raise Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it came")
         return answer
+
+    def _ask_beside(self, job: Callable[[], Inference]) -> Inference:
+        """Ask the policy on its own thread, and execute the plan until it has answered.
+
+        Raises:
+            ImageError: As the policy's side raised it.
+            Refused: The same, or the loop is to end.
+        """
+        self._worker.begin(job)
+        schedule, ran_out = self._stepper.schedule, False
+        while not self._worker.ready and not self._ending:
+            self._discard_interrupted_plan()
+            if self._is_void():
+                schedule.reset()
+            left = self._limiter.planned_due - self._clock.steady()
+            if ran_out and left <= 0:
+                ran_out = False
+                if self._safety.may_move and not self._is_void():
+                    self._safety.report(Reason.PLAN_EMPTY, "see control.ask_ahead and control.execute_steps")
+            self._wait(left if self._planned or ran_out else _PATIENCE, self._is_answered)
+            if self._planned and not self._ending and self._limiter.planned_due <= self._clock.steady():
+                position = schedule.position
+                self._take_options(asking=True)
+                self._continue()
+                ran_out = not self._planned and schedule.position > position
+        if not self._worker.ready:
+            raise Refused(Reason.TASK_CHANGED, "the node was told to end during the inference")
+        return self._worker.result()
+
+    def _is_answered(self) -> bool:
+        return self._ending or self._worker.ready
 
     def _finish(self, step: StepResult, frame: Frame | None) -> None:
         """Show the action, and send the command where it may be sent."""

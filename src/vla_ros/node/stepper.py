@@ -48,7 +48,7 @@ class Inference:
 class Stepper:
     """A loaded policy with everything around it.
 
-    One thread uses it; any thread may call `hold` and `forget_commands`.
+    One thread uses it, and one more :meth:`ask`; any thread may call `hold` and `forget_commands`.
     """
 
     def __init__(self, config: Config, policy: Policy) -> None:
@@ -105,12 +105,14 @@ class Stepper:
         """True where the next step needs an answer of the policy, and so a frame."""
         return self.schedule.wants_chunk
 
-    def configure(self, config: Config) -> None:
-        """Apply changed options from the next step on."""
+    def configure(self, config: Config, *, asking: bool = False) -> None:
+        """Apply changed options from the next step on; not to the policy while it is being asked."""
         self._config = config
         with self._lock:
             self.controller.configure(config)
         self.schedule.configure(config.control)
+        if asking:
+            return
         self.observer.configure(config)
         self._policy.configure(config.policy)
 
@@ -159,15 +161,20 @@ class Stepper:
             ImageError: As :meth:`observe`.
             Refused: As :meth:`observe`; the policy failed; its answer has a wrong shape or holds NaN.
         """
+        start = self.schedule.position
+        answer = self.ask(frames, inputs)
+        self.schedule.load(answer.chunk, start)
+        return answer
+
+    def ask(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
+        """As :meth:`infer`, but leaves the schedule alone: another thread may execute the plan meanwhile."""
         began = time.perf_counter()
         observation = self.observe(frames, inputs)
         asked = time.perf_counter()
-        self.schedule.observed(observation.stamp)
         chunk = self._ask(observation)
         prepared = observation.images.spent_ms if isinstance(observation.images, LazyImages) else 0.0
         stages = {"preprocess": 1e3 * (asked - began) + prepared, "inference": _since(asked) - prepared}
         stages |= {f"policy/{name}": ms for name, ms in chunk.stages_ms.items()}
-        self.schedule.load(chunk)
         return Inference(observation, chunk, stages)
 
     def _ask(self, observation: Observation) -> ActionChunk:

@@ -1,0 +1,93 @@
+"""One thread beside another: whoever hands it a job goes on meanwhile, and asks whether it has ended."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from vla_ros.control.clock import Clock, SimulatedClock
+
+T = TypeVar("T")
+_REMEMBERED = 20
+
+
+class Worker(Generic[T]):
+    """Does one job at a time. Begin another only after :meth:`result`.
+
+    On a simulated clock a job is done at once, and has ended once its time has passed (:meth:`SimulatedClock.work`
+    and :attr:`SimulatedClock.job_seconds`).
+
+    Args:
+        changed: Notified when a job has ended.
+    """
+
+    def __init__(self, clock: Clock, changed: threading.Condition) -> None:
+        self._clock, self._changed = clock, changed
+        self._jobs: queue.SimpleQueue[Callable[[], T] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._outcome: tuple[T | None, BaseException | None] | None = None
+        self._busy = False
+        self._began = 0.0
+        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def seconds(self) -> float:
+        """How long a job takes: the 95th percentile of the last 20; infinite before the first."""
+        return float(np.percentile(self._took, 95)) if self._took else math.inf
+
+    @property
+    def ready(self) -> bool:
+        """True once the job has ended."""
+        return self._outcome is not None
+
+    def begin(self, job: Callable[[], T]) -> None:
+        """Hand over a job; returns at once."""
+        assert not self._busy, "one job at a time"
+        self._outcome, self._busy, self._began = None, True, self._clock.steady()
+        if isinstance(self._clock, SimulatedClock):
+            outcome = self._clock.job(lambda: _outcome(job))
+            self._clock.after(outcome[1], lambda: self._end(outcome[0]))
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="vla_inference", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def result(self) -> T:
+        """What the job returned or raised; it has ended."""
+        assert self._outcome is not None, "it has not ended"
+        (value, error), self._outcome, self._busy = self._outcome, None, False
+        self._took.append(self._clock.steady() - self._began)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def close(self, timeout: float) -> bool:
+        """End after the job under way; False where that took longer than ``timeout`` seconds."""
+        self._jobs.put(None)
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._end(_outcome(job))
+
+    def _end(self, outcome: tuple[T | None, BaseException | None]) -> None:
+        with self._changed:
+            self._outcome = outcome
+            self._changed.notify_all()
+
+
+def _outcome(job: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return job(), None
+    except BaseException as error:  # raised where the result is asked for
+        return None, error

@@ -1,0 +1,224 @@
+"""The plan is executed while the policy infers: on a simulated clock, and once with real threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from live_loop import EPOCH, LiveLoop, TimedPolicy, every
+
+from vla_ros.config import build
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.clock import Clock, SimulatedClock
+from vla_ros.control.reasons import Reason
+from vla_ros.node.worker import Worker
+from vla_ros.types import ActionChunk, Observation
+
+HORIZON, RATE, DELAY = 16, 20.0, 0.3
+PERIOD = 1 / RATE
+
+
+class Clockwork(TimedPolicy):
+    """Each action says for which time it is meant, in seconds since the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(HORIZON)
+        parts = parse_parts("arm.joint_delta + unused[1]", action=True)
+        self.spec = PolicySpec(action=parts, dimension=8, horizon=HORIZON)
+        self.configured: list[Any] = []
+        self.inferring = False
+
+    def configure(self, config: Any) -> None:
+        assert not self.inferring
+        self.configured.append(config)
+
+    def infer(self, session: Any, observation: Observation) -> ActionChunk:
+        self.asked.append(observation)
+        self.during()
+        meant = (observation.stamp - EPOCH) / 1e9 + PERIOD * np.arange(HORIZON)
+        actions = np.zeros((HORIZON, 8))
+        actions[:, 0], actions[:, 7] = 0.001, meant
+        return ActionChunk(actions, observation.stamp)
+
+
+def ahead(seconds: float = 8.0, **options: Any) -> LiveLoop:
+    """A loop whose policy takes 0.3 s, with frames at 30 Hz."""
+    frames = every(1 / 30, round(30 * seconds))
+    live = LiveLoop(Clockwork(), frames, **{"control__rate_hz": RATE, "control__ask_ahead": True, **options})
+    live.clock.job_seconds = DELAY
+    live.policy.during = lambda: live.clock.sleep(0.0 if live.loop._is_ahead else DELAY)
+    return live
+
+
+def tighten(live: LiveLoop) -> None:
+    live.options.current = build({"limits.max_joint_step": 0.0005}, live.options.current)
+
+
+def sent(live: LiveLoop) -> np.ndarray:
+    return np.array([at for at, _ in live.sent])
+
+
+def test_the_arm_does_not_stop_to_think() -> None:
+    """Synchronous it stands still for a third of the time; ahead no gap is longer than a period and a half."""
+    waits, goes_on = ahead(control__ask_ahead=False), ahead()
+    for live in (waits, goes_on):
+        live.run(3.9)
+    gaps = {live: np.diff(sent(live)) for live in (waits, goes_on)}
+    stalled = gaps[waits][gaps[waits] > 1.5 * PERIOD] - PERIOD
+    assert stalled.sum() > 0.15 * 3.9
+    assert gaps[goes_on].max() <= 1.5 * PERIOD
+    assert len(goes_on.sent) > 1.25 * len(waits.sent)
+    assert goes_on.context.safety.counters.get("plan_empty", 0) == 0
+
+
+@pytest.mark.parametrize("blending", ["none", "linear", "ensemble"])
+def test_a_chunk_begins_at_the_step_that_is_due(blending: str) -> None:
+    """No step is repeated and none skipped but those that were executed while the policy inferred."""
+    live = ahead(control__chunk_blending=blending)
+    live.run(3.9)
+    meant = np.array([step.action[7] for step in live.steps])
+    seams = [number for number, step in enumerate(live.steps) if step.chunk is not None]
+    settled = seams[1] + HORIZON  # the first chunk began when the arm stood still
+    late = sent(live)[settled:] - meant[settled:]
+    assert np.abs(late).max() <= 2 * PERIOD, "a chunk from its beginning would be 0.3 s late"
+    assert np.all(np.diff(meant) > 0)
+    assert np.diff(meant[settled:]).max() <= 2 * PERIOD + 1e-9
+    first = [live.steps[number].index for number in seams]
+    assert first[0] == 0
+    assert min(first[1:]) >= DELAY / PERIOD - 1
+
+
+def test_it_asks_as_late_as_the_last_answers_allow_or_after_execute_steps() -> None:
+    late, early = ahead(), ahead(control__execute_steps=4)
+    for live in (late, early):
+        live.run(3.9)
+    assert len(early.policy.asked) > len(late.policy.asked)
+    assert len(late.policy.asked) <= 3.9 / (PERIOD * (HORIZON - 9)) + 2
+
+
+def test_a_plan_that_runs_out_rests_and_goes_on() -> None:
+    live = ahead(timeouts__inference=2.0, timeouts__camera=5.0)
+    live.clock.job_seconds = 1.2
+    live.run(3.9)
+    assert live.context.safety.counters["plan_empty"] >= 1
+    assert live.state == ("armed", set())
+    assert np.diff(sent(live)).max() > 2 * PERIOD
+
+
+def in_the_middle(live: LiveLoop) -> None:
+    """Run until the policy is asked with a plan under way."""
+    live.run(0.6)
+    asked = len(live.policy.asked)
+    while len(live.policy.asked) == asked:
+        live.loop.run_once()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda live: live.context.safety.stop(Reason.OPERATOR_STOP),
+        lambda live: live.context.safety.disarm(),
+        lambda live: live.context.safety.hold(Reason.NO_INSTRUCTION),
+        lambda live: live.context.inputs.set_instruction("another"),
+        lambda live: live.context.inputs.new_epoch(),
+    ],
+    ids=["stop", "disarm", "hold", "instruction", "reset"],
+)
+def test_nothing_of_an_old_plan_is_sent_while_the_policy_infers(act: Callable[[LiveLoop], Any]) -> None:
+    live = ahead()
+    live.run(0.6)
+    seen: list[int] = []
+    asked = len(live.policy.asked)
+
+    def during() -> None:
+        if len(live.policy.asked) == asked + 1:  # asked ahead: happens 0.1 s later, beside the plan
+            live.clock.after(0.1, lambda: (seen.append(len(live.sent)), act(live)))
+
+    live.policy.during = during
+    live.run(0.3 + DELAY)
+    assert seen, "the policy was not asked"
+    old = live.policy.asked[asked].stamp
+    later = [command.stamp for _, command in live.sent[seen[0] :]]
+    assert all(stamp > old for stamp in later), "a plan from before goes on"
+
+
+def test_a_late_answer_is_dropped_and_holds() -> None:
+    live = ahead(timeouts__inference=0.25, timeouts__camera=5.0)
+    live.run(2.0)
+    assert live.state[1] == {Reason.INFERENCE_LATE}
+    assert not live.sent
+
+
+def test_a_policy_that_fails_in_the_middle_holds() -> None:
+    live = ahead()
+    live.run(0.6)
+    before = len(live.sent)
+
+    def fails() -> None:
+        raise RuntimeError("the server is gone")
+
+    live.policy.during = fails
+    live.run(1.5)
+    assert live.state[1] == {Reason.INFERENCE_ERROR}
+    assert len(live.sent) - before <= HORIZON
+
+
+def test_options_reach_the_policy_only_between_two_questions() -> None:
+    live = ahead()
+    policy = live.policy
+    assert isinstance(policy, Clockwork)
+    live.run(0.6)
+
+    def during() -> None:
+        policy.inferring = True
+        live.clock.after(0.1, lambda: tighten(live))
+        live.clock.after(DELAY - 0.01, lambda: setattr(policy, "inferring", False))
+        policy.during = lambda: None
+
+    known = len(policy.configured)
+    policy.during = during
+    live.run(1.0)
+    assert len(policy.configured) == known + 1
+    moved = [np.abs(command.positions[:1]).max() for _, command in live.sent[-3:]]
+    assert max(moved) <= 0.0005 + 1e-9, "limits hold at once"
+
+
+@pytest.mark.parametrize("clock", [Clock(), SimulatedClock()], ids=["real", "simulated"])
+def test_a_worker_does_a_job_beside(clock: Clock) -> None:
+    changed = threading.Condition()
+    worker: Worker[int] = Worker(clock, changed)
+    thread = []
+
+    def job() -> int:
+        thread.append(threading.current_thread())
+        return 7
+
+    def fails() -> int:
+        raise ValueError("no")
+
+    for do in (job, fails):
+        worker.begin(do)
+        with changed:
+            assert clock.wait_for(changed, lambda: worker.ready, 5.0)
+        if do is job:
+            assert worker.result() == 7
+    with pytest.raises(ValueError, match="no"):
+        worker.result()
+    assert (thread[0] is threading.main_thread()) == isinstance(clock, SimulatedClock)
+    assert worker.close(5.0)
+
+
+def test_a_worker_that_hangs_is_left_behind() -> None:
+    let = threading.Event()
+    worker: Worker[bool] = Worker(Clock(), threading.Condition())
+    worker.begin(lambda: let.wait(10))
+    began = time.monotonic()
+    assert not worker.close(0.05)
+    assert time.monotonic() - began < 5
+    let.set()
+    assert worker.close(5.0)
