@@ -102,7 +102,7 @@ class Measurement:
         return FlowRequest(frames, self.tokens, np.zeros(self.engine.model.action_dim), index, continuation)
 
     def messages(self, index: int) -> list[bytes]:
-        """Those of one observation."""
+        """The camera messages of one observation."""
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
     def step(self, index: int, batch: int, continuation: Continuation | None) -> dict[str, float]:

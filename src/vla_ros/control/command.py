@@ -95,18 +95,19 @@ def message_type(output: str) -> str:
 def to_message(command: Command, output: str, make: Callable[[str], Any], now: int | None = None) -> Any:
     """The command as a ROS message; its header has the command's stamp.
 
-    A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller refuses
-    one that ended in the past. The frame's stamp is in the past, so the point's ``time_from_start`` is the
-    frame's age plus the command's duration. A hold gets 0.1 s at least, or it would have ended on arrival. A stamp
-    of 0 says "now" to that controller.
+    A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller rejects one
+    that ended in the past. Because the frame's stamp is in the past, the point's ``time_from_start`` is the frame's
+    age plus the command's duration. A hold gets at least 0.1 s, so that it has not ended on arrival. That
+    controller takes a stamp of 0 as "now".
 
-    A velocity that holds is stamped with ``now``: to stand still is right whenever it is heard, and MoveIt Servo
-    ignores what is older than its ``incoming_command_timeout``.
+    A hold by velocity is stamped with ``now``: standing still is right at any time, and MoveIt Servo ignores
+    messages older than its ``incoming_command_timeout``.
 
-    ``make`` gives the class of ``pkg/msg/Type``; ``now`` is in nanoseconds of the ROS clock, None takes the stamp.
+    ``make`` returns the class of ``pkg/msg/Type``; ``now`` is in nanoseconds of the ROS clock, None takes the
+    stamp.
 
     Raises:
-        ValueError: A velocity is wanted of a command that has none.
+        ValueError: The output is a velocity, but the command has none.
     """
     nothing, velocities = np.zeros(0), command.velocities or {}
     if (output == "twist_stamped" and command.twist is None) or ("velocity" in output and not velocities):
