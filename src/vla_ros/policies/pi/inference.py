@@ -149,6 +149,7 @@ def make_engine(
     runner: Runner | None = None,
     quantization: str = "none",
     ops: GemmaOps | None = None,
+    keep: bool = True,
 ) -> FlowEngine:
     """An engine over the weights of ``network``, which is loaded and on its device.
 
@@ -159,10 +160,11 @@ def make_engine(
         runner: Runs the stages; None takes what suits the device.
         quantization: Of the prefix: ``none`` or ``fp8``.
         ops: How it computes; None takes what suits the device.
+        keep: False frees the parameters of ``network`` that are quantised.
     """
     device, size = network.device, network.architecture.vision.image_size
     return FlowEngine(
-        make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization),
+        make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep),
         (size, size),
         processing.prompt.length,
         make_gemma_ops(device) if ops is None else ops,
@@ -220,5 +222,5 @@ def load_model(
         raise ConfigError(f"flow steps: found {steps}, expected at least 1")
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)
     network = load_network(checkpoint, device, dtype, steps, progress)
-    engine = make_engine(network, processing, steps, quantization=quantization)
+    engine = make_engine(network, processing, steps, quantization=quantization, keep=False)
     return PiModel(architecture, engine, processing, words, checkpoint.trained_delay)

@@ -74,10 +74,13 @@ class GemmaParameters(nn.Module):
         if not keys_only:
             self.norm = norm(shape.width)
 
-    def gemma(self, condition: Tensor, rotary: tuple[Tensor, Tensor], quantization: str = "none") -> Gemma:
+    def gemma(
+        self, condition: Tensor, rotary: tuple[Tensor, Tensor], quantization: str = "none", keep: bool = True
+    ) -> Gemma:
         """The weights as :mod:`vla_ros.engine.gemma` runs them, with norms for each condition.
 
-        They are the parameters themselves; with ``fp8`` all but the output projections are quantised copies.
+        They are the parameters themselves; with ``fp8`` all but the output projections are quantised copies, and
+        ``keep`` False frees each parameter as soon as it is quantised.
         """
         layers: list[Any] = list(self.layers)
         names = ("input_norm", "post_norm")
@@ -88,7 +91,9 @@ class GemmaParameters(nn.Module):
         def engine_layer(index: int, layer: Any) -> GemmaLayer:
             names = ("qkv", "o", "gate_up", "down")
             qkv, o, gate_up, down = (
-                _matrix(layer, name, quantization if name != "o" else "none") if hasattr(layer, name) else None
+                _matrix(layer, name, quantization if name != "o" else "none", keep)
+                if hasattr(layer, name)
+                else None
                 for name in names
             )
             assert qkv is not None
@@ -124,11 +129,13 @@ def _layer(shape: GemmaShape, norm: type[nn.Module], keys_only: bool) -> nn.Modu
     return layer
 
 
-def _matrix(layer: Any, name: str, quantization: str) -> Matrix:
+def _matrix(layer: Any, name: str, quantization: str, keep: bool) -> Matrix:
     weight, role = getattr(layer, name).weight.data, {"o": "o_proj", "down": "down_proj"}.get(name, name)
     if quantization == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     data, scale = fp8.quantize(weight)
+    if not keep:
+        getattr(layer, name).weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return Matrix(data, "fp8", int(weight.shape[1]), role, scale[:, 0].contiguous())
 
 
@@ -182,6 +189,7 @@ def make_flow(
     summed: bool = True,
     ops: TowerOps | None = None,
     quantization: str = "none",
+    keep: bool = True,
 ) -> FlowModel:
     """Precompute what depends on the time: embeddings, time MLPs and all modulations.
 
@@ -191,6 +199,7 @@ def make_flow(
         summed: As for :func:`euler_times`.
         ops: How the vision tower computes between its products; None takes torch's.
         quantization: Of the prefix: ``none`` or ``fp8``.
+        keep: False frees the parameters that are quantised.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.width
@@ -213,7 +222,7 @@ def make_flow(
     return FlowModel(
         encode=partial(network.encode, ops=ops),
         embedding=network.embed_tokens.weight,
-        prefix=network.prefix.gemma(embedded[:1], rotary, quantization),
+        prefix=network.prefix.gemma(embedded[:1], rotary, quantization, keep),
         expert=network.expert.gemma(condition, rotary),
         action_in=action_in,
         action_bias=action_bias,

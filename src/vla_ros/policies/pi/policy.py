@@ -152,7 +152,7 @@ class PiPolicy(Policy):
         """Answer one observation.
 
         Returns:
-            A chunk. ``normalized`` has the model's own width; ``info``: ``prompt_tokens`` and ``seed``.
+            A chunk. ``info``: ``prompt_tokens``.
 
         Raises:
             ImageError: An image is missing or no image.
@@ -289,7 +289,7 @@ def _action_chunk(chunk: Chunk, stamp: int) -> ActionChunk:
     return ActionChunk(
         actions=np.asarray(chunk.actions, np.float64),
         stamp=stamp,
-        normalized=np.asarray(chunk.normalized, np.float64),
+        normalized=np.asarray(chunk.normalized[:, : chunk.actions.shape[1]], np.float64),
         stages_ms=chunk.stages_ms,
         info={"prompt_tokens": len(chunk.tokens)},
     )
