@@ -112,7 +112,8 @@ def test_one_bad_request_does_not_spoil_the_batch(policy):
             raise answer
 
 
-def test_the_spec_names_what_openpis_server_takes(policy):
+def test_the_spec_names_what_openpis_server_takes(policy, folders):
+    assert make(folders["pi05", "openpi"]).describe() == policy.spec, "known without loading weights"
     assert policy.spec.image_keys == tuple(LIBERO)
     assert [(one.key, one.size) for one in policy.spec.state] == [("observation/state", 8)]
     assert (policy.spec.horizon, policy.spec.dimension, policy.spec.noise) == (10, 7, (10, 32))

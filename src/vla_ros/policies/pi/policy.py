@@ -117,25 +117,7 @@ class PiPolicy(Policy):
             self._model = load_model(
                 checkpoint, str(device), dtype, options.flow_steps or None, tokenizer, partly, options.quantization
             )
-            size = checkpoint.architecture.vision.image_size
-            processing = checkpoint.processing
-            self.spec = PolicySpec(
-                images=tuple(
-                    ImageFeature(
-                        key,
-                        processor=ResizeWithPad((size, size))
-                        if processing.antialias
-                        else LinearResize((size, size)),
-                        required=name not in processing.optional_images,
-                    )
-                    for key, name in keys.items()
-                ),
-                state=states,
-                action=(),
-                dimension=processing.action_size,
-                horizon=checkpoint.architecture.horizon,
-                noise=(checkpoint.architecture.horizon, checkpoint.architecture.action_dim),
-            )
+            self.spec = _spec(checkpoint, keys, states)
             progress(0.95, "self-test" if options.self_test else "warm-up")
             try:
                 self._warm_up(checkpoint.folder)
@@ -143,6 +125,11 @@ class PiPolicy(Policy):
                 self.close()
                 raise
         progress(1.0, f"{checkpoint.architecture.model} {checkpoint.folder.name} on {device} in {dtype}")
+
+    def describe(self) -> PolicySpec:
+        """Inputs and outputs by the checkpoint's files, without its weights."""
+        checkpoint = self._read(checkpoint_folder(self._options.checkpoint))
+        return _spec(checkpoint, *_features(checkpoint, self._robot_name(checkpoint.layout)))
 
     def start_session(self) -> PiSession:
         """Start a session at the first noise of ``policy.seed``."""
@@ -271,6 +258,22 @@ class PiPolicy(Policy):
                 f"{folder}: the model does not see: two different images change its chunk by {change:.1e}. The "
                 "vision tower or the projector is damaged or untrained; policy.self_test:=false starts it anyway"
             )
+
+
+def _spec(checkpoint: PiCheckpoint, keys: Mapping[str, str], states: tuple[StateFeature, ...]) -> PolicySpec:
+    size, processing = checkpoint.architecture.vision.image_size, checkpoint.processing
+    resize = ResizeWithPad if processing.antialias else LinearResize
+    return PolicySpec(
+        images=tuple(
+            ImageFeature(key, resize((size, size)), required=name not in processing.optional_images)
+            for key, name in keys.items()
+        ),
+        state=states,
+        action=(),
+        dimension=processing.action_size,
+        horizon=checkpoint.architecture.horizon,
+        noise=(checkpoint.architecture.horizon, checkpoint.architecture.action_dim),
+    )
 
 
 def _features(checkpoint: PiCheckpoint, robot: str) -> tuple[dict[str, str], tuple[StateFeature, ...]]:
