@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from vla_ros.cli.main import main
@@ -234,3 +235,27 @@ def test_denoising_steps_are_spaced_as_the_scheduler_spaces_them(steps, times):
     np.testing.assert_allclose(table.times[:, 0], np.sin(list(times)), atol=1e-5)
     assert table.alphas[-1, 1] == 1.0
     assert (table.alphas[1:, 0] == table.alphas[:-1, 1]).all()
+
+
+@pytest.mark.parametrize(("variant", "preset"), [("libero_l1", "libero"), ("aloha_film", "aloha")])
+def test_a_preset_says_what_the_files_do_not(variant, preset, tmp_path):
+    case = cases(variant)[0]
+    words = ["infer", "--checkpoint", str(DATA / variant), "-p", f"preset:={preset}", "-p", "policy.device:=cpu"]
+    for index in range(3 if preset == "aloha" else 2):
+        Image.fromarray(case[f"image_{index}"]).save(tmp_path / f"{index}.png")
+        words += ["--image", str(tmp_path / f"{index}.png")]
+    words.append("--state=" + ",".join(map(repr, case["proprio"].tolist())))
+    words += ["--instruction", str(case["instruction"]), "--json", str(tmp_path / "out.json")]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    np.testing.assert_allclose(result["normalized"], case["normalized"], atol=1e-4)
+    actions, expected = np.array(result["actions"]), case["action"].copy()
+    if preset == "libero":  # the preset's gripper opens at -1
+        expected[:, 6] = 1 - 2 * expected[:, 6]
+    np.testing.assert_allclose(actions, expected, atol=2e-4)
+
+
+def test_a_preset_of_another_robot_is_refused(capsys):
+    words = ["infer", "--checkpoint", str(DATA / "libero_l1"), "-p", "preset:=aloha", "--instruction", "x"]
+    assert main(words) == 1
+    assert "aloha has actions of 14 numbers" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from vla_ros.config import Config
+from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
@@ -47,8 +49,31 @@ logger = logging.getLogger(__name__)
 
 STATE = "state"
 BOUNDS = {"q99": QUANTILES, "min_max": ("min", "max")}
+GRIPPER = "0..1"
+"""LIBERO's and Bridge's grippers: 0 closed, 1 open."""
 MARGIN = 1e-8
 """Added to the width of every range, as in the published code."""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What the published code takes from a robot's name.
+
+    Attributes:
+        chunk: K.
+        action: D.
+        normalization: As ``policy.normalization``.
+        camera_side: As ``policy.camera_side``.
+    """
+
+    chunk: int
+    action: int
+    normalization: str = "q99"
+    camera_side: int = 0
+
+
+PLATFORMS = {"libero": Platform(8, 7), "aloha": Platform(25, 14, "min_max", 256), "bridge": Platform(5, 7)}
+"""By the name of the preset."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +87,7 @@ class Loaded:
     state: ActionStatistics | None
     inference: ChunkInference
     advice: partial[str]
+    bounds: tuple[str, str]
 
 
 @dataclass
@@ -84,7 +110,8 @@ class OFTPolicy(Policy):
 
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, OFTOptions)
-        self._keys = config.camera.keys
+        self._keys, self._features = config.camera.keys, config.features
+        self._preset = config.preset
         self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
         self._loaded: Loaded | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -112,11 +139,23 @@ class OFTPolicy(Policy):
         options = self._options
         folder = checkpoint_folder(options.checkpoint)
         base = checkpoint_folder(options.base) if options.base else None
-        if not options.chunk:
+        platform = PLATFORMS.get(self._preset)
+        chunk = options.chunk or (platform.chunk if platform else 0)
+        if not chunk:
             raise ConfigError(
                 "policy.chunk: no file of the checkpoint says how many actions a chunk has; set preset (libero: 8, "
-                "aloha: 25, bridge: 5) or policy.chunk"
+                "aloha: 25, bridge: 5), or policy.name:=oft and policy.chunk"
             )
+        if platform and chunk != platform.chunk:
+            raise ConfigError(
+                f"policy.chunk: found {chunk}, and preset {self._preset} means {platform.chunk}; leave one out"
+            )
+        normalization = options.normalization
+        if normalization == "auto":
+            normalization = platform.normalization if platform else "q99"
+        side = options.camera_side
+        if side < 0:
+            side = platform.camera_side if platform else 0
         keys = self._keys[: options.images or None]
         if len(keys) < options.images:
             raise ConfigError(
@@ -132,10 +171,15 @@ class OFTPolicy(Policy):
 
         architecture = read_architecture(base or folder)
         own = folder if (folder / "dataset_statistics.json").exists() else base or folder
-        bounds = BOUNDS[options.normalization]
+        bounds = BOUNDS[normalization]
         action = choose(read_statistics(own, bounds=bounds, margin=MARGIN), options.unnorm_key)
+        if platform and platform.action != action.dimension:
+            raise ConfigError(
+                f"preset: {self._preset} has actions of {platform.action} numbers, the checkpoint's statistics of "
+                f"'{action.key}' have {action.dimension}; it was trained for another robot"
+            )
         weights = read_weights(folder, base)
-        layout = layout_of(weights, architecture, folder, len(keys), options.chunk, action.dimension)
+        layout = layout_of(weights, architecture, folder, len(keys), chunk, action.dimension)
         state = None
         if layout.state:
             state = choose(read_statistics(own, "proprio", bounds, MARGIN), action.key)
@@ -166,11 +210,11 @@ class OFTPolicy(Policy):
             else:
                 fill(model, weights.produce, device, torch_dtype, partly)
             size = (architecture.image_size, architecture.image_size)
-            processor = OFTResize(size, options.crop_area, options.camera_side)
+            processor = OFTResize(size, options.crop_area, side)
             self.spec = PolicySpec(
                 images=tuple(ImageFeature(key, processor) for key in keys),
-                state=(StateFeature(STATE, size=layout.state),) if layout.state else (),
-                action=PolicySpec.action if action.dimension == PolicySpec.dimension else (),
+                state=(StateFeature(self._state_key(), size=layout.state),) if layout.state else (),
+                action=self._action(action.dimension),
                 dimension=action.dimension,
                 horizon=layout.chunk,
                 noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
@@ -179,7 +223,7 @@ class OFTPolicy(Policy):
             progress(0.95, "self-test")
             inference = self._start(model, prompt, fast, decoder)
             bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-            self._loaded = Loaded(model, prompt, bins, action, state, inference, advice)
+            self._loaded = Loaded(model, prompt, bins, action, state, inference, advice, bounds)
         progress(1.0, f"OpenVLA-OFT {folder.name} on {device} in {dtype}, un-normalised by '{action.key}'")
 
     def start_session(self) -> OFTSession:
@@ -218,7 +262,7 @@ class OFTPolicy(Policy):
             chunk = loaded.inference.answer(Asked(images, session.tokens, state, noise))
         answered = time.perf_counter()
         normalized, info = _numbers(loaded, chunk)
-        actions = loaded.action.unnormalize(normalized)
+        actions = self._gripper(loaded.action.unnormalize(normalized))
         return ActionChunk(
             actions=actions,
             stamp=observation.stamp,
@@ -235,7 +279,7 @@ class OFTPolicy(Policy):
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
         """See :class:`~vla_ros.policies.base.Policy`."""
         own, folder = self.loaded.action, checkpoint_folder(self._options.checkpoint)
-        found = read_statistics(folder, bounds=BOUNDS[self._options.normalization], margin=MARGIN)
+        found = read_statistics(folder, bounds=self.loaded.bounds, margin=MARGIN)
         return {
             key: statistics.unnormalize(normalized)
             for key, statistics in found.items()
@@ -255,6 +299,28 @@ class OFTPolicy(Policy):
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
+
+    def _state_key(self) -> str:
+        """The name of the only state vector that ``features.state`` declares, else :data:`STATE`."""
+        declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
+        return declared[0] if len(declared) == 1 else STATE
+
+    def _action(self, dimension: int) -> tuple[Part, ...]:
+        """What the numbers are: deltas and a gripper of single arms; of others ``features.action`` says it."""
+        if dimension != PolicySpec.dimension:
+            return ()
+        declared = parse_parts(" + ".join(self._features.action), action=True) if self._features.action else ()
+        ranges = [part.form for part in declared if part.quantity == "gripper" and part.range is not None]
+        return Part("arm", "tip_delta"), Part("arm", "gripper", ranges[0] if len(ranges) == 1 else GRIPPER)
+
+    def _gripper(self, actions: FloatArray) -> FloatArray:
+        """Actions whose gripper is in the range that ``features.action`` names instead of 0 to 1."""
+        column = self.spec.gripper
+        if column is None or not self.spec.action or (ends := self.spec.action[-1].range) is None:
+            return actions
+        actions = actions.copy()
+        actions[:, column] = ends[0] + actions[:, column] * (ends[1] - ends[0])
+        return actions
 
     def _images(self, observation: Observation) -> list[UInt8Array] | list[RawImage]:
         """The images in the spec's order, several processed side by side; on the engine's device after JPEG."""
@@ -280,7 +346,7 @@ class OFTPolicy(Policy):
         """The state in [-1, 1]."""
         if loaded.state is None:
             return None
-        raw = observation.state.get(STATE)
+        raw = observation.state.get(self._state_key())
         if raw is None or raw.shape != (loaded.state.dimension,):
             raise ConfigError(
                 f"OpenVLA-OFT: the state has {'no' if raw is None else list(raw.shape)} numbers, expected "

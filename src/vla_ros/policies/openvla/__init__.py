@@ -10,17 +10,41 @@ Importing from here needs torch for ``OpenVLAPolicy`` alone.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_ros.policies.base import LazyPolicy
-from vla_ros.policies.openvla.options import OpenVLAOptions
+from vla_ros.config import Config
+from vla_ros.policies.base import LazyPolicy, Policy
+from vla_ros.policies.openvla.options import CheckpointOptions, OpenVLAOptions
 
 if TYPE_CHECKING:
     from vla_ros.policies.openvla.policy import OpenVLAPolicy
 
 __all__ = ["OpenVLAOptions", "OpenVLAPolicy"]
 
-OPENVLA = LazyPolicy(OpenVLAOptions, "vla_ros.policies.openvla.policy:OpenVLAPolicy")
+
+class _OpenVLA(LazyPolicy):
+    """Makes OpenVLA-OFT's policy where the checkpoint has an action head."""
+
+    def __call__(self, config: Config) -> Policy:
+        """See :class:`~vla_ros.policies.base.LazyPolicy`."""
+        if isinstance(config.policy, OpenVLAOptions) and _has_head(Path(config.policy.checkpoint).expanduser()):
+            from vla_ros.policies.oft import OFT, OFTOptions
+
+            common = {one.name: getattr(config.policy, one.name) for one in fields(CheckpointOptions)}
+            return OFT(replace(config, policy=OFTOptions(**common)))
+        return super().__call__(config)
+
+
+def _has_head(folder: Path) -> bool:
+    index = folder / "model.safetensors.index.json"
+    return bool(list(folder.glob("action_head--*.pt"))) or (
+        index.is_file() and '"action_head.' in index.read_text(encoding="utf-8", errors="replace")
+    )
+
+
+OPENVLA = _OpenVLA(OpenVLAOptions, "vla_ros.policies.openvla.policy:OpenVLAPolicy")
 """What the entry point names."""
 
 
