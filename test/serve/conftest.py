@@ -42,7 +42,9 @@ class Mirror(Policy):
     """Answers [observations of the episode, mean of the image, first state number]; can be made to wait or fail."""
 
     def __init__(self) -> None:
-        self.spec = PolicySpec((ImageFeature("image"),), (StateFeature("state", size=3),), dimension=3, horizon=2)
+        self.spec = PolicySpec(
+            (ImageFeature("image"),), (StateFeature("state", size=3),), dimension=3, horizon=2, noise=(2, 3)
+        )
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.asked = threading.Semaphore(0)
@@ -59,7 +61,8 @@ class Mirror(Policy):
             raise {"raise": VlaRosError, "raise odd": KeyError}[observation.instruction]("a bad request")
         session.seen += 1
         row = [session.seen, float(observation.images["image"].mean()), float(observation.state["state"][0])]
-        return ActionChunk(np.array([row, row]), observation.stamp, info={"logit_margins": (0.5,)})
+        noise = 0.0 if observation.noise is None else observation.noise
+        return ActionChunk(np.array([row, row]) + noise, observation.stamp, info={"logit_margins": (0.5,)})
 
     def infer_batch(self, requests: Sequence[Any]) -> list[ActionChunk | VlaRosError]:
         self.batches.append(len(requests))

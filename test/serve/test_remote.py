@@ -8,6 +8,7 @@ import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ def test_chunks_are_equal_to_the_bit(serving: Start, remote: Any, policy: Any) -
         assert (theirs.stamp, theirs.actions.dtype) == (42, np.float64)
         assert theirs.info["logit_margins"] == [0.5]
         assert {"encode", "round_trip", "server/infer", "server/queued"} <= set(theirs.stages_ms)
+    noisy = replace(observation(), noise=np.random.default_rng(0).normal(size=(2, 3)))
+    assert client.infer(session, noisy).actions.tobytes() == policy.infer(own, noisy).actions.tobytes()
+    with pytest.raises(WireError, match=r"the noise is <f8 \[3\], expected \[2, 3\]"):
+        client.infer(session, replace(noisy, noise=np.zeros(3)))
     session.close()
 
 

@@ -29,6 +29,7 @@ import yaml
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
+from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import Progress, create
 
@@ -113,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         aliases(arguments.image),
         config.policy.max_instruction_length,
         own_metadata(arguments.metadata),
+        lambda spec: complete(spec, config),
     )
     sys.setswitchinterval(SWITCH_INTERVAL)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
+from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import create
 from vla_ros.serve.asgi import Application
@@ -110,7 +111,9 @@ class Replica:
         config = load([Path(file) for file in files], options)
         limits = Limits(max_batch=max_batch, max_robots=robots)
         longest = config.policy.max_instruction_length
-        self.service = Service(create(config), config.policy.name, limits, {}, longest)
+        self.service = Service(
+            create(config), config.policy.name, limits, {}, longest, complete=lambda spec: complete(spec, config)
+        )
         self.service.load()
         _loaded.append(Application(self.service, read_key(Path(key_file)) if key_file else ""))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.policies.remote.messages import WireError, pack
@@ -73,6 +74,7 @@ class Service:
         aliases: The policy's feature keys to those on the wire.
         max_instruction_length: In characters.
         own_metadata: Sent in place of the server's own, for clients that expect certain keys (RoboArena).
+        complete: Adds to the policy's spec what ``features`` say.
     """
 
     def __init__(
@@ -83,11 +85,12 @@ class Service:
         aliases: dict[str, str] | None = None,
         max_instruction_length: int = 500,
         own_metadata: dict[str, object] | None = None,
+        complete: Callable[[PolicySpec], PolicySpec] = lambda spec: spec,
     ) -> None:
         self.limits, self.metrics = limits, Metrics()
         self.worker = InferenceWorker(policy, self._deliver, limits.max_batch)
         self._name, self._aliases, self._longest = name, aliases or {}, max_instruction_length
-        self._own_metadata = own_metadata
+        self._own_metadata, self._complete = own_metadata, complete
         self._futures: dict[Job, asyncio.Future[Done]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = ThreadPoolExecutor(2, "vla_jpeg")
@@ -100,7 +103,7 @@ class Service:
             VlaRosError: It does not load, or an alias names no feature.
         """
         self.worker.start(progress)
-        spec = self.worker.policy.spec
+        spec = self._complete(self.worker.policy.spec)
         keys = [*spec.image_keys, *(state.key for state in spec.state)]
         unknown = sorted(self._aliases.keys() - set(keys))
         if unknown:

@@ -15,7 +15,7 @@ from vla_ros import __version__
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import OWN
 from vla_ros.policies.remote.messages import WireError, described, finite, pack, unpack
-from vla_ros.types import ActionChunk, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import process
 
@@ -49,6 +49,7 @@ class Request:
         state: Key to float64 [N], or [T, N] with T moments.
         begins: True if an episode begins with this observation.
         seconds: How long its robot waits for the answer; 0 if unstated.
+        noise: What a sampling policy starts from, or None.
         number: Its client's number for it, or None.
         extended: True if the client understands this package's additions.
         session: The client's name for the episode.
@@ -61,6 +62,7 @@ class Request:
     begins: bool = False
     seconds: float = 0.0
     number: int | None = None
+    noise: FloatArray | None = None
     extended: bool = False
     session: str = ""
 
@@ -92,6 +94,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
         "dimension": spec.dimension,
         "horizon": spec.horizon,
         "rate_hz": spec.rate_hz,
+        "noise": list(spec.noise),
         "accepts": ["jpeg", "deadline", "number"],
     }
 
@@ -127,6 +130,7 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
         begins=extension.get("begins") is True,
         seconds=_seconds(extension.get("deadline_ms")),
         number=number if type(number) is int else None,
+        noise=_noise(extension.get("noise"), known),
         extended=own is not None,
         session=session,
     )
@@ -148,7 +152,7 @@ def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
     }
     images = {key: partial(_processed, several, pixels[key].ndim == 4) for key, several in raw.items()}
     single = {key: several[0] for key, several in raw.items() if pixels[key].ndim == 3}
-    return Observation(LazyImages(images), request.instruction, stamp, state=request.state, raw_images=single)
+    return Observation(LazyImages(images), request.instruction, stamp, request.state, single, request.noise)
 
 
 def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
@@ -237,6 +241,15 @@ def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) ->
         expected = [*leading, feature.size or "N"]
         raise WireError(f"state '{feature.key}' is {described(value)}, expected {expected}")
     return numbers
+
+
+def _noise(value: Any, known: Vocabulary) -> FloatArray | None:
+    if value is None:
+        return None
+    noise = finite(value, "noise")
+    if noise.shape != known.spec.noise:
+        raise WireError(f"the noise is {described(value)}, expected {list(known.spec.noise)}")
+    return noise
 
 
 def _instruction(message: Mapping[str, Any], longest: int) -> str:

@@ -96,7 +96,13 @@ class RemotePolicy(Policy):
         own = peer.metadata.get("server") == OWN
         session.asked += 1
         features = {key: self._image(image, own) for key, image in observation.images.items()}
-        extension = {"number": session.asked, "deadline_ms": 1e3 * self._seconds, "begins": session.begins}
+        extension: dict[str, Any] = {
+            "number": session.asked,
+            "deadline_ms": 1e3 * self._seconds,
+            "begins": session.begins,
+        }
+        if observation.noise is not None:
+            extension["noise"] = observation.noise
         extras = {OWN: extension} if own else NO_METADATA
         query = Query(features | dict(observation.state), observation.instruction, session.name, extras)
         encoded = time.perf_counter()

@@ -110,14 +110,17 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
     )
     if not images:
         raise WireError("the server's metadata name no images")
-    rate = metadata.get("rate_hz")
+    rate, noise = metadata.get("rate_hz"), metadata.get("noise", [])
+    if not isinstance(noise, list) or len(noise) > 8:
+        raise WireError(f"the server's noise is {described(noise)}, expected its shape")
     return PolicySpec(
         images,
         state,
         _parts(metadata.get("action"), action=True),
-        _count(metadata.get("dimension"), 1),
+        _count(metadata.get("dimension"), 0),
         _count(metadata.get("horizon"), 1),
         float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1e4 else None,
+        noise=tuple(_count(length, 1) for length in noise),
     )
 
 
