@@ -22,7 +22,7 @@ from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import NOW, PolicySpec
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
-from vla_ros.policies.base import create
+from vla_ros.policies.base import create, policy_of
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import Preprocessor, process
@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask once and print the answer."""
     assignments = list(arguments.param)
+    if arguments.checkpoint is not None and not arguments.config:
+        assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # what is said wins
     if arguments.checkpoint is not None:
         assignments.append(f"policy.checkpoint:={json.dumps(str(arguments.checkpoint))}")
     if arguments.instruction is not None:

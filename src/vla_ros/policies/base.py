@@ -7,10 +7,12 @@ dataclass of its own, the attribute ``Options`` (:mod:`vla_ros.config.registry`)
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from vla_ros.config import Config, PolicyConfig, registry
@@ -144,6 +146,17 @@ def create(config: Config) -> Policy:
     """
     policy: Policy = registry.make(config.policy.name, config)
     return policy
+
+
+def policy_of(checkpoint: Path) -> str:
+    """The policy that runs a checkpoint's folder, by its ``config.json``; ``openvla`` where that does not say."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "openvla"
+    if config.get("type") in ("pi0", "pi05") or ("action_horizon" in config and "model_type" not in config):
+        return "pi"
+    return "lerobot" if "input_features" in config else "openvla"
 
 
 def options_of(config: Config, kind: type[T]) -> T:

@@ -25,7 +25,7 @@ def make(folder, *options, preset="libero"):
 
 def ask(tmp_path, folder, case, images, states, *options):
     """One golden case through ``vla-ros infer``."""
-    command = ["infer", "--checkpoint", str(folder), "-p", "policy.name:=pi", "--instruction", case.text("prompt")]
+    command = ["infer", "--checkpoint", str(folder), "--instruction", case.text("prompt")]
     np.save(tmp_path / "noise.npy", case["noise"])
     command += ["--noise", str(tmp_path / "noise.npy"), "--json", str(tmp_path / "answer.json")]
     for number, (key, image) in enumerate(images.items()):

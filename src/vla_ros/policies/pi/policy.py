@@ -31,6 +31,7 @@ from vla_ros.vision.processors import ResizeWithPad
 
 logger = logging.getLogger(__name__)
 
+WARM_PROMPT = 64
 LEAST_CHANGE = 1e-4
 """Least change of a chunk between two images, as a share of its spread."""
 
@@ -241,6 +242,10 @@ class PiPolicy(Policy):
     def _warm_up(self, folder: Path) -> None:
         """Capture graphs, and infer from two images: a model that does not see answers alike."""
         processing, size = self.model.processing, self.model.architecture.vision.image_size
+        if self.model.engine.runner.graphs:  # a usual prompt, and one that holds every other until it has its own
+            self.model.engine.warm_up(
+                [min(WARM_PROMPT, processing.prompt.length), processing.prompt.length], len(processing.images)
+            )
         state = np.zeros(processing.state_size)
         chunks = []
         for level in (32, 224):
