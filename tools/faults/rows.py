@@ -214,7 +214,7 @@ _ACTION: Mapping[str, Any] = {
 def _hand(name: str, answer: str) -> Row:
     """A gripper's action that does something else with a goal; the arm goes on."""
     begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
-    lasts = (1.4, 1.7)  # what only counts is on the status of the next second
+    lasts = (2.4, 2.7)  # a second since the goal before, timeouts.gripper, and a second to the next status
     return Row(
         f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **_ACTION
     )
