@@ -54,6 +54,7 @@ class Caller:
         return len(answer.result().goals_canceling)
 
     def succeed(self) -> None:
+        self._robot.until(self._success.get_subscription_count, self._robot.send_frame)
         self._success.publish(self._robot.graph.message("std_msgs/msg/Bool")(data=True))
 
 

@@ -69,8 +69,8 @@ class RunPolicy:
         elif self._context.safety.state in (State.DISARMED, State.STOPPED):
             self._end(ABORTED, f"not started: {self._context.safety.explain()}", keep=True)
         else:
-            self._context.logger.info(f"run_policy: {goal.goal.prompt}")
             _, said = self._instruct(goal.goal.prompt)
+            self._context.logger.info(f"run_policy: {said or 'the instruction stays'}")
             if self._context.inputs.snapshot.instruction != goal.goal.prompt.strip():
                 self._end(ABORTED, said, keep=True)
 
