@@ -7,6 +7,7 @@ process are what the other tests are about.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -159,13 +160,15 @@ def test_a_feed_that_has_not_come_yet_or_is_old_holds(robot: Any, inside: Inside
             (detail for reason, detail in node.safety.status.holds.items() if reason == "input_missing"), ""
         )
 
-    def with_force(age: int = 0) -> None:
+    def with_force(age: int = 0, newtons: float = 1.0) -> None:
         robot.send_frame()
-        force.publish(robot.joint_state(["z"], [1.0], robot.now() - age))
+        force.publish(robot.joint_state(["z"], [newtons], robot.now() - age))
 
     robot.until(lambda: "feed.force: no message yet" in why(), robot.send_frame)
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
     robot.until(lambda: "older than the frame" in why(), lambda: with_force(3_000_000_000))
+    robot.until(lambda: node.safety.state is State.ARMED, with_force)
+    robot.until(lambda: "feed.force: number 0 is nan" in why(), lambda: with_force(newtons=math.nan))
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
 
 

@@ -58,7 +58,7 @@ class Reason(str, Enum):
     FRAME_OUT_OF_ORDER = "frame_out_of_order", Level.DROP, "a frame is older than the one before"
 
     NO_INSTRUCTION = "no_instruction", Level.HOLD, "there is no instruction to follow"
-    INPUT_MISSING = "input_missing", Level.HOLD, "something that the policy needs has not come yet"
+    INPUT_MISSING = "input_missing", Level.HOLD, "something that the policy needs is missing, stale or no number"
     CAMERA_STALE = "camera_stale", Level.HOLD, "no new frame for timeouts.camera"
     CAMERA_FROZEN = "camera_frozen", Level.HOLD, "the same pixels timeouts.frozen_frames times in a row"
     CAMERA_CONTESTED = "camera_contested", Level.HOLD, "two sources send frames on one topic in turn"
