@@ -10,11 +10,13 @@ import torch
 from tools.train import data, shards
 from tools.train.fit import LOG, STATISTICS
 from tools.train.flow_export import export
-from tools.train.flow_fit import TOKENIZER, Run, states_of
+from tools.train.flow_fit import TOKENIZER, Run, relative, states_of
 from tools.train.flow_network import FlowTrainee, architecture_of
 from tools.train.flow_words import FORM, VOCABULARY
 from tools.train.labels import KINDS
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe
+from vla_ros.config import load
+from vla_ros.config.files import config_file
 from vla_ros.engine.flow import prefill, run_step, suffix_rows
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.errors import ConfigError
@@ -22,8 +24,10 @@ from vla_ros.policies.pi.checkpoint import read_checkpoint
 from vla_ros.policies.pi.inference import load_model, load_network
 from vla_ros.policies.pi.network import make_flow
 from vla_ros.policies.pi.normalization import make_normalization
+from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.policies.pi.prompt import prompt_tokens
 from vla_ros.policies.pi.tokenizer import load_tokenizer
+from vla_ros.types import Observation
 
 SMALL = FlowNetworkRecipe(
     vision_width=32,
@@ -127,6 +131,22 @@ def test_the_exported_checkpoint_is_the_trained_network(run: Run, tmp_path: Path
     for name, loaded in load_network(checkpoint).named_parameters():
         torch.testing.assert_close(loaded, parameters[name].detach(), atol=1e-3, rtol=1e-3)
     assert model.architecture.horizon == HORIZON
+
+
+def test_the_policy_answers_with_the_exported_checkpoint(run: Run, tmp_path: Path) -> None:
+    """Chunks of joint positions near the state, since actions are relative to it."""
+    export(run.folder, tmp_path)
+    chosen = ["policy.name:=pi", f"policy.checkpoint:={tmp_path}", "policy.device:=cpu", "policy.self_test:=false"]
+    policy = PiPolicy(load([config_file("demo")], chosen))
+    policy.load()
+    labels = shards.read_labels(data.shard_paths(run._dataset))
+    image = shards.read(data.shard_paths(run._dataset)[0]).frame(0)
+    state = states_of(labels)[0]
+    asked = Observation({"image": image}, "pick up the red cube", 1, {"state": state})
+    actions = policy.infer(policy.start_session(), asked).actions
+    assert actions.shape == (HORIZON, 8)
+    reach = np.abs(relative(labels)[..., :7]).max()
+    assert np.abs(actions[:, :7] - state[:7]).max() < 10 * reach
 
 
 def test_the_default_network_fits_into_15_mb() -> None:
