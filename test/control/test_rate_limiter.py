@@ -112,6 +112,27 @@ def test_a_velocity_command_always_lasts_a_whole_period():
     assert limiter.step_time(5.09) == PERIOD
 
 
+@pytest.mark.parametrize("late", [0.0, 0.004, 0.009])
+def test_what_it_takes_to_send_a_step_of_a_chunk_does_not_add_up(late):
+    limiter = RateLimiter(RATE)
+    limiter.answered(0.0, 0.08)
+    sent = [0.08]
+    for number in range(1, 21):
+        now = limiter.planned_due + (late if number % 2 else 0.0)
+        assert 0.9 * PERIOD - 1e-9 <= limiter.planned_time(now) <= PERIOD
+        limiter.executed(now)
+        sent.append(now)
+    assert np.diff(sent).min() >= 0.9 * PERIOD - 1e-9
+    assert sent[-1] == pytest.approx(0.08 + 20 * PERIOD, abs=late + 1e-9)
+
+
+def test_a_step_of_a_chunk_that_is_very_late_is_not_made_up():
+    limiter = RateLimiter(RATE)
+    limiter.answered(0.0, 0.08)
+    limiter.executed(5.0)
+    assert limiter.planned_due == pytest.approx(5.0 + PERIOD)
+
+
 def test_the_steps_of_a_chunk_are_a_period_apart_from_its_first_command():
     """However long the inference took: else the second step would follow on the heels of the first."""
     limiter = RateLimiter(RATE)

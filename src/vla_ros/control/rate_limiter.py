@@ -6,7 +6,7 @@ ones follow after nine tenths of a period until frames are answered as they arri
 period (the generic cell rate algorithm of ITU-T I.371), so the long-run rate is the configured one, plus 1 % for a
 camera whose clock runs slightly fast.
 
-The remaining steps of a chunk are scheduled separately: each follows a full period after the last command.
+The remaining steps of a chunk are scheduled separately: each is due a period after the last one was due.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class RateLimiter:
         self.configure(rate_hz)
         self._begun = -math.inf  # when the last step began
         self._earned = -math.inf  # when the rate alone allows the next one, which may be a period early
+        self._planned = -math.inf  # when the next step of a chunk is due
         self._lead = 0.0  # from taking a frame to sending its command
 
     @classmethod
@@ -71,8 +72,17 @@ class RateLimiter:
 
     @property
     def planned_due(self) -> float:
-        """The earliest time to send the next step of a chunk: a period after the last one."""
-        return self._begun + self._lead + self.period
+        """The earliest time to send the next step of a chunk: a period after the last one was due."""
+        return self._planned
+
+    def planned_time(self, now: float) -> float:
+        """Duration of the command for a step of a chunk that is sent at ``now``: until the next one is due.
+
+        For velocity commands always a whole period, as in :meth:`step_time`.
+        """
+        if self._velocities:
+            return self.period
+        return min(max(self._planned + self.period - now, _SHORTEST * self.period), self.period)
 
     def step_time(self, now: float) -> float:
         """Duration of the command for a frame taken at ``now``, in seconds.
@@ -88,10 +98,17 @@ class RateLimiter:
     def answered(self, begun: float, sent: float) -> None:
         """Record that the command for a frame taken at ``begun`` was sent at ``sent``."""
         self._lead = sent - begun
+        self._planned = sent + self.period
         self._step(begun)
 
     def executed(self, sent: float) -> None:
-        """Record that a planned step was sent. Backdates it by the chunk's frame-to-command latency."""
+        """Record that a planned step was sent. Backdates it by the chunk's frame-to-command latency.
+
+        The next one is due a period after this one was, so that the time to make commands does not add up. Of a
+        step that was late by more than a tenth of a period, the rest is not made up at once.
+        """
+        due = self._planned if sent - self._planned < self.period else sent
+        self._planned = max(due + self.period, sent + _SHORTEST * self.period)
         self._step(sent - self._lead)
 
     def _step(self, begun: float) -> None:

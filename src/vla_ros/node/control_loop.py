@@ -155,7 +155,8 @@ class ControlLoop:
 
     def _continue(self) -> None:
         """Execute the next step of the plan."""
-        self._finish(self._stepper.next_command(self._fresh_joints(), self._limiter.period), None)
+        dt = self._limiter.planned_time(self._clock.steady())
+        self._finish(self._stepper.next_command(self._fresh_joints(), dt), None)
         self._limiter.executed(self._clock.steady())
 
     def _take_options(self, *, asking: bool = False) -> None:
