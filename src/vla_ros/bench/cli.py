@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=3, help="pi0, pi05: cameras")
     parser.add_argument("--horizon", type=int, default=50, help="pi0, pi05: actions in a chunk")
     parser.add_argument("--flow-steps", type=int, default=10, help="pi0, pi05: Euler steps")
-    parser.add_argument("--frame", metavar="WxH", help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU")
+    parser.add_argument(
+        "--frame", metavar="WxH", help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU; pi0, pi05: 640x480"
+    )
     parser.add_argument(
         "--no-baseline", action="store_true", help="skip the baselines, and keep no weights for them"
     )

@@ -19,7 +19,7 @@ from vla_ros.engine.graph_cache import GraphCache
 from vla_ros.engine.resizer import ImageResizer
 from vla_ros.engine.runner import Runner, Stage, make_runner
 from vla_ros.engine.transfer_buffer import TransferBuffer
-from vla_ros.errors import DeviceLostError
+from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import IntArray, RawImage
 
 STAGES = ("vision", "prefill", "flow")
@@ -122,6 +122,9 @@ class FlowGraphs:
         self.noise = torch.zeros(batch, horizon, numbers, device=device)
         self.actions = torch.zeros_like(self.noise)
         patches = cameras * model.patches
+        if patches + length + model.suffix > len(model.prefix.cosine):
+            most = (len(model.prefix.cosine) - length - model.suffix) // model.patches
+            raise ConfigError(f"{cameras} images found, the model has positions for {most}")
         self._patches = model.embedding.new_zeros(batch, patches, model.prefix.shape.width)
         self._cache = allocate_cache(model.prefix, batch, patches + length + model.suffix)
         self.stages: dict[str, Stage] = {

@@ -84,6 +84,11 @@ def test_a_batch_is_its_robots_one_by_one(kind):
         np.testing.assert_allclose(together, answer(engine, request)[0], rtol=0, atol=1e-5)
 
 
+def test_more_images_than_positions_are_refused():
+    with pytest.raises(ConfigError, match="found, the model has positions for"):
+        answer(random_engine(PI05), random_request(cameras=80))
+
+
 def test_the_same_seed_gives_the_same_chunk():
     engine = random_engine(PI05)
     chunks = [answer(engine, replace(random_request(), noise=seed))[0] for seed in (7, 8, 7)]
