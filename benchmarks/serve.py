@@ -117,11 +117,12 @@ class Fleet:
         self.latencies: list[list[float]] = []
         self.lost = 0
 
-    async def robot(self, number: int, until: float, ready: asyncio.Barrier) -> None:
+    async def robot(self, number: int, until: float, connected: asyncio.Semaphore, go: asyncio.Event) -> None:
         """Ask again and again until a time of ``time.perf_counter``."""
         async with connect(self.url, compression=None, max_size=None, proxy=None, open_timeout=60) as connection:
             await connection.recv()
-            await ready.wait()
+            connected.release()
+            await go.wait()
             while time.perf_counter() < self.began + until:
                 asked = time.perf_counter()
                 await connection.send(self.message)
@@ -135,12 +136,12 @@ class Fleet:
     async def run(self, robots: int, seconds: float) -> None:
         """Let ``robots`` robots ask for so many seconds."""
         self.latencies = [[] for _ in range(robots)]
-        ready = asyncio.Barrier(robots + 1)
-        tasks = [asyncio.create_task(self.robot(number, seconds, ready)) for number in range(robots)]
-        self.began = time.perf_counter() + 3600
-        started = asyncio.create_task(ready.wait())
-        await asyncio.wait([started, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        connected, go = asyncio.Semaphore(0), asyncio.Event()
+        tasks = [asyncio.create_task(self.robot(each, seconds, connected, go)) for each in range(robots)]
+        for _ in range(robots):
+            await asyncio.wait_for(connected.acquire(), 60.0)
         self.began = time.perf_counter()
+        go.set()
         await asyncio.gather(*tasks)
         self.took = time.perf_counter() - self.began
 
