@@ -1,8 +1,12 @@
 """A few real demonstrations and a network small enough to train in a test."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401 (loaded after Mesa's renderer, which brings another LLVM, it crashes the process)
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
