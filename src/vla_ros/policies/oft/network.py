@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -197,11 +197,6 @@ def denoise(sample: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
     now, following = alphas.unbind()
     clean = ((sample - (1 - now).sqrt() * noise) / now.sqrt()).clamp(-1.0, 1.0)
     return following.sqrt() * clean + (1 - following).sqrt() * noise
-
-
-def component_names(model: Any) -> list[str]:
-    """Names of the parameters that OpenVLA itself lacks."""
-    return [name for name, _ in model.named_parameters() if name.split(".")[0] in COMPONENTS]
 
 
 COMPONENTS = ("action_head", "proprio_projector", "noisy_action_projector")
