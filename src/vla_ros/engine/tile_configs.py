@@ -84,7 +84,7 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
     ("gate_up", "dense"): SkinnyConfig(32, 128, 4, 3),
     ("down_proj", "dense"): SkinnyConfig(16, 512, 1, 6),
     ("lm_head", "dense"): SkinnyConfig(32, 128, 1, 3),
-    ("qkv", "fp8"): SkinnyConfig(32, 256, 2, 4),
+    ("qkv", "fp8"): SkinnyConfig(32, 256, 4, 4),
     ("o_proj", "fp8"): SkinnyConfig(32, 512, 4, 4),
     ("gate_up", "fp8"): SkinnyConfig(32, 256, 4, 3),
     ("down_proj", "fp8"): SkinnyConfig(32, 512, 4, 6),
