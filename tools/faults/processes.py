@@ -131,13 +131,19 @@ class LaunchedNode(NodeProcess):
 
 
 class ServerProcess(Process):
-    """The policy server; started again as often as it is told."""
+    """The policy server; started again as often as it is told.
 
-    def __init__(self, domain: int, words: Sequence[str] = ()) -> None:
+    Args:
+        domain: DDS domain.
+        options: ``name:=value`` of what it serves, at every start.
+    """
+
+    def __init__(self, domain: int, options: Sequence[str] = ()) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
         self._domain = domain
-        self._start(words)
+        self._words = [word for option in options for word in ("-p", option)]
+        self._start(())
 
     def do(self, what: str) -> None:
         """Sends a signal, starts it again (``start`` with arguments), or tells it a fault."""
@@ -153,7 +159,7 @@ class ServerProcess(Process):
 
     def _start(self, words: Sequence[str]) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        super().__init__(["tools.faults.server", str(self.port), *words], self._domain, 0.0, **pipes)
+        super().__init__(["tools.faults.server", str(self.port), *self._words, *words], self._domain, 0.0, **pipes)
         self._heard("ready")
 
     def _heard(self, expected: str) -> None:

@@ -79,7 +79,10 @@ class Rig(AbstractContextManager["Rig"]):
         if self._traced:
             self._options["node.trace"] = str(self.trace)
         if self._served:
-            self.server = ServerProcess(self._domain)
+            action = "features.action"
+            self.server = ServerProcess(
+                self._domain, [f"{action}:={self._options[action]}"] if action in self._options else []
+            )
             self._options["policy.server"] = f"ws://127.0.0.1:{self.server.port}"
         self.start_robot()
         for arm in self._arms[1:]:

@@ -363,6 +363,16 @@ ROWS: tuple[Row, ...] = (
     _policy("fails, velocity", "raise", "inference_error", **_VELOCITY),
     _camera("silent, velocity", _HOLDS, "drop", 1.0, "camera_stale", **_VELOCITY),
     _state("silent, velocity", _HOLDS, "drop", 1.0, "joint_state_stale", **_VELOCITY),
+    Row(
+        "velocity, policy server killed",
+        _HOLDS,
+        ("server_lost",),
+        within=_SUPERVISION,
+        lasts=(0.6, 0.9),
+        server=("SIGKILL", "start"),
+        options={**_VELOCITY["options"], "policy.name": "remote"},
+        robot_words=_VELOCITY["robot_words"],
+    ),
     Row("velocity, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_VELOCITY),
     Row(
         "two arms, joint states of one die",
