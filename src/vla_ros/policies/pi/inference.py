@@ -99,7 +99,8 @@ class PiModel:
         if raw:
             prepared = [raw[key] for key in self.processing.present(raw)]
         else:
-            prepared = list(self.processing.resized_images(images, sizes.vision.image_size))  # type: ignore[arg-type]
+            size = sizes.vision.image_size
+            prepared = list(self.processing.resized_images(images, size))  # type: ignore[arg-type]
         normalized = self.processing.normalized_state(state)
         tokens = self.processing.tokens(self.tokenizer.encode, instruction, normalized)
         return FlowRequest(
