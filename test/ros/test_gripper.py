@@ -63,8 +63,8 @@ def hand(request: pytest.FixtureRequest, program: Callable[..., Any], tmp_path: 
         pytest.skip(f"controller_manager or {package} is not installed")
     (tmp_path / "hand.yaml").write_text(PARAMETERS.replace("KIND", CONTROLLERS[output]))
     (tmp_path / "hand.urdf").write_text(URDF)
-    program = "lib/robot_state_publisher/robot_state_publisher"
-    publish = [str(prefix("robot_state_publisher") / program)]  # type: ignore[operator]
+    path = "lib/robot_state_publisher/robot_state_publisher"
+    publish = [str(prefix("robot_state_publisher") / path)]  # type: ignore[operator]
     program(
         *publish,
         str(tmp_path / "hand.urdf"),
