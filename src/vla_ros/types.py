@@ -169,6 +169,20 @@ class RawImage:
     stamp: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class PreviousChunk:
+    """What is left of the chunk that is being executed, for a policy that continues it (real-time chunking).
+
+    Attributes:
+        actions: Float64 [T, D], un-normalised as in :attr:`ActionChunk.actions`; the first is due at the time
+            of the observation.
+        delay: How many of them will have been executed when the answer arrives, at most T.
+    """
+
+    actions: FloatArray
+    delay: int
+
+
 @dataclass(frozen=True)
 class Observation:
     """What a policy is asked: images, state vectors and the instruction, as its spec names them.
@@ -182,6 +196,7 @@ class Observation:
         raw_images: Images with one moment as the camera sent them, for a policy that processes them where its
             network runs; may be empty.
         noise: What a sampling policy starts from (``PolicySpec.noise``); None lets it draw.
+        previous: The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None begins anew.
     """
 
     images: Mapping[str, UInt8Array]
@@ -190,6 +205,7 @@ class Observation:
     state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
     noise: FloatArray | None = None
+    previous: PreviousChunk | None = None
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,13 @@ class PolicySpec:
     Attributes:
         images: In the policy's order; empty takes those of ``features.images`` (else ``camera.keys``).
         state: State vectors, in the policy's order.
-        open: True if it takes all state vectors that ``features.state`` names, besides its own.
         action: What the D numbers of one action are; empty if ``features.action`` must say.
         dimension: D; 0 if it follows from the action's parts.
         horizon: K, actions in one chunk.
         rate_hz: Control rate of its training data in hertz; None if unknown.
+        open: True if it takes all state vectors that ``features.state`` names, besides its own.
+        noise: Shape of what it samples from; empty if it does not sample.
+        continues_chunks: True if it takes ``Observation.previous`` (real-time chunking).
     """
 
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
@@ -87,6 +89,7 @@ class PolicySpec:
     rate_hz: float | None = None
     open: bool = False
     noise: tuple[int, ...] = ()
+    continues_chunks: bool = False
 
     @property
     def image_keys(self) -> tuple[str, ...]:
