@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.gemma import Gemma, GemmaOps, Guide, Rows, run_layers
+from vla_ros.engine.gemma import Gemma, GemmaOps, Guide, Rows, Stream, advance, predict_velocity, run_layers
 from vla_ros.engine.ops import KVCache
 
 Encode = Callable[[Tensor], Tensor]
@@ -117,12 +117,10 @@ def run_step(
     cache: KVCache,
     actions: Tensor,
     state: Tensor,
-    guide: Guide,
     rows: Rows,
     step: int,
-    delta: float,
-) -> None:
-    """Advance noisy actions, float32 [B, H, A], in place by ``delta``; other arguments as for :func:`sample`."""
+) -> Stream:
+    """Run the expert on noisy actions, float32 [B, H, A], up to its last norm; arguments as for :func:`sample`."""
     expert, dtype = model.expert, model.embedding.dtype
     bias = model.action_bias[step if len(model.action_bias) > 1 else 0]
     if model.action_mlp is None or model.state is None:
@@ -132,8 +130,7 @@ def run_step(
         tokens = functional.linear(tokens, *model.action_mlp)
         tokens = torch.cat([functional.linear(state, *model.state)[:, None], tokens], dim=1)
         stream = ops.start(expert, rows, tokens.to(dtype))
-    stream = run_layers(ops, expert, rows, stream, cache)
-    ops.advance(expert, rows, stream, model.action_out, actions, guide, model.times[step], delta)
+    return run_layers(ops, expert, rows, stream, cache)
 
 
 def sample(
@@ -155,5 +152,29 @@ def sample(
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
     for step, rows in enumerate(suffix_rows(model, start, guide.given)):
-        run_step(model, ops, cache, actions, state, guide, rows, step, -1.0 / len(model.times))
+        stream = run_step(model, ops, cache, actions, state, rows, step)
+        time, delta = model.times[step], -1.0 / len(model.times)
+        ops.advance(model.expert, rows, stream, model.action_out, actions, guide, time, delta)
+    return actions
+
+
+def sample_by_gradient(
+    model: FlowModel, ops: GemmaOps, cache: KVCache, start: Tensor, noise: Tensor, state: Tensor, guide: Guide
+) -> Tensor:
+    """Like :func:`sample`, but guided by the gradient of the weighted error; torch computes it, not ``ops``."""
+    ops = GemmaOps()
+    with torch.inference_mode(False):  # its tensors cannot be differentiated, their clones can
+        start, state, noise = start.clone(), state.clone(), noise.clone()
+        guide = Guide(guide.previous.clone(), guide.weights.clone(), guide.limit.clone(), guide.given.clone())
+        actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
+        for step, rows in enumerate(suffix_rows(model, start, guide.given)):
+            keys, values = (tuple(layer.clone() for layer in kind) for kind in (cache.keys, cache.values))
+            with torch.enable_grad():
+                noisy = actions.clone().requires_grad_()
+                stream = run_step(model, ops, KVCache(keys, values, cache.split_counters), noisy, state, rows, step)
+                velocity = predict_velocity(stream, model.action_out, model.horizon)
+                clean = noisy - model.times[step] * velocity
+                error = guide.weights[..., None] * (guide.previous - clean.detach())
+                [pull] = torch.autograd.grad(clean, noisy, error)
+            advance(actions, velocity.detach(), pull, guide, model.times[step], -1.0 / len(model.times))
     return actions

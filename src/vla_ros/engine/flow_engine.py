@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.device_errors import NotFiniteError, explain_device_errors
-from vla_ros.engine.flow import FlowModel, prefill, sample
+from vla_ros.engine.flow import FlowModel, prefill, sample, sample_by_gradient
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.engine.graph_cache import GraphCache
 from vla_ros.engine.resizer import ImageResizer
@@ -104,10 +104,11 @@ class FlowGraphs:
         dtype: torch.dtype,
         sizes: tuple[int, int],
         length: int,
+        jacobian: bool,
     ) -> None:
         batch, cameras = sizes
         device, horizon, numbers = model.device, model.horizon, model.action_dim
-        self._model, self._ops = model, ops
+        self._model, self._ops, self._jacobian = model, ops, jacobian
         self.images = torch.zeros(batch * cameras, *size, 3, dtype=dtype, device=device)
         self.inputs = TransferBuffer(
             device,
@@ -154,7 +155,8 @@ class FlowGraphs:
         _, lengths, state, previous, weights, limit, given = self.inputs.tensors
         guide = Guide(previous, weights, limit, given)
         start = lengths + self._patches.shape[1]
-        self.actions.copy_(sample(self._model, self._ops, self._cache, start, self.noise, state, guide))
+        sampled = sample_by_gradient if self._jacobian else sample
+        self.actions.copy_(sampled(self._model, self._ops, self._cache, start, self.noise, state, guide))
 
 
 class FlowEngine:
@@ -168,6 +170,8 @@ class FlowEngine:
         dtype: Of images that come resized: uint8, or float32 in [0, 1].
         runner: Runs the stages; None selects the runner for the model's device.
         background: True captures graphs for further prompt lengths in a second thread.
+        jacobian: True guides by the gradient of the error; torch computes the flow steps, which takes several times
+            as long.
     """
 
     def __init__(
@@ -179,11 +183,12 @@ class FlowEngine:
         dtype: torch.dtype = torch.uint8,
         runner: Runner | None = None,
         background: bool = True,
+        jacobian: bool = False,
     ) -> None:
         lengths = tuple(range(PROMPT_STEP, prompt + PROMPT_STEP, PROMPT_STEP))
         self.model = model
         self.runner = make_runner(model.device) if runner is None else runner
-        self._ops, self._size, self._dtype = ops, size, dtype
+        self._ops, self._size, self._dtype, self._jacobian = ops, size, dtype, jacobian
         self._buckets = Buckets(0, 1, lengths)
         self._background = background and self.runner.graphs
         self._resizer = ImageResizer(size, model.device, self.runner, background)
@@ -291,7 +296,7 @@ class FlowEngine:
 
             def build(length: int) -> FlowGraphs:
                 with torch.inference_mode():
-                    return FlowGraphs(self.model, self._ops, self._size, self._dtype, key, length)
+                    return FlowGraphs(self.model, self._ops, self._size, self._dtype, key, length, self._jacobian)
 
             self._graphs[key] = GraphCache(
                 self._buckets, build, lambda graphs: graphs.capture(self.runner), self._background

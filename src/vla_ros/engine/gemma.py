@@ -191,12 +191,9 @@ class GemmaOps:
             time: Of this step.
             delta: To the next.
         """
-        assert isinstance(stream.normed, Tensor)
-        velocity = functional.linear(stream.normed[:, -actions.shape[1] :].float(), *out)
+        velocity = predict_velocity(stream, out, actions.shape[1])
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
-        scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
-        actions += delta * (velocity - scale * error)
-        actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, actions))
+        advance(actions, velocity, error, guide, time, delta)
 
     def _normed(self, gemma: Gemma, rows: Rows, hidden: Tensor, norm: int) -> Stream:
         """Normalise in float32 and round once, at the end."""
@@ -222,6 +219,19 @@ class Guide:
     weights: Tensor
     limit: Tensor
     given: Tensor
+
+
+def predict_velocity(stream: Stream, out: tuple[Tensor, Tensor], horizon: int) -> Tensor:
+    """Velocity float32 [B, H, A] of the last H rows of ``stream``, which is behind the last norm."""
+    assert isinstance(stream.normed, Tensor)
+    return functional.linear(stream.normed[:, -horizon:].float(), *out)
+
+
+def advance(actions: Tensor, velocity: Tensor, pull: Tensor, guide: Guide, time: float, delta: float) -> None:
+    """Advance ``actions`` [B, H, A] in place by ``delta`` along ``velocity``, corrected by ``pull``."""
+    scale = guide.limit.clamp(max=guidance_scale(time))[:, None, None]
+    actions += delta * (velocity - scale * pull)
+    actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, actions))
 
 
 def guidance_scale(time: float) -> float:

@@ -142,6 +142,26 @@ def test_guidance_without_weight_is_plain_sampling(kind):
     assert np.abs(pulled).mean() < 0.2 * np.abs(plain).mean(), "weight 1 pulls towards the previous chunk"
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_gradient_is_that_of_the_chunk(kind):
+    """One step of the flow from t = 1: what guidance adds, against the change of the free chunk with its noise."""
+    free, guided = random_engine(kind, 1), random_engine(kind, 1, jacobian=True)
+    request, draw = random_request(), np.random.default_rng(2)
+    previous, weights = draw.normal(size=(6, 32)), np.array([1.0, 1.0, 0.5, 0.2, 0.0, 0.0])
+    follow = replace(request, continuation=Continuation(previous, weights, limit=0.5))
+    plain = answer(free, request)[0].astype(np.float64)
+    np.testing.assert_allclose(answer(guided, request)[0], plain, rtol=0, atol=1e-5)
+    pull = (answer(guided, follow)[0] - plain) / 0.5
+    error = weights[:, None] * (previous - plain)
+    for way in (pull, error, draw.normal(size=(6, 32))):
+        noises = [request.noise + sign * 2e-3 * way for sign in (1, -1)]
+        ends = [answer(free, replace(request, noise=noise))[0].astype(np.float64) for noise in noises]
+        slope = float((error * (ends[0] - ends[1])).sum() / 4e-3)
+        tolerance = 0.01 * float(np.linalg.norm(pull) * np.linalg.norm(way))
+        assert float((pull * way).sum()) == pytest.approx(slope, abs=tolerance)
+    assert np.linalg.norm(pull - error) > 0.1 * np.linalg.norm(pull), "the error itself is another pull"
+
+
 def test_all_but_one_given_action_are_kept():
     engine, request = random_engine(PI05), random_request()
     previous = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vla_ros.engine.flow import prefill, run_step, suffix_rows
-from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
+from vla_ros.engine.gemma import GemmaOps, allocate_cache, predict_velocity
 from vla_ros.policies.pi import prompt
 from vla_ros.policies.pi.inference import make_engine
 from vla_ros.policies.pi.network import euler_times
@@ -81,13 +81,12 @@ def test_images_and_velocities_on_the_way(loaded, kind, number):
     np.testing.assert_allclose(tokens[:, ::31, ::17], case["image_probe"][present], rtol=0, atol=KEYS)
 
     actions, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
-    free = Guide(actions, torch.zeros(1, 10), torch.ones(1), torch.zeros(1, 10, dtype=torch.int32))
-    for step, rows in enumerate(suffix_rows(flow, start, free.given)):
-        moved = actions.clone()
-        run_step(flow, GemmaOps(), cache, moved, state, free, rows, step, delta=1.0)
+    for step, rows in enumerate(suffix_rows(flow, start, torch.zeros(1, 10, dtype=torch.int32))):
+        stream = run_step(flow, GemmaOps(), cache, actions, state, rows, step)
+        velocity = predict_velocity(stream, flow.action_out, flow.horizon)
         if step in (0, 5):
-            np.testing.assert_allclose((moved - actions)[0], case[f"velocity_{step}"], rtol=0, atol=VELOCITY)
-        actions = actions - (moved - actions) / 10
+            np.testing.assert_allclose(velocity[0], case[f"velocity_{step}"], rtol=0, atol=VELOCITY)
+        actions = actions - velocity / 10
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -106,10 +105,9 @@ def test_prefix_and_suffix_of_the_first_case(loaded, kind, monkeypatch):
     begun = []
     monkeypatch.setattr(GemmaOps, "start", lambda *given: begun.append(given[-1]))
     monkeypatch.setattr("vla_ros.engine.flow.run_layers", lambda *given: None)
-    monkeypatch.setattr(GemmaOps, "advance", lambda *given: None)
     noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
     [rows, *_] = suffix_rows(flow, start, torch.zeros(1, 10, dtype=torch.int32))
-    run_step(flow, GemmaOps(), cache, noise, state, None, rows, 0, 0.0)
+    run_step(flow, GemmaOps(), cache, noise, state, rows, 0)
     np.testing.assert_allclose(begun[0][0], case["suffix_0"], rtol=0, atol=1e-5)
 
 

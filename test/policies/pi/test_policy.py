@@ -1,6 +1,7 @@
 """The policy as users run it: presets, both layouts, seeds, batches, and what is refused at load."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import create
 from vla_ros.policies.pi.robots import find_robot
-from vla_ros.types import Observation
+from vla_ros.types import Observation, PreviousChunk
 
 from .conftest import CASES, MODELS, edit_json
 
@@ -93,6 +94,47 @@ def test_an_episode_repeats_with_its_seed(policy):
     np.testing.assert_array_equal(policy.infer(session, observation()).normalized, first)
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout", "robot", "rtc"),
+    [("pi05", "openpi", "libero", "guided"), ("pi05", "openpi", "libero", "jacobian"),
+     ("pi0", "openpi", "aloha", "auto"), ("pi05", "lerobot", "", "trained")],
+)  # fmt: skip
+def test_a_chunk_continues_the_one_that_is_executed(checkpoint, kind, layout, robot, rtc):
+    folder = checkpoint(kind, layout)
+    if rtc == "trained":
+        edit_json(folder / "config.json", lambda config: config.update(rtc_training_max_delay=4))
+    policy = make(folder, f"policy.rtc:={rtc}", preset=robot)
+    policy.load()
+    assert policy.spec.continues_chunks
+    size, state = policy.spec.state[0].size, policy.spec.state[0].key
+    images = {
+        key: np.full((224, 224, 3), 50 * number, np.uint8) for number, key in enumerate(policy.spec.image_keys)
+    }
+    asked = observation(images=images, state={state: np.full(size, 0.4)})
+    session = policy.start_session()
+    before = policy.infer(session, asked).actions
+    moved = replace(asked, state={state: np.full(size, 0.45)})
+    spread = policy.model.processing.actions
+
+    def distance(chunk, rest, delay):  # of the actions that are already fixed, in the model's units
+        ends = [spread.normalize(actions[:delay]) for actions in (chunk.actions, rest)]
+        return np.abs(ends[0] - ends[1]).max()
+
+    rest, free = before[3:], policy.infer(session, moved)
+    session.answered = 1
+    chunk = policy.infer(session, replace(moved, previous=PreviousChunk(rest, 3)))
+    tolerance = 1e-5 if rtc == "trained" else 0.25
+    assert distance(chunk, rest, 3) < tolerance < distance(free, rest, 3)
+    session.answered = 1
+    late = policy.infer(session, replace(moved, previous=PreviousChunk(rest, 5)))  # longer than it was trained for
+    assert distance(late, rest, 5) < 0.25
+    empty = replace(moved, previous=PreviousChunk(before[:0], 0))
+    session.answered = 1
+    np.testing.assert_array_equal(policy.infer(session, empty).actions, free.actions)
+    with pytest.raises(ConfigError, match="previous actions have shape"):
+        policy.infer(session, replace(moved, previous=PreviousChunk(rest[:, :3], 1)))
+
+
 def test_one_bad_request_does_not_spoil_the_batch(policy):
     good = [observation(seed) for seed in range(2)]
     bad = {
@@ -141,6 +183,7 @@ def other_layout(folder):
         (None, ("policy.tokenizer:=/nowhere",), "no tokenizer"),
         (None, ("policy.asset:=mine",), "mine"),
         (None, ("policy.device:=tpu",), "policy.device"),
+        (None, ("policy.rtc:=trained",), "was not trained for it"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(checkpoint, damage, options, message):

@@ -152,17 +152,13 @@ def test_the_rest_of_a_chunk_means_the_same_from_a_newer_state(loaded, kind, lay
     generator = np.random.default_rng(4)
     before, now = generator.uniform(0, 1, (2, processing.state_size))
     rest = generator.normal(size=(6, 32))
-    restated = processing.restate(rest, before, now)
     meant = processing.robot_actions(rest, before)
-    np.testing.assert_allclose(processing.robot_actions(restated, now), meant, rtol=0, atol=1e-12)
-    assert np.abs(restated - rest).max() > 0.1
-    short = processing.restate(rest[:, : processing.action_size], before, now)
-    np.testing.assert_allclose(short, restated[:, : processing.action_size], rtol=0, atol=1e-12)
-
-
-def test_absolute_actions_need_no_restating(loaded):
-    rest = np.ones((3, 8))
-    assert loaded("pi05", "openpi", "droid").processing.restate(rest, np.zeros(8), np.ones(8)) is rest
+    again = processing.model_actions(meant, now)
+    np.testing.assert_allclose(processing.robot_actions(again, now), meant, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        processing.model_actions(meant, before), rest[:, : again.shape[1]], rtol=0, atol=2e-5
+    )
+    assert (np.abs(again - rest[:, : again.shape[1]]).max() > 0.1) == bool(processing.delta)
 
 
 def test_what_no_file_tells_can_be_set(loaded):

@@ -151,6 +151,7 @@ def make_engine(
     quantization: str = "none",
     ops: GemmaOps | None = None,
     keep: bool = True,
+    jacobian: bool = False,
 ) -> FlowEngine:
     """An engine over the weights of ``network``, which is loaded and on its device.
 
@@ -162,6 +163,7 @@ def make_engine(
         quantization: Of the prefix: ``none`` or ``fp8``.
         ops: How it computes; None takes what suits the device.
         keep: False frees the parameters of ``network`` that are quantised.
+        jacobian: As for :class:`~vla_ros.engine.flow_engine.FlowEngine`.
     """
     device, size = network.device, network.architecture.vision.image_size
     return FlowEngine(
@@ -171,6 +173,7 @@ def make_engine(
         make_gemma_ops(device) if ops is None else ops,
         torch.uint8 if processing.antialias else torch.float32,
         runner,
+        jacobian=jacobian,
     )
 
 
@@ -200,6 +203,7 @@ def load_model(
     tokenizer: Path | None = None,
     progress: Progress = no_progress,
     quantization: str = "none",
+    jacobian: bool = False,
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
@@ -211,6 +215,7 @@ def load_model(
         tokenizer: File or folder of the tokenizer; None looks in the checkpoint.
         progress: Called with the share that is loaded.
         quantization: Of the prefix: ``none`` or ``fp8``.
+        jacobian: Guide chunks by the gradient of their error.
 
     Raises:
         CheckpointError: Tensors or tokenizer are missing or do not fit.
@@ -223,5 +228,5 @@ def load_model(
         raise ConfigError(f"flow steps: found {steps}, expected at least 1")
     words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer), architecture.vocabulary)
     network = load_network(checkpoint, device, dtype, steps, progress)
-    engine = make_engine(network, processing, steps, quantization=quantization, keep=False)
+    engine = make_engine(network, processing, steps, quantization=quantization, keep=False, jacobian=jacobian)
     return PiModel(architecture, engine, processing, words, checkpoint.trained_delay)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vla_ros.config.options import option
 from vla_ros.config.policy import PolicyConfig
+from vla_ros.policies.pi.rtc import MODES, SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,19 @@ class PiOptions(PolicyConfig):
     )
     quantization: str = option("none", "Weights of the prefix pass; fp8 needs bfloat16", choices=("none", "fp8"))
     flow_steps: int = option(0, "Euler steps from noise to actions; 0 takes the checkpoint's", low=0, high=1000)
+    rtc: str = option(
+        "auto",
+        "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
+        "trained for it), or auto: trained where the checkpoint is, else guided",
+        choices=("auto", *MODES),
+    )
+    rtc_horizon: int = option(0, "Actions of the previous chunk that guide; 0 takes all that are left", low=0)
+    rtc_schedule: str = option(
+        "linear",
+        "How guidance falls from the first action that can still change to rtc_horizon",
+        choices=tuple(name.lower() for name in SCHEDULES),
+    )
+    rtc_max_guidance: float = option(10.0, "Largest factor of the guidance", low=0.0)
     seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
     self_test: bool = option(True, "Refuse to start when two different images give the same chunk")

@@ -26,7 +26,16 @@ from vla_ros.policies.pi.inference import Chunk, PiModel, load_model
 from vla_ros.policies.pi.options import PiOptions
 from vla_ros.policies.pi.processing import override
 from vla_ros.policies.pi.robots import ROBOTS, find_robot
-from vla_ros.types import ActionChunk, FloatArray, ImageProcessor, Observation, RawImage, UInt8Array
+from vla_ros.policies.pi.rtc import RealTimeChunk
+from vla_ros.types import (
+    ActionChunk,
+    FloatArray,
+    ImageProcessor,
+    Observation,
+    PreviousChunk,
+    RawImage,
+    UInt8Array,
+)
 from vla_ros.vision.processors import ResizeWithPad
 
 logger = logging.getLogger(__name__)
@@ -105,6 +114,11 @@ class PiPolicy(Policy):
         device = choose_device(options.device)
         dtype = self._dtype(device)
         checkpoint = self._read(checkpoint_folder(options.checkpoint))
+        if options.rtc == "trained" and not checkpoint.trained_delay:
+            raise ConfigError(
+                f"policy.rtc: trained, but {checkpoint.folder} was not trained for it (no rtc_training_max_delay "
+                "in its config.json); set guided"
+            )
         keys, states = _features(checkpoint, self._robot_name(checkpoint.layout))
         self._keys = keys
 
@@ -116,7 +130,14 @@ class PiPolicy(Policy):
         with explain_out_of_memory(str(device), lambda: "Set policy.quantization:=fp8 or policy.device:=cpu"):
             tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
             self._model = load_model(
-                checkpoint, str(device), dtype, options.flow_steps or None, tokenizer, partly, options.quantization
+                checkpoint,
+                str(device),
+                dtype,
+                options.flow_steps or None,
+                tokenizer,
+                partly,
+                options.quantization,
+                options.rtc == "jacobian",
             )
             self.spec = _spec(checkpoint, keys, states)
             progress(0.95, "self-test" if options.self_test else "warm-up")
@@ -217,9 +238,31 @@ class PiPolicy(Policy):
                 raise ConfigError(f"pi: no state '{missing[0]}', there are {sorted(observation.state)}")
             state = np.concatenate([observation.state[one.key] for one in self.spec.state])
             noise = (session.seed << 31) + session.answered if observation.noise is None else observation.noise
-            return self.model.request(images, state, observation.instruction, noise), state
+            rtc = None if observation.previous is None else self._continue(observation.previous, state)
+            return self.model.request(images, state, observation.instruction, noise, rtc), state
         except VlaRosError as error:  # an invalid request must not affect the others
             return error
+
+    def _continue(self, previous: PreviousChunk, state: FloatArray) -> RealTimeChunk | None:
+        options, model = self._options, self.model
+        actions, size = previous.actions[: model.architecture.horizon], model.processing.action_size
+        if actions.ndim != 2 or actions.shape[1] != size:
+            raise ConfigError(f"pi: the previous actions have shape {list(actions.shape)}, expected [T, {size}]")
+        if not len(actions):
+            return None
+        delay = min(previous.delay, len(actions))
+        mode = options.rtc
+        if mode in ("auto", "trained"):  # a longer delay than it was trained for is guided
+            limit = min(model.trained_delay, model.architecture.horizon - 1)
+            mode = "trained" if limit and delay <= limit else "guided"
+        return RealTimeChunk(
+            model.processing.model_actions(actions, state),
+            delay,
+            mode,
+            options.rtc_horizon or len(actions),
+            options.rtc_schedule.upper(),
+            options.rtc_max_guidance,
+        )
 
     def _images(self, observation: Observation) -> Mapping[str, UInt8Array | RawImage]:
         raw, images = observation.raw_images, observation.images
@@ -278,6 +321,7 @@ def _spec(checkpoint: PiCheckpoint, keys: Mapping[str, str], states: tuple[State
         dimension=processing.action_size,
         horizon=checkpoint.architecture.horizon,
         noise=(checkpoint.architecture.horizon, checkpoint.architecture.action_dim),
+        continues_chunks=True,
     )
 
 

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.policies.pi.normalization import Array, Normalization
 from vla_ros.policies.pi.prompt import STATES, PromptForm, prompt_tokens
-from vla_ros.policies.pi.robots import add_state, aloha_actions, aloha_state, subtract_state
+from vla_ros.policies.pi.robots import (
+    add_state,
+    aloha_actions,
+    aloha_state,
+    aloha_targets,
+    subtract_state,
+)
 from vla_ros.types import IntArray, UInt8Array
 from vla_ros.vision.resize_with_pad import resize_with_pad, resize_with_pad_linear
 
@@ -123,20 +129,14 @@ class Processing:
         actions = actions[..., : self.action_size]
         return aloha_actions(actions) if self.adapt else actions
 
-    def restate(self, normalized: Array, before: Array, now: Array) -> Array:
-        """Re-express the rest of a chunk, [T, D] normalised, against the newer state ``now``.
-
-        Real-time chunking needs this where actions are relative to the state. Absolute actions are returned as they
-        are.
-        """
-        if not self.delta:
-            return normalized
-        actions = self.actions.unnormalize(normalized)
-        size = min(actions.shape[-1], len(self.delta))
-        mask = self.delta[:size]
-        absolute = add_state(actions[..., :size], self._base(before), mask)
-        actions[..., :size] = subtract_state(absolute, self._base(now), mask)
-        return self.actions.normalize(actions)
+    def model_actions(self, actions: Array, state: Array) -> Array:
+        """Undo :meth:`robot_actions`: [T, action_size] to normalised, relative to ``state`` where they are."""
+        values: Array = np.array(actions, np.float64)
+        if self.adapt:
+            values = aloha_targets(values)
+        if self.delta:
+            values = subtract_state(values, self._base(state), self.delta)
+        return self.actions.normalize(values)
 
     def _base(self, state: Array) -> Array:
         """The state that relative actions are added to."""

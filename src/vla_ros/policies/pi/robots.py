@@ -150,6 +150,13 @@ def aloha_actions(actions: Array) -> Array:
     return result
 
 
+def aloha_targets(actions: Array) -> Array:
+    """Undo :func:`aloha_actions`."""
+    result = actions * _SIGNS
+    result[..., _GRIPPERS] = actions[..., _GRIPPERS] * (_JOINT_OPEN - _JOINT_CLOSED) + _JOINT_CLOSED - _ANGLE_CLOSED
+    return result
+
+
 def droid_command(actions: Array) -> Array:
     """Apply what DROID's client does: clip to +-1; the gripper is closed (1) above one half, else open (0)."""
     result = np.clip(actions, -1.0, 1.0)

@@ -1,8 +1,9 @@
 """Real-time chunking: the new chunk continues the one that is being executed.
 
 *Guided* (any checkpoint): each flow step pulls the chunk towards the rest of the previous one, by the error
-itself as in LeRobot, without a Jacobian. *Trained* (pi0.5 checkpoints trained for it): the first actions are
-fixed to the previous ones, and their time is 0 in every step.
+itself as in LeRobot. *Jacobian*: by the gradient of the squared error, as in the paper (arXiv 2506.07339).
+*Trained* (pi0.5 checkpoints trained for it): the first actions are fixed to the previous ones, and their time is
+0 in every step.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_ros.errors import ConfigError
+from vla_ros.policies.pi.normalization import Array
 from vla_ros.types import FloatArray
 
 SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
-MODES = ("guided", "trained")
+MODES = ("guided", "jacobian", "trained")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +28,13 @@ class RealTimeChunk:
     Attributes:
         previous: Float [T, A], normalised: the T actions not executed yet, A numbers each.
         delay: d, actions that will have been executed when the new chunk arrives.
-        mode: ``guided`` or ``trained``.
-        execution_horizon: Guided: where guidance ends, at most T.
-        schedule: Guided: how the weight falls between ``delay`` and the end.
-        max_guidance_weight: Guided: limit of the correction's factor.
+        mode: One of :data:`MODES`.
+        execution_horizon: Where guidance ends, at most T; trained has no guidance.
+        schedule: How the weight falls between ``delay`` and the end.
+        max_guidance_weight: Limit of the correction's factor.
     """
 
-    previous: FloatArray
+    previous: Array
     delay: int
     mode: str = "guided"
     execution_horizon: int = 10
@@ -83,7 +85,7 @@ def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
     return weights
 
 
-def padded(previous: FloatArray, horizon: int, action_dim: int) -> FloatArray:
+def padded(previous: Array, horizon: int, action_dim: int) -> FloatArray:
     """Pad the previous actions with zeros, the dataset's mean, to float64 [H, action_dim]."""
     result = np.zeros((horizon, action_dim))
     result[: previous.shape[0], : previous.shape[1]] = previous
