@@ -1,7 +1,8 @@
 """Figures of the policy server: many robots that ask as fast as they may, and the overhead of one request.
 
 python benchmarks/serve.py --robots 200                    a policy that sleeps, in a process of its own
-python benchmarks/serve.py --robots 32 --server ws://H:P   a running server (OpenVLA on a GPU)
+python benchmarks/serve.py --robots 32 --model openvla-7b  OpenVLA's shape with random weights (or tiny), likewise
+python benchmarks/serve.py --robots 32 --server ws://H:P   a running server
 python benchmarks/serve.py --overhead [--openpi FOLDER]    p50 beyond inference; FOLDER holds openpi's packages
                                                            openpi_client and openpi.serving, which are then measured
                                                            in turn with this package's
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import statistics
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from vla_ros.policies.base import Policy, Session
 from vla_ros.policies.remote.dialect import Query
 from vla_ros.policies.remote.dialects import OPENPI
 from vla_ros.policies.remote.link import Link
-from vla_ros.policies.remote.messages import pack
+from vla_ros.policies.remote.messages import pack, unpack
 from vla_ros.policies.remote.transport import Target
 from vla_ros.types import ActionChunk, Observation
 
@@ -63,11 +65,60 @@ class Sleeping(Policy):
         return [ActionChunk(_CHUNK, observation.stamp) for _, observation in requests]
 
 
+def openvla(name: str, drafts: str) -> Policy:
+    """OpenVLA on its engine with random weights: times are meaningful, tokens and accepted drafts are not."""
+    import torch
+
+    from vla_ros.bench.models import open_subject
+    from vla_ros.config import load
+    from vla_ros.engine.executor import Engine
+    from vla_ros.policies.base import Progress, no_progress
+    from vla_ros.policies.openvla.build_engine import make_engine
+    from vla_ros.policies.openvla.policy import LONG_PROMPT, Loaded, OpenVLAPolicy
+    from vla_ros.policies.openvla.prompt import PromptEncoder
+    from vla_ros.vision.processors import ResizeNaive
+
+    class RandomOpenVLA(OpenVLAPolicy):
+        def load(self, progress: Progress = no_progress) -> None:
+            cuda = torch.cuda.is_available()
+            device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
+            subject = open_subject(name, device, dtype)
+            known = subject.model.architecture
+            encoder = PromptEncoder(
+                lambda text: [3 + byte for byte in text.encode()[:20]], "v0.2", known.llm.bos_token, 3, 1000
+            )
+            engine: Engine = make_engine(subject.model, 7, drafts=drafts)
+            engine.warm_up([22, LONG_PROMPT])
+            self._loaded = Loaded(subject.model, encoder, subject.bins, subject.statistics, str, engine)  # type: ignore[arg-type]
+            image = ImageFeature("image", ResizeNaive((known.image_size, known.image_size)))
+            self.spec = PolicySpec((image,), dimension=7)
+
+    return RandomOpenVLA(load([], ["policy.name:=openvla"]))
+
+
 def request(size: int, seed: int = 0) -> dict[str, Any]:
     """Two images, a state and an instruction."""
     generator = np.random.default_rng(seed)
     images = {key: generator.integers(0, 256, (size, size, 3), dtype=np.uint8) for key in IMAGES}
     return {**images, "observation/state": np.zeros(8, np.float32), "prompt": "pick up the fork"}
+
+
+def requests(url: str, size: int, count: int = 8) -> list[bytes]:
+    """Requests of a robot that moves: what the server's metadata ask for, with other images each."""
+    from websockets.sync.client import connect as connect_once
+
+    with connect_once(url, compression=None, max_size=None, proxy=None) as connection:
+        said = unpack(connection.recv())
+    generator = np.random.default_rng(0)
+    state = {key: np.zeros(entry["size"] or 8, np.float32) for key, entry in said["state"].items()}
+    images = [
+        {
+            key: generator.integers(0, 256, (*(entry["size"] or (size, size)), 3), dtype=np.uint8)
+            for key, entry in said["images"].items()
+        }
+        for _ in range(count)
+    ]
+    return [pack({**shown, **state, "prompt": "pick up the fork"}) for shown in images]
 
 
 def serve(arguments: argparse.Namespace) -> None:
@@ -76,6 +127,7 @@ def serve(arguments: argparse.Namespace) -> None:
     from vla_ros.serve.cli import SWITCH_INTERVAL
     from vla_ros.serve.service import Limits, Service
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL)
     if arguments.serve == "openpi":
         sys.path.insert(0, str(arguments.openpi))
@@ -87,8 +139,11 @@ def serve(arguments: argparse.Namespace) -> None:
 
         print("ready", flush=True)
         WebsocketPolicyServer(Constant(), "127.0.0.1", arguments.port).serve_forever()
-    policy = Sleeping(arguments.batch_ms, arguments.each_ms)
-    service = Service(policy, "sleeping", Limits(arguments.max_batch, 4 * arguments.robots + 8, seconds=60.0))
+    sleeping = Sleeping(arguments.batch_ms, arguments.each_ms)
+    policy = openvla(arguments.model, arguments.drafts) if arguments.model else sleeping
+    service = Service(
+        policy, arguments.model or "sleeping", Limits(arguments.max_batch, 4 * arguments.robots + 8, seconds=60.0)
+    )
     service.load()
     print("ready", flush=True)
     asyncio.run(server.run(service, server.Address(port=arguments.port), 10.0))
@@ -99,7 +154,9 @@ def serve(arguments: argparse.Namespace) -> None:
 def process(arguments: argparse.Namespace, kind: str, port: int, *more: str) -> Iterator[str]:
     """A server in a process of its own."""
     words = ["--serve", kind, "--port", str(port), "--max-batch", str(arguments.max_batch), *more]
-    words += ["--robots", str(arguments.robots)] + (["--openpi", str(arguments.openpi)] if arguments.openpi else [])
+    words += ["--robots", str(arguments.robots), "--drafts", arguments.drafts]
+    words += ["--model", arguments.model] if arguments.model else []
+    words += ["--openpi", str(arguments.openpi)] if arguments.openpi else []
     with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -112,8 +169,8 @@ def process(arguments: argparse.Namespace, kind: str, port: int, *more: str) -> 
 class Fleet:
     """Robots on one event loop, each with a connection."""
 
-    def __init__(self, url: str, message: bytes) -> None:
-        self.url, self.message = url, message
+    def __init__(self, url: str, messages: Sequence[bytes]) -> None:
+        self.url, self.messages = url, messages
         self.latencies: list[list[float]] = []
         self.lost = 0
 
@@ -125,13 +182,19 @@ class Fleet:
             await go.wait()
             while time.perf_counter() < self.began + until:
                 asked = time.perf_counter()
-                await connection.send(self.message)
+                await connection.send(self.messages[(number + len(self.latencies[number])) % len(self.messages)])
                 answer = await connection.recv()
                 if isinstance(answer, str) or b"actions" not in answer:
                     self.lost += 1
                     print(f"robot {number}: {str(answer)[:120]}", file=sys.stderr)
                 else:
                     self.latencies[number].append(time.perf_counter() - asked)
+
+    async def watch(self, seconds: float) -> None:
+        """Print the number of answers every 20 s."""
+        for number in range(1, 1 + int(seconds // 20)):
+            await asyncio.sleep(20)
+            print(f"{20 * number} s: {sum(map(len, self.latencies))} answers", file=sys.stderr, flush=True)
 
     async def run(self, robots: int, seconds: float) -> None:
         """Let ``robots`` robots ask for so many seconds."""
@@ -142,7 +205,7 @@ class Fleet:
             await asyncio.wait_for(connected.acquire(), 60.0)
         self.began = time.perf_counter()
         go.set()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks, self.watch(seconds))
         self.took = time.perf_counter() - self.began
 
 
@@ -151,7 +214,7 @@ def fairness(counts: Sequence[int]) -> float:
     return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
 
 
-def alone(url: str, message: bytes, idle: int, count: int) -> float:
+def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
     """Median latency in ms of one robot that asks while ``idle`` others are connected and do not."""
 
     async def measure() -> float:
@@ -159,14 +222,12 @@ def alone(url: str, message: bytes, idle: int, count: int) -> float:
             others = [connect(url, compression=None, proxy=None) for _ in range(idle)]
             for other in others:
                 await stack.enter_async_context(other)
-            fleet = Fleet(url, message)
-            fleet.latencies, fleet.began = [[]], time.perf_counter()
             one = await stack.enter_async_context(connect(url, compression=None, max_size=None, proxy=None))
             await one.recv()
             taken = []
-            for _ in range(count):
+            for number in range(count):
                 asked = time.perf_counter()
-                await one.send(message)
+                await one.send(messages[number % len(messages)])
                 await one.recv()
                 taken.append(1e3 * (time.perf_counter() - asked))
             return statistics.median(taken)
@@ -174,9 +235,13 @@ def alone(url: str, message: bytes, idle: int, count: int) -> float:
     return asyncio.run(measure())
 
 
-def health(url: str, ended: threading.Event) -> list[float]:
-    """Latencies of ``GET /healthz`` in ms until ``ended``, ten a second."""
-    parts, taken = urlsplit(url), []
+def health(url: str) -> None:
+    """Print latencies of ``GET /healthz`` in ms, ten a second, until standard input closes.
+
+    Runs in a process of its own: beside the fleet's event loop it would measure the wait for that interpreter.
+    """
+    parts, taken, ended = urlsplit(url), list[float](), threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     while not ended.wait(0.1):
         asked = time.perf_counter()
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
@@ -184,21 +249,33 @@ def health(url: str, ended: threading.Event) -> list[float]:
         assert connection.getresponse().status == 200
         connection.close()
         taken.append(1e3 * (time.perf_counter() - asked))
-    return taken
+    print(json.dumps(taken))
+
+
+def metrics(url: str) -> dict[str, float]:
+    """What ``GET /metrics`` says, by name."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
+    connection.request("GET", "/metrics")
+    lines = [line.split() for line in connection.getresponse().read().decode().splitlines() if line[0] != "#"]
+    connection.close()
+    return {name.removeprefix("vla_ros_serve_"): float(value) for name, value in lines}
 
 
 def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
     """Figures of many robots at one server."""
-    message = pack(request(arguments.size))
-    single = alone(url, message, 0, 30)
-    idle = alone(url, message, arguments.robots - 1, 30)
-    ended, healths = threading.Event(), list[float]()
-    watcher = threading.Thread(target=lambda: healths.extend(health(url, ended)))
-    watcher.start()
-    robots = Fleet(url, message)
-    asyncio.run(robots.run(arguments.robots, arguments.seconds))
-    ended.set()
-    watcher.join()
+    messages = requests(url, arguments.size)
+    alone(url, messages, 0, 10)  # the first requests of a process are slower
+    single = alone(url, messages, 0, 60)
+    idle = alone(url, messages, arguments.robots - 1, 60)
+    robots, before = Fleet(url, messages), metrics(url)
+    with subprocess.Popen(
+        [sys.executable, __file__, "--health", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as watcher:
+        asyncio.run(robots.run(arguments.robots, arguments.seconds))
+        healths: list[float] = json.loads(watcher.communicate()[0])
+    said = {name: value - before[name] for name, value in metrics(url).items() if name in before}
+    batches = max(1.0, said.get("batch_count", 0.0))
     counts = [len(each) for each in robots.latencies]
     taken = np.sort(1e3 * np.concatenate([np.array(each) for each in robots.latencies]))
     p50, p99 = np.percentile(taken, (50, 99))
@@ -213,6 +290,8 @@ def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
         "fewest": min(counts),
         "most": max(counts),
         "lost": robots.lost,
+        "batch_mean": round(said.get("batch_sum", 0.0) / batches, 1),
+        "inference_mean_ms": round(1e3 * said.get("inference_seconds_sum", 0.0) / batches, 1),
         "alone_ms": round(single, 2),
         "alone_with_idle_ms": round(idle, 2),
         "idle_ratio": round(idle / single, 2),
@@ -261,6 +340,8 @@ def main() -> None:
     parser.add_argument("--robots", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
+    parser.add_argument("--model", choices=("tiny", "openvla-7b"), help="random weights in place of sleeping")
+    parser.add_argument("--drafts", default="prefill", help="policy.drafts of --model")
     parser.add_argument("--server", help="a running server in place of a policy that sleeps")
     parser.add_argument("--batch-ms", type=float, default=30.0, help="what each batch of the sleeping policy takes")
     parser.add_argument("--each-ms", type=float, default=1.0, help="what each request of it takes besides")
@@ -270,9 +351,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--serve", choices=("own", "openpi"), help=argparse.SUPPRESS)
+    parser.add_argument("--health", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments)
+    elif arguments.health:
+        health(arguments.health)
     elif arguments.overhead:
         print(json.dumps(overhead(arguments), indent=1))
     elif arguments.server:

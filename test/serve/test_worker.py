@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.errors import DeviceLostError, VlaRosError
+from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
 from vla_ros.types import ActionChunk, Observation
 
@@ -66,6 +66,34 @@ def test_what_waits_together_is_answered_together_in_the_order_it_came(bench: Be
     assert [each.batch for each in done] == [1, 4, 4, 4, 4, 2, 2]
     assert bench.policy.threads == {bench.worker._thread.ident}  # type: ignore[union-attr]
     assert threading.get_ident() not in bench.policy.threads
+
+
+def test_batches_have_the_sizes_that_the_policy_is_prepared_for(
+    policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(batch: int) -> bool:
+        if batch > 4:
+            raise OutOfMemoryError("no room for 8")
+        return True
+
+    monkeypatch.setattr(policy, "prepare", prepare)
+    bench = Bench(policy, max_batch=16)
+    bench.busy()
+    for _ in range(7):
+        bench.ask()
+    bench.done(8)
+    assert policy.batches == [1, 4, 2, 1]
+    assert bench.worker.stop(PATIENCE)
+
+
+def test_a_policy_without_batches_answers_each_robot_at_once(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "prepare", lambda batch: False)
+    bench = Bench(policy)
+    bench.busy()
+    bench.ask()
+    bench.ask()
+    assert [each.batch for each in bench.done(3)] == [1, 1, 1]
+    assert bench.worker.stop(PATIENCE)
 
 
 def test_a_request_that_waited_too_long_is_told_so_and_not_computed(bench: Bench) -> None:

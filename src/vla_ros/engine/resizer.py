@@ -20,7 +20,7 @@ from vla_ros.vision.processors import require_image
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 8  # slots kept: the cameras of one batch, and their earlier sizes
+_KEPT = 8  # slots kept, or as many as the largest batch has images
 _Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
 
 
@@ -66,7 +66,7 @@ class ImageResizer:
     ) -> None:
         self._size, self._device, self._runner = size, device, runner
         self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used stands last
-        self._background = background
+        self._most, self._background = _KEPT, background
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
 
@@ -83,7 +83,8 @@ class ImageResizer:
             slot = self._slot(index, image)
             self._runner.upload(slot.pixels, image.pixels)
             slots.append(slot)
-        self._keep(max(_KEPT, len(images)))
+        self._most = max(self._most, len(images))
+        self._keep(self._most)
         return slots
 
     def resize(self, slots: Sequence[Slot], target: Tensor) -> None:

@@ -97,6 +97,17 @@ class Policy(ABC):
         """
         return [_tried(self, *request) for request in requests]
 
+    def prepare(self, batch: int) -> bool:
+        """Prepare for batches of that size; the server calls it after :meth:`load`, which prepares for one request.
+
+        Returns:
+            False if the policy infers for one robot after the other anyway.
+
+        Raises:
+            OutOfMemoryError: There is no room for batches of that size.
+        """
+        return type(self).infer_batch is not Policy.infer_batch
+
     def configure(self, options: PolicyConfig) -> None:  # noqa: B027 (most policies have none)
         """Apply the policy's live options (``Option.live``)."""
 

@@ -1,7 +1,9 @@
 """The thread that infers for all robots: waiting requests are answered as one batch, first come, first served.
 
-A robot has one request at a time, so that none can crowd out others. An expired request is rejected without being
-computed, and one that could not be answered in time is refused at once.
+Batches have the sizes 1, 2, 4, 8, ..., for which the policy is prepared before the first request, so that no robot
+waits while an engine captures graphs for an odd size. A robot has one request at a time, so that none can crowd out
+others. An expired request is rejected without being computed, and one that could not be answered in time is refused
+at once.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from queue import SimpleQueue
 
-from vla_ros.errors import DeviceLostError, VlaRosError
+from vla_ros.errors import DeviceLostError, OutOfMemoryError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
 from vla_ros.types import ActionChunk, Observation
 
@@ -114,6 +116,7 @@ class InferenceWorker:
         self.policy, self.state, self.running = policy, State.LOADING, 0
         self.error: BaseException | None = None
         self._deliver, self._max_batch, self._clock = deliver, max_batch, clock
+        self._sizes = [1]
         # A queue in C wakes the thread without the handshake of a Condition, which costs 0.1 ms a request.
         self._inbox: SimpleQueue[Job | Robot | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
@@ -181,12 +184,13 @@ class InferenceWorker:
     def _run(self, progress: Progress) -> None:
         try:
             self.policy.load(progress)
+            self._prepare()
             self.state = State.READY
             self._loaded.set()
             while self._take():
-                jobs = [self._jobs.popleft() for _ in range(min(self._max_batch, len(self._jobs)))]
-                if jobs:
-                    self._answer(jobs)
+                if self._jobs:
+                    size = max(size for size in self._sizes if size <= len(self._jobs))
+                    self._answer([self._jobs.popleft() for _ in range(size)])
         except BaseException as error:
             self.error, self.state = error, State.FAILED
             if self._loaded.is_set():
@@ -196,6 +200,21 @@ class InferenceWorker:
             self.state = self.state if self.state is State.FAILED else State.ENDED
             self._deliver([Done(job, BusyError("the server has ended")) for job in self._jobs])
             self.policy.close()
+
+    def _prepare(self) -> None:
+        """Let the policy prepare for batches, as large as its memory and ``max_batch`` allow."""
+        size = 2
+        while size <= self._max_batch:
+            try:
+                if not self.policy.prepare(size):
+                    break
+            except OutOfMemoryError as error:
+                logger.warning("batches have at most %d requests: %s", self._sizes[-1], error)
+                break
+            self._sizes.append(size)
+            logger.info("prepared for batches of %d", size)
+            size *= 2
+        self._max_batch = self._sizes[-1]
 
     def _take(self) -> bool:
         """Waits for jobs and takes all of them; False at the end."""

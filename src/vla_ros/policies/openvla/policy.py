@@ -228,6 +228,15 @@ class OpenVLAPolicy(Policy):
             chunks = iter(self._answer(loaded, good) if good else ())
         return [next(chunks) if isinstance(one, _Asked) else one for one in asked]
 
+    def prepare(self, batch: int) -> bool:
+        """Capture graphs for the usual and long prompts; the reference path infers one by one."""
+        loaded = self.loaded
+        if loaded.engine is None:
+            return False
+        with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
+            loaded.engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
+        return True
+
     def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
         """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
 

@@ -282,13 +282,19 @@ class PiPolicy(Policy):
             for (request, state), answer in zip(asked, answers, strict=True)
         ]
 
+    def prepare(self, batch: int) -> bool:
+        """Capture graphs for a usual prompt, and for the longest, which holds every other until it has its own."""
+        processing, engine = self.model.processing, self.model.engine
+        if engine.runner.graphs:
+            prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length
+            with explain_out_of_memory(str(engine.model.device), lambda: "Set policy.quantization:=fp8"):
+                engine.warm_up(prompts, len(processing.images), batch)
+        return True
+
     def _warm_up(self, folder: Path) -> None:
         """Capture graphs, and infer from two images: a model that does not see answers alike."""
         processing, size = self.model.processing, self.model.architecture.vision.image_size
-        if self.model.engine.runner.graphs:  # a usual prompt, and one that holds every other until it has its own
-            self.model.engine.warm_up(
-                [min(WARM_PROMPT, processing.prompt.length), processing.prompt.length], len(processing.images)
-            )
+        self.prepare(1)
         state = np.zeros(processing.state_size)
         chunks = []
         for level in (32, 224):
