@@ -12,8 +12,8 @@ from gpu.common import Session
 
 
 def _bench(session: Session, quantization: str, steps: int, *options: str) -> dict[str, Any]:
-    from vla_ros.bench.cli import add_arguments, bench
-    from vla_ros.bench.report import render
+    from vla_ros.bench.cli import add_arguments
+    from vla_ros.bench.openvla import bench, render
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -46,7 +46,7 @@ def stage_fp8(session: Session) -> dict[str, Any]:
 def stage_oft(session: Session) -> dict[str, Any]:
     """OpenVLA-OFT for LIBERO and ALOHA, in bfloat16 and FP8, each beside eager torch."""
     from vla_ros.bench.cli import add_arguments
-    from vla_ros.bench.oft import MODELS, bench_oft, render
+    from vla_ros.bench.oft import MODELS, bench, render
 
     parser, result = argparse.ArgumentParser(), {}
     add_arguments(parser)
@@ -54,7 +54,7 @@ def stage_oft(session: Session) -> dict[str, Any]:
         for kind in ("none", "fp8"):
             words = ["--model", name, "--device", str(session.device), "--quantization", kind]
             words += ["--steps", "2" if session.dry else "200", "--baseline-steps", "2" if session.dry else "30"]
-            result[f"{name} {kind}"] = found = bench_oft(parser.parse_args(words))
+            result[f"{name} {kind}"] = found = bench(parser.parse_args(words))
             print(render(found), flush=True)
             if not session.dry:
                 session.torch.cuda.empty_cache()

@@ -20,8 +20,6 @@ from vla_ros.types import IntArray, UInt8Array
 Answer = Callable[[UInt8Array], IntArray]
 """Uint8 [H, W, 3] of the model's size to tokens int64 [D]."""
 
-NO_GRAPHS = "left out: there are no CUDA graphs on a CPU, and compiling takes minutes there"
-
 
 @torch.inference_mode()
 def time_baseline(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -43,26 +43,33 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     return Machine(name, 2 * count / copy, 2 * side**3 / product)
 
 
-def floor_ms(
-    machine: Machine, model: OpenVLAModel, weights: DecoderWeights, sequence: int, passes: int, batch: int = 1
-) -> float:
-    """Return a lower bound in milliseconds: the larger of arithmetic and bytes, stage by stage.
+Stage = tuple[float, float, int]
+"""Weights, their bytes, and rows that each is multiplied with."""
 
-    ``sequence`` counts the tokens of the prompt with patches, ``passes`` the decoder passes after the prefill.
-    """
-    seconds = 0.0
-    stages = [
-        (_parameters(tower), tower.shape.patches + tower.shape.prefix_tokens)
-        for tower in model.vision_backbone.towers
-    ]
-    stages.append((_parameters(model.projector), model.architecture.patches))
-    item = weights.embedding.element_size()
-    for count, tokens in stages:
-        seconds += max(2 * count * tokens * batch / machine.flops_per_s, count * item / machine.bytes_per_s)
+
+def floor_ms(machine: Machine, stages: Iterable[Stage]) -> float:
+    """Return a lower bound in milliseconds: the larger of arithmetic and bytes, stage by stage."""
+    seconds = (
+        max(2 * count * rows / machine.flops_per_s, size / machine.bytes_per_s) for count, size, rows in stages
+    )
+    return 1e3 * sum(seconds)
+
+
+def module_stage(module: torch.nn.Module, rows: int) -> Stage:
+    """The stage of a dense module."""
+    count = sum(parameter.numel() for parameter in module.parameters())
+    return count, count * next(module.parameters()).element_size(), rows
+
+
+def openvla_stages(
+    model: OpenVLAModel, weights: DecoderWeights, sequence: int, passes: int, images: int = 1
+) -> list[Stage]:
+    """Stages of one answer: ``passes`` of the decoder after a prefill of ``sequence`` tokens, patches included."""
+    towers = model.vision_backbone.towers
+    vision = [module_stage(one, images * (one.shape.patches + one.shape.prefix_tokens)) for one in towers]
     matrices = sum(matrix.outputs * matrix.inputs for layer in weights.layers for matrix in layer.matrices)
-    read = weights.nbytes / machine.bytes_per_s
-    seconds += max(2 * matrices * sequence * batch / machine.flops_per_s, read)
-    return 1e3 * (seconds + passes * max(read, 2 * matrices * batch / machine.flops_per_s))
+    decoder = [(matrices, weights.nbytes, rows) for rows in (sequence, *[1] * passes)]
+    return [*vision, module_stage(model.projector, images * model.architecture.patches), *decoder]
 
 
 def memory_gb(device: torch.device) -> float:
@@ -78,10 +85,6 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device: between measurements, never within one."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _parameters(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _median(device: torch.device, work: Callable[[], object], repeats: int = 7) -> float:

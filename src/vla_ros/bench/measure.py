@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_ros.bench.models import Subject
-from vla_ros.bench.times import Times, collect
+from vla_ros.bench.times import Stopwatch, Times, collect
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Answer, Engine, Request
 from vla_ros.types import IntArray, RawImage
@@ -44,16 +43,15 @@ class Measurement:
 
     def step(self, message: bytes, draft: DraftState) -> tuple[Answer, dict[str, float]]:
         """One message to one action; the answer, and milliseconds by stage with ``total``."""
-        began = time.perf_counter()
+        watch = Stopwatch()
         image_stamp(message)
         frame = self.image(message)
-        received = time.perf_counter()
+        watch.lap("receive")
         answer = self.engine.answer([Request(frame, self.prompt, draft)])[0]
-        answered = time.perf_counter()
+        watch.lap("infer", answer.stages_ms)
         self.subject.statistics.unnormalize(self.subject.bins.decode(answer.tokens))
-        ended = time.perf_counter()
-        stages = {"receive": 1e3 * (received - began), **answer.stages_ms, "post": 1e3 * (ended - answered)}
-        return answer, {"total": 1e3 * (ended - began), **stages}
+        watch.lap("post")
+        return answer, watch.milliseconds
 
     def run(
         self, drafts: Sequence[IntArray | None] = (None,), warmup: int = 0, which: Sequence[int] | None = None

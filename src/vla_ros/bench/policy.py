@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from functools import partial
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.bench.inputs import make_messages
-from vla_ros.bench.times import collect, percentiles, stage_medians
-from vla_ros.config import Config
+from vla_ros.bench.report import row
+from vla_ros.bench.times import Stopwatch, collect, percentiles, stage_medians
+from vla_ros.config import load
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import ImageFeature
 from vla_ros.errors import ConfigError
@@ -23,14 +25,16 @@ WARM_UP = 2
 """Steps that are not counted."""
 
 
-def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -> dict[str, Any]:
-    """Load the policy that ``policy.name`` names, and time ``steps`` inferences of one session, in milliseconds.
+def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+    """Load the policy that ``--policy`` names, and time inferences of one session.
 
     Images are random, of each camera's ``camera.width`` and ``height``; state vectors are zero.
 
     Raises:
         VlaRosError: The policy does not load, inference fails, or inputs cannot be generated.
     """
+    config = load(arguments.config, [f"policy.name:={arguments.policy}", *arguments.param])
+    steps = arguments.steps or 20
     policy = create(config)
     began = time.perf_counter()
     policy.load(progress)
@@ -59,14 +63,14 @@ def bench_policy(config: Config, steps: int, progress: Progress = no_progress) -
     steps_ms = []
     for step in range(steps + WARM_UP):
         received = {key: (index, message(step)) for key, (index, message) in messages.items()}
-        began = time.perf_counter()
+        watch = Stopwatch()
         raw = {key: preprocess(cdr, index) for key, (index, cdr) in received.items()}
         images = LazyImages({key: partial(_at_moments, image, moments[key]) for key, image in raw.items()})
         single = {key: image for key, image in raw.items() if moments[key] == 1}
         instruction = config.policy.instruction or "pick up the red cube"
         chunk = policy.infer(session, Observation(images, instruction, step, state, single))
-        total = 1e3 * (time.perf_counter() - began)
-        steps_ms.append({"total": total, "preprocess": images.spent_ms, **chunk.stages_ms})
+        watch.lap("infer", {"preprocess": images.spent_ms, **chunk.stages_ms})
+        steps_ms.append(watch.milliseconds)
     session.close()
     policy.close()
     times = collect(steps_ms[WARM_UP:])
@@ -94,6 +98,6 @@ def render(result: dict[str, Any]) -> str:
     """The table that ``vla-ros bench --policy`` prints."""
     horizon, dimension = result["chunk"]
     lines = [f"policy '{result['policy']}': {result['steps']} steps, {horizon} action(s) of {dimension} numbers"]
-    lines += [f"{name:<18}{value:>10.3f}" for name, value in result["stages_ms"].items()]
-    lines += [f"{'total ' + name:<18}{value:>10.3f}" for name, value in result["total_ms"].items()]
+    lines += [row(name, value) for name, value in result["stages_ms"].items()]
+    lines += [row(f"total {name}", value) for name, value in result["total_ms"].items()]
     return "\n".join([*lines, f"milliseconds; load {result['load_s']:.1f} s"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,25 @@ from vla_ros.types import FloatArray
 
 Times = Mapping[str, FloatArray]
 """Milliseconds [N] of N steps: ``total``, and each stage in order."""
+
+
+class Stopwatch:
+    """Takes the times of one step's stages, from its creation on."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def lap(self, name: str, stages: Mapping[str, float] | None = None) -> None:
+        """End a stage; ``stages`` in milliseconds, if it timed its own, replace it."""
+        now = time.perf_counter()
+        self._stages |= {name: 1e3 * (now - self._last)} if stages is None else stages
+        self._last = now
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Of each stage, with ``total``."""
+        return {"total": 1e3 * (self._last - self._began), **self._stages}
 
 
 def collect(steps: Sequence[Mapping[str, float]]) -> Times:

@@ -1,0 +1,204 @@
+"""Times OpenVLA from a camera message to an action, with and without drafts: ``vla-ros bench --model tiny``."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_ros.bench import baselines
+from vla_ros.bench.inputs import make_messages, make_prompt
+from vla_ros.bench.machine import floor_ms, openvla_stages
+from vla_ros.bench.measure import Measurement, compare, run_right_drafts
+from vla_ros.bench.models import open_subject
+from vla_ros.bench.report import footing, heading, row
+from vla_ros.bench.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
+from vla_ros.bench.times import percentiles, stage_medians
+from vla_ros.engine.executor import Answer
+from vla_ros.engine.llama import as_loaded
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.openvla.build_engine import make_engine
+from vla_ros.policies.openvla.loading import build_empty
+from vla_ros.policies.openvla.memory import plan_memory
+from vla_ros.types import UInt8Array
+
+MOST_DRAFTED = 200
+"""Steps of each pass with drafts: plain decoding needs many for its p99, these need not make the run longer."""
+
+MOST_BASELINE = 200
+"""Steps of the plain path unless asked for: on a GPU it takes five times as long as the engine."""
+
+
+def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+    """Measure the engine and its baselines.
+
+    Raises:
+        ConfigError: An option does not fit this machine.
+        CheckpointError: The model cannot be read.
+        MissingDependencyError: transformers is not installed.
+    """
+    setup = start(arguments)
+    height, width = arguments.frame or ((720, 1280) if setup.cuda else (240, 320))
+    steps, kept = setup.steps, not arguments.no_baseline  # baselines need the dense weights
+    quantize_now = "none" if kept else setup.quantization
+    subject = open_subject(arguments.model, setup.device, setup.dtype, quantize_now, progress)
+    model, count = subject.model, subject.statistics.dimension
+    engine = make_engine(model, count, setup.quantization, "prefill", keep=kept, weights=subject.weights)
+    shapes = {name: tuple(one.shape) for name, one in build_empty(model.architecture).named_parameters()}
+    planned = plan_memory(shapes, model.architecture, setup.dtype_name, setup.quantization, str(setup.device))
+    print("plan:", planned, file=sys.stderr)
+    loaded = time.perf_counter()
+    prompt = make_prompt(model.architecture, arguments.prompt_tokens)
+    measurement = Measurement(subject, engine, make_messages(height, width), steps, prompt)
+    engine.warm_up([len(prompt)])
+    measurement.run(which=[0])
+    first = time.perf_counter()
+    engine.wait()  # for the graph of frames of this size, so that only steady state is measured
+
+    if arguments.trace is not None:
+        with _profile(arguments.trace, setup.cuda):
+            measurement.run(which=range(min(3, steps)))
+    times, answers = measurement.run(warmup=setup.warmup)
+    drafted = min(steps, MOST_DRAFTED)
+    right = run_right_drafts(measurement, answers, drafted, setup.warmup)
+    temporal, tried = measurement.run([answers[i - 1].tokens for i in range(steps)], which=range(drafted))
+
+    compared = setup.baseline_steps(arguments, MOST_BASELINE)
+    baseline = _baselines(measurement, answers, compared, min(setup.warmup, 5), not arguments.no_compiled)
+    sequence = model.architecture.patches + len(prompt)
+    floors = [
+        floor_ms(setup.machine, openvla_stages(model, engine.weights, sequence, passes))
+        for passes in (count - 1, 0)
+        for passes in (count - 1, 0)
+    ]
+    rates = [answer.accepted for answer in tried if answer.accepted is not None]
+    accepted = percentiles(right.accepted["total"])
+    base = baseline["baseline_ms"]
+    details = {
+        **baseline,
+        "model": subject.name,
+        "random_weights": subject.random,
+        "prompt_tokens": len(prompt),
+        "frame": [width, height],
+        "floor_ms": floors[0],
+        "accepted_floor_ms": floors[1],
+        "accepted_ms": accepted,
+        "accepted_stages_ms": stage_medians(right.accepted),
+        "accepted_steps": len(right.accepted["total"]),
+        "accepted_images": right.images,
+        "accepted_share": right.share,
+        "accepted_speedup": None if base is None or accepted is None else base / accepted["p50"],
+        "verified_ms": percentiles(right.verified["total"]),
+        "verified_steps": len(right.verified["total"]),
+        "draft_acceptance": sum(rates) / ((count - 1) * len(rates)) if rates and count > 1 else 0.0,
+        "drafted_ms": percentiles(temporal["total"]),
+        "drafted_tokens_equal": right.equal
+        and all((plain.tokens == other.tokens).all() for plain, other in zip(answers, tried, strict=False)),
+        "guard": engine.guard,
+        "capture_failures": {length: str(error) for length, error in engine.failures().items()},
+    }
+    engine.close()
+    return figures(setup, times, loaded, first, details)
+
+
+def _baselines(
+    measurement: Measurement, answers: list[Answer], steps: int, warmup: int, compiled: bool
+) -> dict[str, Any]:
+    """Time the baselines over the first ``steps`` messages and compare eager ``generate``'s tokens."""
+    found: dict[str, Any] = {
+        "baseline_ms": None, "tokens_equal": None, "token_match": None, "mismatch_margins": [],
+        "baseline_steps": steps, "compiled_token_match": None, **COMPILED_UNUSED,
+    }  # fmt: skip
+    if not steps:
+        return found
+    engine, model, prompt = measurement.engine, measurement.subject.model, measurement.prompt
+    count = measurement.subject.statistics.dimension
+
+    def timed(answer: baselines.Answer) -> tuple[float, dict[str, Any]]:
+        times, tokens = baselines.time_baseline(answer, image, steps, warmup)
+        return float(np.median(times)), compare(answers[:steps], tokens)
+
+    def image(index: int) -> UInt8Array:
+        # The engine's own resized image: what is compared is the network.
+        return engine.resized(measurement.image(measurement.message(index)))
+
+    def run_compiled() -> dict[str, Any]:
+        dense = engine.weights.layers[0].qkv.kind == "dense"
+        weights = engine.weights if dense else as_loaded(model.language_model)
+        median, compared = timed(baselines.compiled_static_cache(model, weights, prompt, count))
+        return {"compiled_ms": median, "compiled_token_match": compared["token_match"]}
+
+    median, compared = timed(baselines.eager_generate(model, prompt, count))
+    found |= {**compared, "baseline_ms": median}
+    return found | compiled_baseline(model.device, compiled, run_compiled)
+
+
+def _profile(path: Path, cuda: bool) -> AbstractContextManager[Any]:
+    """A profiler that writes a Chrome trace, which Perfetto reads."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    return profile(activities=activities, on_trace_ready=lambda done: done.export_chrome_trace(str(path)))
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table that ``vla-ros bench`` prints."""
+    plain, drafted, accepted = result["stages_ms"], result["accepted_stages_ms"], result["accepted_ms"] or {}
+    width, height = result["frame"]
+    lines = [
+        heading(result),
+        row("stage (p50, ms)", "plain", "draft accepted"),
+        *(row(name, plain[name], drafted.get(name)) for name in plain),
+        row("between stages", result["between_ms"]),
+        *(row(f"total {name}", result["total_ms"][name], accepted.get(name)) for name in ("p50", "p99")),
+        row("in and out", result["in_and_out_ms"]) + f"   ({width}x{height}: {', '.join(IN_AND_OUT)})",
+        row("floor", result["floor_ms"], result["accepted_floor_ms"]),
+        *_baseline_lines(result),
+        footing(result),
+        *_draft_lines(result),
+    ]
+    return "\n".join(lines)
+
+
+def _baseline_lines(result: dict[str, Any]) -> list[str]:
+    if result["baseline_ms"] is None:
+        return []
+    eager = f"   (transformers generate, eager: {result['baseline_ms']:.2f} ms, {result['baseline_steps']} steps)"
+    equal, compiled = "equal", result["compiled_left_out"]
+    if margins := result["mismatch_margins"]:
+        equal = f"{len(margins)} answers differ, first where the best logit is ahead by at most {max(margins):.3f} "
+        equal += f"(median {statistics.median(margins):.3f})"
+    if compiled is None:
+        times = f"{result['compiled_speedup']:.2f}"
+        compiled = f"{result['compiled_ms']:.2f} ms, the engine is {times} times as fast"
+    return [
+        row("times baseline", result["speedup"], result["accepted_speedup"]) + eager,
+        f"tokens: {equal}; match {100 * result['token_match']:.2f} %",
+        f"static KV cache, torch.compile, CUDA graphs: {compiled}",
+    ]
+
+
+def _draft_lines(result: dict[str, Any]) -> list[str]:
+    """Explain the draft figures and the steps behind them."""
+    sure = f"whose plain answer is ahead by more than the guard ({result['guard']:g} logits) at every drafted token"
+    steps, images = f"{result['accepted_steps']} steps", f"{result['steps']} images"
+    accepted = f"{steps} with {result['accepted_images']} of {images}, {sure}"
+    if not result["accepted_steps"]:
+        accepted = f"not measured, as none of {images} is one {sure} and whose draft was accepted in full"
+    others = (
+        f"; the others need a pass: p50 {result['verified_ms']['p50']:.3f} ms" if result["verified_steps"] else ""
+    )
+    basis = "random images"
+    if result["random_weights"]:
+        basis = "random weights and images, which says nothing about a robot"
+    return [
+        f"draft accepted: {accepted}",
+        f"right drafts, unselected images: {100 * result['accepted_share']:.1f} % accepted in full{others}",
+        f"drafts of the previous action: {100 * result['draft_acceptance']:.1f} % of tokens accepted on {basis}",
+    ]

@@ -1,0 +1,126 @@
+"""What all measurements share: the device with its limits, and the figures that every report has."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vla_ros.bench.machine import Machine, measure_machine, memory_gb
+from vla_ros.bench.times import Times, between, median_of, percentiles, stage_medians
+from vla_ros.policies.openvla.choices import choose_device
+
+IN_AND_OUT = ("upload", "preprocess", "download", "post")
+"""Stages that are neither the message's way nor the network."""
+
+COMPILED_UNUSED: dict[str, Any] = {"compiled_ms": None, "compiled_left_out": "not asked for"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a measurement runs on, and for how long.
+
+    Attributes:
+        device: Where the model runs.
+        dtype: Of its weights.
+        machine: Measured limits of the device.
+        quantization: Of the decoder.
+        steps: Measured steps.
+        warmup: Steps before them.
+        began: When loading began, as ``time.perf_counter()``.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    machine: Machine
+    quantization: str
+    steps: int
+    warmup: int
+    began: float
+
+    @property
+    def cuda(self) -> bool:
+        """True on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype_name(self) -> str:
+        """``float32`` or ``bfloat16``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def baseline_steps(self, arguments: argparse.Namespace, most: int) -> int:
+        """Steps of a baseline: as asked for, else up to ``most``; 0 with ``--no-baseline``."""
+        return 0 if arguments.no_baseline else min(arguments.baseline_steps or most, self.steps)
+
+
+def start(arguments: argparse.Namespace) -> Setup:
+    """Choose the device and measure its limits.
+
+    Raises:
+        ConfigError: ``--device`` does not fit this machine.
+    """
+    device = choose_device(arguments.device)
+    cuda = device.type == "cuda"
+    name = arguments.dtype if arguments.dtype != "auto" else "bfloat16" if cuda else "float32"
+    dtype = getattr(torch, name)
+    steps, warmup = arguments.steps or (200 if cuda else 3), 20 if cuda else 1
+    machine = measure_machine(device, dtype)
+    return Setup(device, dtype, machine, arguments.quantization, steps, warmup, time.perf_counter())
+
+
+def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict[str, Any]) -> dict[str, Any]:
+    """Figures that every measurement has, in milliseconds and gigabytes, and those ``found`` besides.
+
+    Args:
+        setup: What was measured on.
+        times: Of the steps.
+        loaded: When the model was loaded, as ``time.perf_counter()``.
+        first: When it had answered once.
+        found: Further entries, with ``baseline_ms``, ``compiled_ms`` and ``floor_ms``.
+    """
+    total = percentiles(times["total"]) or {}
+
+    def speedup(other: float | None) -> float | None:
+        return None if other is None else other / total["p50"]
+
+    return {
+        "random_weights": True,
+        "machine": setup.machine.name,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "dtype": setup.dtype_name,
+        "quantization": setup.quantization,
+        "graphs": "CUDA graphs" if setup.cuda else "no graphs (CPU)",
+        "steps": len(times["total"]),
+        "total_ms": total,
+        "stages_ms": stage_medians(times),
+        "in_and_out_ms": median_of(times, *IN_AND_OUT),
+        "between_ms": between(times),
+        "speedup": speedup(found["baseline_ms"]),
+        "compiled_speedup": speedup(found["compiled_ms"]),
+        "share_of_floor": None if found["floor_ms"] is None else found["floor_ms"] / total["p50"],
+        "bandwidth_gb_per_s": setup.machine.bytes_per_s / 1e9,
+        "tflops": setup.machine.flops_per_s / 1e12,
+        "memory_gb": memory_gb(setup.device),
+        "load_s": loaded - setup.began,
+        "first_action_s": first - setup.began,
+        **found,
+    }
+
+
+def compiled_baseline(device: torch.device, wanted: bool, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Figures of ``run``, or why there are none: torch.compile has an exception for each of its failures."""
+    if not wanted:
+        return COMPILED_UNUSED
+    if device.type != "cuda":
+        reason = "left out: there are no CUDA graphs on a CPU, and compiling takes minutes there"
+        return {**COMPILED_UNUSED, "compiled_left_out": reason}
+    try:
+        return {**run(), "compiled_left_out": None}
+    except Exception as error:
+        reason = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
+        return {**COMPILED_UNUSED, "compiled_left_out": reason}
