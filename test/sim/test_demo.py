@@ -120,7 +120,7 @@ def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
     with TableTop() as world:
         for index in range(EPISODES):
             result = run_episode(
-                world, partial(expert.infer, expert.start_session()), controller, SEED + index, render=False
+                world, partial(expert.infer, expert.start_session()), controller, SEED + index, render_every=0
             )
             assert result.steps == lockstep.figures["episodes"][index]["steps"]
             sent = actions[index][-result.steps :]  # earlier ones belong to frames whose commands were discarded

@@ -99,7 +99,7 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
         result = lockstep_of(graph, config, world).run(3)
         expert = ExpertPolicy(config)
         controller = make_controller(expert.spec, config)
-        expected = run_episode(world, partial(expert.infer, Session()), controller, 3, render=False)
+        expected = run_episode(world, partial(expert.infer, Session()), controller, 3, render_every=0)
     assert result.success
     assert not controller.counters, "the expert stays within all limits"
     assert result.tips.shape == (result.steps + 1, arms, 3)

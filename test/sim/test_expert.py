@@ -46,7 +46,7 @@ def test_it_is_found_by_its_entry_point(expert):
 def test_it_solves_picks_and_pushes(expert):
     controller = make_controller(expert.spec)
     with TableTop(WorldOptions(tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
-        results = [run_episode(world, partial(ask, expert), controller, seed, render=False) for seed in range(30)]
+        results = [run_episode(world, partial(ask, expert), controller, seed, render_every=0) for seed in range(30)]
     failed = [(result.seed, result.instruction, result.reason) for result in results if not result.success]
     assert not failed
     assert np.mean([result.steps for result in results]) < 25
@@ -65,7 +65,7 @@ def test_it_recovers_from_bumps_and_noisy_actions(expert):
 
     with TableTop(WorldOptions(bump=0.05)) as world:
         results = [
-            run_episode(world, partial(ask, expert), controller, seed, render=False, noise=noise)
+            run_episode(world, partial(ask, expert), controller, seed, render_every=0, noise=noise)
             for seed in range(8)
         ]
     assert sum(result.success for result in results) >= 7

@@ -212,7 +212,7 @@ def _fit_flow(arguments: argparse.Namespace) -> int:
         task = bar.add_task("steps", total=training.recipe.steps, completed=training.step)
 
         def progress(step: int, figures: dict[str, float]) -> None:
-            text = f"flow {figures['flow']:.3f}, places {figures['place_accuracy']:.1%}"
+            text = f"flow {figures['flow']:.4f}, places {figures['place_accuracy']:.1%}"
             bar.update(task, completed=step, description=text)
 
         figures = training.train(frames, progress)

@@ -11,20 +11,20 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tools.train import shards
-from tools.train.episode import make_controller, run_episode
+from tools.train.episode import DirectControl, make_controller, run_episode
 from tools.train.labels import counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
-from vla_ros.control.robot import RobotController
 from vla_ros.sim import arm
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.scene import Scene
-from vla_ros.sim.tasks import make_task
+from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
 
@@ -95,7 +95,7 @@ class _Notes:
     """Frames and labels of an episode."""
 
     frames: list[UInt8Array]
-    rows: list[dict[str, object]]
+    rows: list[dict[str, Any]]
 
 
 class Disturbance:
@@ -145,7 +145,8 @@ class Recorder:
         self._recipe = recipe
         config: Config = load([config_file("demo")], [f"control.rate_hz:={recipe.rate_hz}"])
         self._expert = ExpertPolicy(config)
-        self._controller: RobotController = make_controller(self._expert.spec, config)
+        chunks = recipe.horizon > 1
+        self._controller = DirectControl() if chunks else make_controller(self._expert.spec, config)
         self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz))
 
     def close(self) -> None:
@@ -157,7 +158,7 @@ class Recorder:
         first = number * self._recipe.shard_episodes
         last = min(first + self._recipe.shard_episodes, self._recipe.episodes)
         frames: list[UInt8Array] = []
-        rows: list[dict[str, object]] = []
+        rows: list[dict[str, Any]] = []
         results = []
         for episode in range(first, last):
             notes, result = self.episode(self._recipe.seed + episode)
@@ -181,35 +182,56 @@ class Recorder:
         rng = np.random.default_rng([seed, 0x5717C4])
         switch_at = int(rng.integers(2, 16)) if rng.random() < recipe.switch_share else -1
 
+        step = 0
+
         def infer(observation: Observation) -> ActionChunk:
-            if len(notes.frames) == switch_at:
+            nonlocal step
+            if step == switch_at:
                 world.judge_by(_another(world.scene, recipe, rng))
-            self._note(observation, seed, disturbance.sd, notes)
+            if observation.images:
+                self._note(observation, step, seed, disturbance.sd, notes)
+            step += 1
             return self._expert.infer(
                 self._expert.start_session(), replace(observation, instruction=world.scene.instruction)
             )
 
-        result = run_episode(world, infer, self._controller, seed, max_steps=recipe.max_steps, noise=disturbance)
+        result = run_episode(
+            world,
+            infer,
+            self._controller,
+            seed,
+            max_steps=recipe.max_steps,
+            render_every=recipe.every,
+            noise=disturbance,
+        )
+        if recipe.horizon > 1:
+            states = np.stack([row["states"] for row in notes.rows]).astype(np.float64)
+            places = np.stack([row.pop("places") for row in notes.rows])
+            chunks = counterfactual_chunks(states, places, recipe.tasks, recipe.horizon, recipe.rate_hz)
+            for row, actions in zip(notes.rows, chunks, strict=True):
+                row["actions"] = actions
         return notes, (seed, int(result.success), len(notes.frames))
 
-    def _note(self, observation: Observation, seed: int, sd: float, notes: _Notes) -> None:
+    def _note(self, observation: Observation, step: int, seed: int, sd: float, notes: _Notes) -> None:
         world, scene = self._world, self._world.scene
         objects = world.object_positions()
         recipe, joints = self._recipe, observation.state["joints"]
         state = np.append(joints, np.mean(observation.state["fingers"]))
         if recipe.horizon > 1:
-            actions = counterfactual_chunks(state, objects, recipe.tasks, recipe.horizon, recipe.rate_hz)
+            places = np.full((SLOTS, 3), np.nan)
+            places[: len(objects)] = list(objects.values())
+            label = {"places": places}
         else:
-            actions = counterfactual_actions(arm.forward(joints), float(state[7]), objects, recipe.tasks)
+            label = {"actions": counterfactual_actions(arm.forward(joints), state[7], objects, recipe.tasks)}
         patches = [patch_of(world.project(place)) for place in objects.values()]
         notes.rows.append(
             {
                 "seeds": np.int64(seed),
-                "steps": np.int16(len(notes.frames)),
+                "steps": np.int16(step),
                 "kinds": kinds_of(list(objects)),
                 "patches": np.array(patches + [-1] * (len(kinds_of([])) - len(patches)), np.int16),
                 "states": state.astype(np.float32),
-                "actions": actions,
+                **label,
                 "asked": np.array(
                     [recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
                 ),

@@ -14,14 +14,18 @@ from vla_ros.config.files import config_file
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import Command
 from vla_ros.control.robot import RobotController, make_kinematics
+from vla_ros.kinematics.transforms import rotation_vector_matrix
+from vla_ros.sim import arm
 from vla_ros.sim.expert import state_of
 from vla_ros.sim.results import EpisodeResult
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import TableTop
-from vla_ros.types import ActionChunk, FloatArray, Observation
+from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 
 Infer = Callable[[Observation], ActionChunk]
 """Called once per chunk, such as a policy's ``infer``."""
+
+_LOW, _HIGH, _MOST = (0.25, -0.42, 0.008), (0.80, 0.42, 0.50), 0.3  # m and rad, as in config/demo.yaml
 
 Noise = Callable[[int, FloatArray], FloatArray]
 """Maps a step and the clean action [D] to the action to execute."""
@@ -41,14 +45,36 @@ def obey(world: TableTop, command: Command) -> None:
     world.command_named([command.names[row] for row in others], command.positions[others].tolist())
 
 
+class DirectControl:
+    """Executes end-effector deltas [7] with the expert's own kinematics, where there is no Pinocchio."""
+
+    def reset(self) -> None:
+        """Nothing is remembered."""
+
+    def check(self, chunk: ActionChunk) -> None:
+        """Nothing is refused."""
+
+    def executed(self) -> None:
+        """Nothing is counted."""
+
+    def command(self, action: FloatArray, joints: JointState, stamp: int, dt: float) -> tuple[Command]:
+        """Move to the delta's goal within the workspace."""
+        now = joints.positions[:7]
+        pose = arm.forward(now)
+        place = np.clip(pose[:3, 3] + action[:3], _LOW, _HIGH)
+        goal = arm.solve(place, rotation_vector_matrix(action[3:6]) @ pose[:3, :3], now, 3)
+        fingers = np.full(2, arm.FINGER_TRAVEL if action[6] > 0.5 else 0.0)
+        return (Command(joints.names, np.concatenate([now + np.clip(goal - now, -_MOST, _MOST), fingers]), stamp),)
+
+
 def run_episode(
     world: TableTop,
     infer: Infer,
-    controller: RobotController,
+    controller: RobotController | DirectControl,
     seed: int,
     *,
     max_steps: int = 80,
-    render: bool = True,
+    render_every: int = 1,
     noise: Noise | None = None,
 ) -> EpisodeResult:
     """Run one episode step by step, until it is decided or after ``max_steps``.
@@ -59,7 +85,7 @@ def run_episode(
         controller: From :func:`make_controller`; reset here.
         seed: Seed of the scene.
         max_steps: Steps after which the episode fails.
-        render: False leaves ``Observation.images`` empty.
+        render_every: Steps between images, 0 for none; elsewhere ``Observation.images`` is empty.
         noise: Changes the actions that are executed.
 
     Raises:
@@ -73,7 +99,7 @@ def run_episode(
     decided = False
     while step < max_steps and not decided:
         stamp = round((step + 1) * seconds * 1e9)
-        image = world.render() if render else None
+        image = world.render() if render_every and step % render_every == 0 else None
         observation = Observation(
             images={} if image is None else {"image": image},
             instruction=scene.instruction,
@@ -94,5 +120,5 @@ def run_episode(
             image = None
             if decided or step >= max_steps:
                 break
-    trace.add(world, world.render() if render else None)
+    trace.add(world, world.render() if render_every else None)
     return trace.result(world, seed, scene, step, "timeout")

@@ -42,11 +42,12 @@ STATISTICS = "statistics.json"
 _EVALUATION_BATCHES = 4  # of held-out frames
 
 
-def rate(step: int, recipe: FitRecipe) -> float:
-    """Learning rate of a step: linear warm-up, then cosine decay to ``final_share``."""
+def rate(step: int, recipe: FitRecipe, seconds: float = 0.0) -> float:
+    """Learning rate of a step: linear warm-up, then cosine decay to ``final_share`` by steps or by time."""
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
     share = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    share = max(share, seconds / recipe.span) if recipe.span else share
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ class FlowFrames:
         patches: Int64 [N, SLOTS], -1 for objects that are not visible.
         chunks: Float16 [N, tasks * SLOTS, H, 8], normalised, joints relative to the state.
         bins: Int64 [N, 8], the state in the prompt.
+        scale: Float32 [8], radians of a joint's normalised unit.
         asked: Int64 [N], task times SLOTS plus slot of the instruction that was followed.
         training: Int64, indices of training frames.
         held_out: Int64, indices of held-out frames.
@@ -57,6 +58,7 @@ class FlowFrames:
     patches: Tensor
     chunks: Tensor
     bins: Tensor
+    scale: Tensor
     asked: Tensor
     training: Tensor
     held_out: Tensor
@@ -93,7 +95,7 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether all steps are done."""
-        return self.step >= self.recipe.steps
+        return self.step >= self.recipe.steps or 0 < self.recipe.span <= self.seconds
 
     def load(self, progress: Callable[[int, int], None] = lambda done, total: None) -> FlowFrames:
         """Load the demonstrations onto the device; write their statistics and the tokenizer."""
@@ -110,6 +112,7 @@ class Run:
         normal = {
             key: make_normalization("quantile", value, key, lerobot=True) for key, value in statistics.items()
         }
+        low, high = (np.array(statistics["action"][name]) for name in ("q01", "q99"))
         targets = normal["action"].normalize(chunks.astype(np.float32)).reshape(len(labels), -1, *chunks.shape[3:])
         training, held_out = split(labels)
 
@@ -122,6 +125,7 @@ class Run:
             patches=moved(labels.patches),
             chunks=moved(targets, torch.float16),
             bins=moved(state_bins(normal["observation.state"].normalize(states.astype(np.float32)))),
+            scale=moved((high - low) / 2, torch.float32),
             asked=moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1]),
             training=moved(training),
             held_out=moved(held_out),
@@ -131,17 +135,20 @@ class Run:
     def train(self, frames: FlowFrames, progress: Callable[[int, dict[str, float]], None]) -> dict[str, float]:
         """Train to the end or the time limit; returns the latest figures on held-out frames."""
         torch.set_float32_matmul_precision("high")
-        compute = torch.compile(self._losses) if self.options.compile else self._losses
+        compute = torch.compile(flow_losses, dynamic=False) if self.options.compile else flow_losses
         recipe, options = self.recipe, self.options
         began = saved = time.monotonic()
         before, figures = self.seconds, {}
         self.trainee.train()
         while not self.done:
             for group in self.optimizer.param_groups:
-                group["lr"] = rate(self.step, recipe)
+                group["lr"] = rate(self.step, recipe, self.seconds)
             for part in range(recipe.accumulate):
-                total, newest = compute(frames, self.step * recipe.accumulate + part, False)
-                (total / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+                batch = draw(frames, self.step * recipe.accumulate + part, recipe, self.network.max_delay)
+                with self._autocast():
+                    newest = compute(self.trainee, batch, recipe)
+                (newest.total / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+                newest = FlowLosses(*(value.detach() for value in newest))
             torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), recipe.clip)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -150,7 +157,7 @@ class Run:
             self.seconds = before + now - began
             late = bool(options.time_limit) and now - began > options.time_limit
             if self.step % options.log_every == 0 or self.done:
-                figures = {name: round(float(value), 5) for name, value in newest.items()}
+                figures = {name: round(float(value), 5) for name, value in newest._asdict().items()}
                 if not np.isfinite(figures["total"]):
                     raise VlaRosError(f"step {self.step}: the loss is {figures['total']}; lower --learning-rate")
                 figures = self._log("step", {**figures, "seconds": round(self.seconds, 1)})
@@ -166,58 +173,126 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self, frames: FlowFrames) -> dict[str, float]:
-        """Losses on held-out frames, averaged over a few fixed batches."""
+        """Losses and errors of sampled chunks on held-out frames, averaged over a few fixed batches.
+
+        ``first``, ``middle`` and ``last`` are mean joint errors of three steps in milliradians.
+        """
         self.trainee.eval()
-        found = [self._losses(frames, number, True)[1] for number in range(4)]
+        found = []
+        for number in range(4):
+            batch = draw(frames, number, self.recipe, self.network.max_delay, held_out=True)
+            with self._autocast():
+                losses = flow_losses(self.trainee, batch, self.recipe)
+                wanted = batch.chunks[:: self.recipe.samples]
+                prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, wanted.shape[1])
+                missed = self.trainee.sample(prefix, batch.noise[:: self.recipe.samples], 10) - wanted
+            joints = (missed[..., :7].abs() * frames.scale[:7]).mean((0, 2)) * 1e3  # [H]
+            wrong = (missed[..., 7].abs() > 1.0).float().mean()
+            errors = {
+                "first": joints[0],
+                "middle": joints[len(joints) // 2],
+                "last": joints[-1],
+                "gripper_wrong": wrong,
+            }
+            found.append({**losses._asdict(), **errors})
         self.trainee.train()
         return {name: round(float(np.mean([float(each[name]) for each in found])), 5) for name in found[0]}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def _log(self, kind: str, figures: dict[str, float]) -> dict[str, float]:
         with (self.folder / LOG).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"kind": kind, "step": self.step, **figures}) + "\n")
         return figures
 
-    def _losses(self, frames: FlowFrames, step: int, held_out: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch that ``step`` decides, and its parts."""
-        recipe, device = self.recipe, self.device
-        random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
-        pool = frames.held_out if held_out else frames.training
-        rows = pool[torch.randint(len(pool), (recipe.batch,), generator=random, device=device)]
-        asked, kinds = frames.asked[rows], frames.kinds[rows]
-        weights = (kinds >= 0).float().repeat(1, frames.chunks.shape[1] // SLOTS).scatter(1, asked[:, None], 0.0)
-        others = torch.multinomial(weights, recipe.prompts - 1, generator=random)
-        chosen = torch.cat([asked[:, None], others], dim=1)  # [F, P]
-        slots = chosen % SLOTS
-        named = (chosen // SLOTS * len(KINDS) + kinds.gather(1, slots)).flatten()
-        bins = frames.bins[rows].repeat_interleave(recipe.prompts, dim=0)
-        prompts, lengths = frames.prompts.fill(named, bins)
-        chunks = frames.chunks[rows[:, None], chosen].flatten(0, 1).float()  # [R, H, 8]
-        patches = frames.patches[rows]
-        places = patches.gather(1, slots).flatten()
-        images = frames.images[rows] if held_out else augment(frames.images[rows], random) / 255.0
-        count, horizon, _ = chunks.shape
-        noise = torch.randn(chunks.shape, generator=random, device=device)
-        when = torch.rand(count, 1, generator=random, device=device) ** (1 / 1.5) * 0.999 + 0.001
-        delay = torch.randint(self.network.max_delay + 1, (count, 1), generator=random, device=device)
-        delay *= torch.rand(count, 1, generator=random, device=device) < 0.5
-        given = torch.arange(horizon, device=device) < delay  # [R, H]
-        times = torch.where(given, 0.0, when)
-        noisy = times[..., None] * noise + (1 - times[..., None]) * chunks
-        with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
-            found = self.trainee(images, prompts, lengths, noisy, times)
-            missed = (found.velocity - (noise - chunks)).square().mean(-1)  # [R, H]
-            flow = missed.masked_fill(given, 0.0).sum() / (~given).sum()
-            wanted = places.masked_fill(places < 0, NOT_ASKED)
-            place = functional.cross_entropy(found.places, wanted, ignore_index=NOT_ASKED, reduction="sum")
-            place = place / (wanted != NOT_ASKED).sum().clamp(min=1)
-            balance = torch.ones(len(KINDS) + 1, device=device)
-            balance[-1] = recipe.background_weight
-            board = kind_map(kinds, patches, found.kinds.shape[1])
-            kind = functional.cross_entropy(found.kinds.flatten(0, 1), board.flatten(), weight=balance)
-            total = flow + recipe.location_weight * place + recipe.kind_weight * kind
-        right = ((found.places.argmax(-1) == wanted).sum() / (wanted != NOT_ASKED).sum().clamp(min=1)).float()
-        parts = {"total": total, "flow": flow, "places": place, "kinds": kind, "place_accuracy": right}
-        return total, {name: value.detach() for name, value in parts.items()}
+
+class FlowBatch(NamedTuple):
+    """F frames with P instructions each and K samples of each: R = F * P.
+
+    Attributes:
+        images: [F, H, W, 3], float32 in [0, 1] where augmented, else uint8.
+        prompts: Int64 [R, L], padded.
+        lengths: Int64 [R]; None where no prompt is padded.
+        chunks: Float32 [R * K, H, 8], normalised.
+        noise: Float32 [R * K, H, 8].
+        times: Float32 [R * K, H]; 0 where real-time chunking gives the action.
+        places: Int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible.
+        kinds: Int64 [F, patches], the object in each patch; ``len(KINDS)`` for none.
+    """
+
+    images: Tensor
+    prompts: Tensor
+    lengths: Tensor | None
+    chunks: Tensor
+    noise: Tensor
+    times: Tensor
+    places: Tensor
+    kinds: Tensor
+
+
+class FlowLosses(NamedTuple):
+    """The loss of a batch, its parts, and the share of objects found."""
+
+    total: Tensor
+    flow: Tensor
+    places: Tensor
+    kinds: Tensor
+    place_accuracy: Tensor
+
+
+def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, held_out: bool = False) -> FlowBatch:
+    """Draw the batch that ``step`` decides: the followed instruction of each frame first, then others."""
+    device = frames.images.device
+    random = torch.Generator(device).manual_seed((recipe.seed * 2 + held_out) * 100_000_007 + step)
+    pool = frames.held_out if held_out else frames.training
+    rows = pool[torch.randint(len(pool), (recipe.batch,), generator=random, device=device)]
+    asked, kinds = frames.asked[rows], frames.kinds[rows]
+    weights = (kinds >= 0).float().repeat(1, frames.chunks.shape[1] // SLOTS).scatter(1, asked[:, None], 0.0)
+    others = torch.multinomial(weights, recipe.prompts - 1, generator=random)
+    chosen = torch.cat([asked[:, None], others], dim=1)  # [F, P]
+    slots = chosen % SLOTS
+    named = (chosen // SLOTS * len(KINDS) + kinds.gather(1, slots)).flatten()
+    prompts, lengths = frames.prompts.fill(named, frames.bins[rows].repeat_interleave(recipe.prompts, dim=0))
+    chunks = frames.chunks[rows[:, None], chosen].flatten(0, 1).float().repeat_interleave(recipe.samples, dim=0)
+    patches = frames.patches[rows]
+    places = patches.gather(1, slots).flatten()
+    images = frames.images[rows] if held_out else augment(frames.images[rows], random) / 255.0
+    count, horizon, _ = chunks.shape
+    noise = torch.randn(chunks.shape, generator=random, device=device)
+    when = torch.rand(count, 1, generator=random, device=device) ** (1 / 1.5) * 0.999 + 0.001
+    delay = torch.randint(max_delay + 1, (count, 1), generator=random, device=device)
+    delay *= torch.rand(count, 1, generator=random, device=device) < 0.5
+    times = torch.where(torch.arange(horizon, device=device) < delay, 0.0, when)
+    return FlowBatch(
+        images,
+        prompts,
+        lengths if frames.prompts.padded else None,
+        chunks,
+        noise,
+        times,
+        places.masked_fill(places < 0, NOT_ASKED),
+        kind_map(kinds, patches, (images.shape[1] // 14) ** 2),
+    )
+
+
+def flow_losses(trainee: FlowTrainee, batch: FlowBatch, recipe: FitRecipe) -> FlowLosses:
+    """The losses of a batch."""
+    times = batch.times[..., None]
+    noisy = times * batch.noise + (1 - times) * batch.chunks
+    found = trainee(batch.images, batch.prompts, batch.lengths, noisy, batch.times)
+    missed = (found.velocity - (batch.noise - batch.chunks)).square().mean(-1)  # [R * K, H]
+    free = batch.times > 0
+    flow = (missed * free).sum() / free.sum()
+    asked = batch.places != NOT_ASKED
+    place = functional.cross_entropy(found.places, batch.places, ignore_index=NOT_ASKED, reduction="sum")
+    place = place / asked.sum().clamp(min=1)
+    balance = torch.ones(len(KINDS) + 1, device=times.device)
+    balance[-1] = recipe.background_weight
+    kind = functional.cross_entropy(found.kinds.flatten(0, 1), batch.kinds.flatten(), weight=balance)
+    total = flow + recipe.location_weight * place + recipe.kind_weight * kind
+    right = (found.places.argmax(-1) == batch.places).sum() / asked.sum().clamp(min=1)
+    return FlowLosses(total, flow, place, kind, right)
 
 
 def states_of(labels: shards.Labels) -> FloatArray:

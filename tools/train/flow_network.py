@@ -43,7 +43,7 @@ class FlowPredictions(NamedTuple):
     """Outputs of a forward pass; R = frames times prompts.
 
     Attributes:
-        velocity: Float32 [R, H, A], from actions to noise.
+        velocity: Float32 [R * K, H, A], from actions to noise.
         places: Logits of the patch that holds the named object [R, patches].
         kinds: Logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none.
     """
@@ -51,6 +51,26 @@ class FlowPredictions(NamedTuple):
     velocity: Tensor
     places: Tensor
     kinds: Tensor
+
+
+class Prefix(NamedTuple):
+    """Images and prompts, encoded once for all samples of a chunk.
+
+    Attributes:
+        patches: [F, P, width].
+        past: Keys and values of every layer [R, P + L, 1, head_dim].
+        last: [R, width], the last token of each prompt before the last layer.
+        ends: Int64 [R], length of each row.
+        seen: Bool [R, P + L], false for padding; None without padding.
+        rotary: Cosines and sines of all positions.
+    """
+
+    patches: Tensor
+    past: list[tuple[Tensor, Tensor]]
+    last: Tensor
+    ends: Tensor
+    seen: Tensor | None
+    rotary: tuple[Tensor, Tensor]
 
 
 class FlowTrainee(nn.Module):
@@ -65,34 +85,61 @@ class FlowTrainee(nn.Module):
         self.kind_head = nn.Linear(width, len(KINDS) + 1)
 
     def forward(
-        self, images: Tensor, prompts: Tensor, lengths: Tensor, noisy: Tensor, times: Tensor
+        self, images: Tensor, prompts: Tensor, lengths: Tensor | None, noisy: Tensor, times: Tensor
     ) -> FlowPredictions:
         """Predict the velocity of noisy actions.
 
         Args:
             images: [F, S, S, 3] RGB, uint8, or float in [0, 1].
             prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
-            lengths: Int64 [R], tokens of each prompt.
-            noisy: Float32 [R, H, A], normalised actions at ``times``.
-            times: Float32 [R, H], 1 for noise, 0 for actions; 0 where real-time chunking gives the action.
+            lengths: Int64 [R], tokens of each prompt; None where none is padded.
+            noisy: Float32 [R * K, H, A], normalised actions at ``times``; K consecutive samples share a prompt.
+            times: Float32 [R * K, H], 1 for noise, 0 for actions; 0 where real-time chunking gives the action.
         """
-        network, device = self.network, noisy.device
+        prefix = self.encode(images, prompts, lengths, noisy.shape[1])
+        velocity = self.velocity(prefix, noisy, times)
+        return FlowPredictions(
+            velocity, self.place_head(prefix.last).float(), self.kind_head(prefix.patches).float()
+        )
+
+    def encode(self, images: Tensor, prompts: Tensor, lengths: Tensor | None, horizon: int) -> Prefix:
+        """Run the images and prompts, once for all samples of a chunk."""
+        network = self.network
         shape = self.architecture.prefix
         patches = network.encode(images, TowerOps())  # [F, P, width]
         repeated = patches.repeat_interleave(len(prompts) // len(images), dim=0)
         words = network.embed_tokens(prompts) * shape.width**0.5
         hidden = torch.cat([repeated, words.to(repeated.dtype)], dim=1)  # [R, P + L, width]
         count = hidden.shape[1]
-        ends = patches.shape[1] + lengths
-        seen = torch.arange(count, device=device) < ends[:, None]  # [R, P + L]
-        rotary = rotary_tables(count + noisy.shape[1], shape.head_dim, noisy)
-        at = torch.arange(count, device=device).expand(len(prompts), -1)
+        ends = torch.full((len(prompts),), count, device=prompts.device)
+        seen = None
+        if lengths is not None:
+            ends = patches.shape[1] + lengths
+            seen = torch.arange(count, device=ends.device) < ends[:, None]  # [R, P + L]
+        rotary = rotary_tables(count + horizon, shape.head_dim, words.float())
+        at = torch.arange(count, device=ends.device).expand(len(prompts), -1)
         past, hidden = _prefix(network.prefix, hidden, at, rotary, seen)
         last = hidden.gather(1, (ends - 1)[:, None, None].expand(-1, 1, hidden.shape[-1]))[:, 0]
-        condition = self._condition(times)  # [R, H, E]
-        at = ends[:, None] + torch.arange(noisy.shape[1], device=device)
-        velocity = self._expert(network.action_in_proj(noisy), at, rotary, seen, past, condition)
-        return FlowPredictions(velocity.float(), self.place_head(last).float(), self.kind_head(patches).float())
+        return Prefix(patches, past, last, ends, seen, rotary)
+
+    def velocity(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
+        """Velocities, float32 [R * K, H, A], behind a prefix of R rows."""
+        samples = len(noisy) // len(prefix.ends)
+        ends = prefix.ends.repeat_interleave(samples, dim=0)
+        seen = None if prefix.seen is None else prefix.seen.repeat_interleave(samples, dim=0)
+        past = [(k.repeat_interleave(samples, dim=0), v.repeat_interleave(samples, dim=0)) for k, v in prefix.past]
+        at = ends[:, None] + torch.arange(noisy.shape[1], device=ends.device)
+        hidden = self.network.action_in_proj(noisy)
+        return self._expert(hidden, at, prefix.rotary, seen, past, self._condition(times)).float()
+
+    @torch.no_grad()
+    def sample(self, prefix: Prefix, noise: Tensor, steps: int) -> Tensor:
+        """Actions [R, H, A] from ``noise`` by Euler's method."""
+        actions = noise
+        for step in range(steps):
+            times = torch.full(noise.shape[:2], 1 - step / steps, device=noise.device)
+            actions = actions - self.velocity(prefix, actions, times) / steps
+        return actions
 
     def _condition(self, times: Tensor) -> Tensor:
         width = self.architecture.expert.width
@@ -108,12 +155,13 @@ class FlowTrainee(nn.Module):
         hidden: Tensor,
         at: Tensor,
         rotary: tuple[Tensor, Tensor],
-        seen: Tensor,
+        seen: Tensor | None,
         past: list[tuple[Tensor, Tensor]],
         condition: Tensor,
     ) -> Tensor:
         """Velocities [R, H, A] of the action tokens ``hidden`` [R, H, E] behind the prefix's keys and values."""
-        seen = torch.cat([seen, seen.new_ones(at.shape)], dim=1)
+        if seen is not None:
+            seen = torch.cat([seen, seen.new_ones(at.shape)], dim=1)
         expert = self.network.expert
         layers: list[Any] = list(expert.layers)
         for layer, (keys, values) in zip(layers, past, strict=True):
@@ -129,7 +177,7 @@ class FlowTrainee(nn.Module):
 
 
 def _prefix(
-    prefix: GemmaParameters, hidden: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor
+    prefix: GemmaParameters, hidden: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """Keys and values of every layer, and the hidden states before the last."""
     past: list[tuple[Tensor, Tensor]] = []
@@ -165,11 +213,10 @@ def _heads(
     return rotate(query, cosine, sine), rotate(key, cosine, sine), value
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
     query, key, value = (each.transpose(1, 2).to(value.dtype) for each in (query, key, value))
-    mixed = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=seen[:, None, None], enable_gqa=True
-    )
+    mask = None if seen is None else seen[:, None, None]
+    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     return mixed.transpose(1, 2).flatten(2)
 
 

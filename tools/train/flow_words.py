@@ -41,6 +41,7 @@ class FlowPrompts:
     Attributes:
         ids: Int64 [tasks * kinds, L], padded; the state's numbers are those of zeros.
         lengths: Int64 [tasks * kinds].
+        padded: Whether some prompts are shorter than others.
     """
 
     def __init__(self, tokenizer: Path, tasks: Sequence[str], device: torch.device) -> None:
@@ -49,6 +50,7 @@ class FlowPrompts:
         prompts = [prompt_tokens(encode, text, FORM, np.zeros(STATE_SIZE)) for text in instructions]
         self.lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         padded = [np.pad(prompt, (0, int(self.lengths.max()) - len(prompt))) for prompt in prompts]
+        self.padded = int(self.lengths.min()) < int(self.lengths.max())
         self.ids = torch.from_numpy(np.stack(padded)).to(device)
         first = VOCABULARY.index("-1")
         self._first = first

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.train.chunks import pick_chunks
 from vla_ros.sim.expert import Situation, decide, plan
 from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
@@ -42,25 +43,39 @@ def counterfactual_actions(
 
 
 def counterfactual_chunks(
-    state: FloatArray, objects: Mapping[str, FloatArray], tasks: Sequence[str], horizon: int, rate_hz: float
+    states: FloatArray, places: FloatArray, tasks: Sequence[str], horizon: int, rate_hz: float
 ) -> NDArray[np.float32]:
-    """The expert's next ``horizon`` joint positions and gripper for each task and object in the same state.
+    """The expert's next ``horizon`` joint positions and gripper for each task and object in N states.
 
     Args:
-        state: Joint positions, radians, and opening of one finger, metres, float64 [8].
-        objects: As for :func:`counterfactual_actions`.
+        states: Joint positions, radians, and opening of one finger, metres, float64 [N, 8].
+        places: Centre of each slot's object, metres in the base frame, float64 [N, SLOTS, 3]; NaN for empty slots.
         tasks: Names of tasks.
         horizon: H.
         rate_hz: Steps a second.
 
     Returns:
-        Float32 [tasks, SLOTS, H, 8]; zeros for empty slots.
+        Float32 [N, tasks, SLOTS, H, 8]; zeros for empty slots.
     """
-    chunks = np.zeros((len(tasks), SLOTS, horizon, 8), np.float32)
-    for row, name in enumerate(tasks):
-        for slot, (thing, place) in enumerate(objects.items()):
-            now = Situation(state[:7], float(state[7]), place)
-            chunks[row, slot] = plan(make_task(name, thing), now, "joint_position", horizon, rate_hz)
+    chunks = np.zeros((len(states), len(tasks), SLOTS, horizon, 8), np.float32)
+    rows, slots = np.nonzero(np.isfinite(places[..., 0]))
+    for column, name in enumerate(tasks):
+        if name == "pick":
+            found = pick_chunks(states[rows, :7], states[rows, 7], places[rows, slots], horizon, rate_hz)
+        else:
+            found = np.stack(
+                [
+                    plan(
+                        make_task(name, ""),
+                        Situation(state[:7], state[7], place),
+                        "joint_position",
+                        horizon,
+                        rate_hz,
+                    )
+                    for state, place in zip(states[rows], places[rows, slots], strict=True)
+                ]
+            )
+        chunks[rows, column, slots] = found
     return chunks
 
 

@@ -37,6 +37,7 @@ class DataRecipe:
         flip_chance: Probability per step that the gripper does the opposite for a few steps.
         switch_share: Share of episodes in which the instruction switches to another object.
         shard_episodes: Episodes in one file.
+        every: Steps between recorded frames of an episode.
         rate_hz: Control steps a second; the disturbance is per step.
         horizon: Steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper.
     """
@@ -50,6 +51,7 @@ class DataRecipe:
     flip_chance: float = 0.02
     switch_share: float = 0.2
     shard_episodes: int = 20
+    every: int = 1
     rate_hz: float = 10.0
     horizon: int = 1
 
@@ -128,7 +130,9 @@ class FitRecipe:
     """How the network is trained.
 
     Attributes:
-        steps: Optimiser steps.
+        steps: Optimiser steps, at most.
+        span: Seconds over which the rate falls and after which training ends; 0 to go by steps.
+        samples: Noises and times per prompt, which share the encoded image (flow matching only).
         batch: Frames of one micro-batch.
         prompts: Instructions per frame: the one followed and others (counterfactual labels).
         accumulate: Micro-batches per step.
@@ -145,6 +149,8 @@ class FitRecipe:
     """
 
     steps: int = 6000
+    span: float = 0.0
+    samples: int = 4
     batch: int = 256
     prompts: int = 2
     accumulate: int = 1

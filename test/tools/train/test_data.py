@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tools.train import data, shards
-from tools.train.labels import KINDS, NOWHERE, counterfactual_actions, kinds_of, patch_of
+from tools.train.labels import KINDS, NOWHERE, counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.sim import arm
-from vla_ros.sim.expert import decide
+from vla_ros.sim.expert import Situation, decide, plan
 from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.sim.world import TableTop, WorldOptions
 
@@ -147,3 +147,21 @@ def test_the_error_for_a_damaged_shard_says_what_to_do(demonstrations: Path, tmp
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(VlaRosError, match=r"tools\.train data"):
         shards.read(path)
+
+
+def test_chunk_labels_are_the_experts_plan_for_each_object_and_task() -> None:
+    rng = np.random.default_rng(0)
+    states, places = np.empty((20, 8)), np.full((20, SLOTS, 3), np.nan)
+    for row in range(len(states)):  # near the first object, hand open or holding
+        places[row, :2] = [[0.5, 0.1, 0.02], [0.45, -0.1, 0.023]] + rng.normal(size=(2, 3)) * 0.02
+        tool = places[row, 0] + (0, 0, rng.uniform(0, 0.1)) + rng.normal(size=3) * 0.005
+        states[row] = [*arm.solve(tool, arm.TOOL_DOWN, arm.HOME, 60), rng.choice([0.04, 0.02])]
+    tasks = ("pick", "push_right")
+    chunks = counterfactual_chunks(states, places, tasks, 6, 20.0)
+    assert not chunks[:, :, 2:].any()
+    assert chunks[:, 0, 0, :, 7].min() == 0 < chunks[:, 0, 0, :, 7].max()
+    for row, state in enumerate(states):
+        for column, task in enumerate(tasks):
+            now = Situation(state[:7], state[7], places[row, 1])
+            expected = plan(make_task(task, ""), now, "joint_position", 6, 20.0)
+            np.testing.assert_allclose(chunks[row, column, 1], expected, atol=1e-6)

@@ -103,7 +103,7 @@ def test_the_closing_value_grasps_only_with_the_threshold(mode: str) -> None:
     with TableTop() as world:
         controller = make_controller(expert.spec, config)
         won = [
-            run_episode(world, infer, controller, seed, render=False, max_steps=40).success for seed in (0, 1, 2)
+            run_episode(world, infer, controller, seed, render_every=0, max_steps=40).success for seed in (0, 1, 2)
         ]
     assert won == [mode == "binary"] * 3
     gripper = Gripper(config.gripper)
