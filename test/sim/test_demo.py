@@ -239,6 +239,21 @@ def planned(*words: str) -> PolicyConfig:
     return options(*words).policy
 
 
+@pytest.mark.slow
+def test_a_bag_says_when_an_episode_runs(lockstep):
+    images = []
+    with AnyReader([lockstep.bag]) as reader:
+        for connection, _, raw in reader.messages():
+            if connection.topic == "/sim/episode":
+                runs = reader.deserialize(raw, connection.msgtype).data
+                images.append([runs, 0])
+            elif connection.topic == "/camera/image_raw" and images:
+                images[-1][1] += 1
+    steps = [episode["steps"] for episode in lockstep.figures["episodes"]]
+    assert [count for runs, count in images if runs] == steps
+    assert [runs for runs, _ in images] == [True, False] * EPISODES
+
+
 def test_the_expert_answers_as_asked():
     assert planned("--policy", "expert").actions == "eef_delta"
     assert planned("--policy", "expert", "--actions", "eef_pose").actions == "eef_pose"
@@ -267,8 +282,19 @@ def test_two_arms_have_their_own_joints_and_topics():
             ).joint_names
             == mount.joint_names[:7]
         )
-    with pytest.raises(ConfigError, match="--task push: found for two arms"):
-        options("--policy", "expert", "--arms", "2", "--task", "push")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--arms", "2", "--task", "push"), "--task push: found for two arms"),
+        (("--arms", "2", "--objects", "2"), "--objects 2: found for two arms"),
+        (("--objects", "1", "--shuffle"), "--objects 1: leaves no other object"),
+    ],
+)
+def test_what_does_not_fit_the_table_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        options("--policy", "expert", *words)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,11 @@ def test_scenes_are_well_formed(tasks):
     assert shared > 150, "distractors mostly share the target's colour or shape"
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_as_many_objects_as_asked_for(count):
+    assert {len(draw(seed, objects=count).objects) for seed in range(20)} == {count}
+
+
 def test_each_of_two_arms_has_a_target_and_a_distractor_on_its_side():
     for seed in range(100):
         scene = draw(seed, mounts=TWO_ARMS)

@@ -38,6 +38,7 @@ from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
 from vla_ros.sim.status import PolicyFailedError
+from vla_ros.sim.tasks import SLOTS
 
 if TYPE_CHECKING:
     from vla_ros.sim.world import WorldOptions
@@ -75,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--lockstep", action="store_true", help="wait for each command, however long (default)")
     mode.add_argument("--real-time", action="store_true", help="run physics in real time")
     add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
+    add(
+        "--objects",
+        type=int,
+        choices=range(1, SLOTS + 1),
+        metavar="N",
+        help="objects on the table (default 3 or 4)",
+    )
     add("--camera-hz", type=decimal, metavar="HZ", help="camera rate with --real-time (default control.rate_hz)")
     add(
         "--wrist-camera",
@@ -134,6 +142,10 @@ def plan(arguments: argparse.Namespace) -> Plan:
     model: list[str] = []
     if two and arguments.task != "pick":
         raise ConfigError(f"--task {arguments.task}: found for two arms, expected pick")
+    if arguments.objects and two:
+        raise ConfigError(f"--objects {arguments.objects}: found for two arms, which always have {SLOTS} objects")
+    if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
+        raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
     if arguments.policy:
         model.append(f"policy.name:={arguments.policy}")
     if arguments.checkpoint:
@@ -308,6 +320,7 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
         bump=arguments.bump,
         arms=len(config.arms),
         rate_hz=config.control.rate_hz or 10.0,
+        objects=arguments.objects or 0,
     )
 
 

@@ -125,6 +125,7 @@ class Lockstep(Runner):
         """See :class:`Runner`."""
         scene, instruction = self._begin(seed)
         self._instruct(instruction)
+        self._node.publish_episode(runs=True)
         trace = Trace()
         step, decided, silent = 0, False, False
         while step < self._options.max_steps and not decided:
@@ -144,6 +145,7 @@ class Lockstep(Runner):
                 self._obey(command)
             decided = self._world.step()
             step += 1
+        self._node.publish_episode(runs=False)
         trace.add(self._world, self._world.render())
         return trace.result(self._world, seed, scene, step, "no_command" if silent else "timeout")
 
@@ -225,6 +227,7 @@ class RealTime(Runner):
         options, world, node = self._options, self._world, self._node
         trace = Trace()
         node.forget_actions()
+        node.publish_episode(runs=True)
         step_seconds = world.substeps * TIMESTEP
         ticks_per_step = next(
             ticks
@@ -254,6 +257,7 @@ class RealTime(Runner):
             tick += 1
             if tick % ticks_per_step == 0:
                 decided = world.watch()
+        node.publish_episode(runs=False)
         self._check(waiting=False)
         trace.actions.extend(node.actions)
         trace.add(world, world.render())

@@ -24,6 +24,7 @@ NODE_NAME = "table_top"
 
 IMAGE_TOPIC = "/camera/image_raw"
 OBJECT_TOPIC = "/sim/objects"
+EPISODE_TOPIC = "/sim/episode"
 INSTRUCTION_TOPIC = "/vla_policy/instruction"
 ACTION_TOPIC = "/vla_policy/action"
 STATUS_TOPIC = "/vla_policy/status"
@@ -31,6 +32,7 @@ STATUS_TOPIC = "/vla_policy/status"
 _PUBLISHED = {
     IMAGE_TOPIC: ("sensor_msgs/msg/Image", "camera"),
     OBJECT_TOPIC: ("sensor_msgs/msg/JointState", "state_publisher"),
+    EPISODE_TOPIC: ("std_msgs/msg/Bool", "instruction"),
     INSTRUCTION_TOPIC: ("std_msgs/msg/String", "instruction"),
 }
 
@@ -165,6 +167,10 @@ class SimNode:
     def publish_instruction(self, text: str) -> None:
         """Publish the instruction; late subscribers get it too."""
         self._send(INSTRUCTION_TOPIC, self._graph.message("std_msgs/msg/String")(data=text))
+
+    def publish_episode(self, *, runs: bool) -> None:
+        """Publish whether an episode runs, by which ``vla-ros export`` divides a bag."""
+        self._send(EPISODE_TOPIC, self._graph.message("std_msgs/msg/Bool")(data=runs))
 
     def publish_joints(self, world: TableTop, stamp: int) -> None:
         """Publish positions and velocities of all joints, in one message per arm as their drivers would."""

@@ -80,11 +80,11 @@ class Scene:
         return self.task.instruction
 
 
-def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = ONE_ARM) -> Scene:
+def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = ONE_ARM, objects: int = 0) -> Scene:
     """The scene of ``seed`` with one of ``tasks`` (names of :data:`TASK_NAMES`).
 
-    One arm has a target and two or three distractors, each of two arms a target and a distractor. Distractors
-    mostly share a target's colour or its shape, so that neither alone identifies it.
+    One arm has a target and two or three distractors (``objects`` sets how many in all), each of two arms a target
+    and a distractor. Distractors mostly share a target's colour or its shape, so that neither alone identifies it.
 
     Raises:
         ConfigError: A task has no such name, or is not for so many arms.
@@ -92,7 +92,7 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = 
     arms = len(mounts)
     rng = np.random.default_rng([seed, 0x7AB1E])
     name = tasks[int(rng.integers(len(tasks)))] if tasks else TASK_NAMES[0]
-    kinds = _draw_kinds(rng, count=int(rng.integers(3, SLOTS + 1)) if arms == 1 else SLOTS)
+    kinds = _draw_kinds(rng, count=objects or (int(rng.integers(3, SLOTS + 1)) if arms == 1 else SLOTS))
     task = make_task(name, *("_".join(kind) for kind in kinds[:arms]))
     bases = np.resize([mount.position for mount in mounts], (len(kinds), 3))[:, :2]  # each object's arm
     while True:
@@ -101,11 +101,11 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = 
             places[0, 1] = rng.uniform(-_PUSH_Y, _PUSH_Y)
         if _apart(places) and (task.verb == "pick" or _lane_is_free(places, SIDES[task.side])):
             break
-    objects = tuple(
+    things = tuple(
         SceneObject(colour, shape, (float(x), float(y), HALF_HEIGHT[shape]), float(rng.uniform(-0.35, 0.35)))
         for (colour, shape), (x, y) in zip(kinds, places, strict=True)
     )
-    return Scene(seed, objects, task, rng.uniform(START_LOW, START_HIGH, (arms, 3)))
+    return Scene(seed, things, task, rng.uniform(START_LOW, START_HIGH, (arms, 3)))
 
 
 def switched(scene: Scene) -> Scene:

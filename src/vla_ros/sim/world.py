@@ -38,6 +38,7 @@ class WorldOptions:
         bump_chance: Probability of a bump at each step.
         arms: 1 or 2.
         rate_hz: Control steps a second.
+        objects: On the table of one arm, target included; 0 draws three or four.
     """
 
     width: int = 224
@@ -48,6 +49,7 @@ class WorldOptions:
     bump_chance: float = 0.15
     arms: int = 1
     rate_hz: float = 10.0
+    objects: int = 0
 
 
 class TableTop:
@@ -99,7 +101,7 @@ class TableTop:
 
     def reset(self, seed: int) -> Scene:
         """Start the episode of ``seed``: objects placed, hand open at the start pose, everything at rest."""
-        self.scene = draw(seed, self.options.tasks, self.mounts)
+        self.scene = draw(seed, self.options.tasks, self.mounts, self.options.objects)
         self.judge = Judge(self.scene)
         self._random = np.random.default_rng([seed, 0xB0B])
         self._mujoco.mj_resetData(self._model, self._data)
