@@ -94,7 +94,7 @@ def test_a_chunk_that_is_entirely_past_yields_no_step() -> None:
 
 
 def test_reset_forgets_everything() -> None:
-    schedule = ChunkSchedule(4, blending="linear")
+    schedule = ChunkSchedule(4, kind="blend")
     schedule.load(chunk([9, 9, 9, 9]))
     run(schedule, 4)
     schedule.reset()
@@ -119,7 +119,7 @@ def test_a_chunk_without_steps_is_refused(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("overlap", [0, 2, 4, 8])
 def test_a_linear_seam_does_not_jump(overlap: int) -> None:
-    schedule = ChunkSchedule(8, execute_steps=8 - overlap, blending="linear", blend_steps=4)
+    schedule = ChunkSchedule(8, execute_steps=8 - overlap, kind="blend", blend_steps=4)
     schedule.load(chunk([0.0] * 8))
     before = run(schedule, 8 - overlap)[-1:] or [0.0]
     if overlap == 8:
@@ -132,7 +132,7 @@ def test_a_linear_seam_does_not_jump(overlap: int) -> None:
 
 
 def test_a_blend_continues_from_the_last_action_where_the_old_chunk_ends() -> None:
-    schedule = ChunkSchedule(6, execute_steps=4, blending="linear", blend_steps=4)
+    schedule = ChunkSchedule(6, execute_steps=4, kind="blend", blend_steps=4)
     schedule.load(chunk([0, 1, 2, 3, 4, 5]))
     run(schedule, 4)
     schedule.load(chunk([10] * 6))
@@ -142,7 +142,7 @@ def test_a_blend_continues_from_the_last_action_where_the_old_chunk_ends() -> No
 
 def test_the_ensemble_is_the_weighted_mean_of_act() -> None:
     decay = 0.3
-    schedule = ChunkSchedule(3, execute_steps=1, blending="ensemble", decay=decay)
+    schedule = ChunkSchedule(3, execute_steps=1, kind="ensemble", decay=decay)
     schedule.load(chunk([10, 11, 12]))
     assert run(schedule, 1) == [10]
     schedule.load(chunk([20, 21, 22]))
@@ -156,9 +156,9 @@ def test_the_ensemble_is_the_weighted_mean_of_act() -> None:
     assert run(schedule, 1) == [pytest.approx(expected)]
 
 
-@pytest.mark.parametrize("blending", ["linear", "ensemble"])
-def test_a_binary_gripper_is_never_blended(blending: str) -> None:
-    schedule = ChunkSchedule(4, execute_steps=1, blending=blending, unblended=(1,))
+@pytest.mark.parametrize("kind", ["blend", "ensemble"])
+def test_a_binary_gripper_is_never_blended(kind: str) -> None:
+    schedule = ChunkSchedule(4, execute_steps=1, kind=kind, unblended=(1,))
     schedule.load(chunk([0] * 4, gripper=1.0))
     run(schedule, 1)
     schedule.load(chunk([1] * 4, gripper=0.0))
@@ -169,21 +169,21 @@ def test_a_binary_gripper_is_never_blended(blending: str) -> None:
 
 def test_an_ensemble_infers_after_every_step_by_default() -> None:
     spec = PolicySpec(horizon=8)
-    assert ChunkSchedule.from_config(ControlConfig(chunk_blending="ensemble"), spec).execute_steps == 1
+    assert ChunkSchedule.from_config(ControlConfig(schedule="ensemble"), spec).execute_steps == 1
     assert ChunkSchedule.from_config(ControlConfig(execute_steps=3), spec).execute_steps == 3
     assert ChunkSchedule.from_config(ControlConfig(), spec).execute_steps == 0
 
 
 @given(
-    blending=st.sampled_from(["none", "linear", "ensemble"]),
+    kind=st.sampled_from(["append", "blend", "ensemble"]),
     chunks=st.lists(st.lists(st.floats(-1, 1), min_size=4, max_size=4), min_size=1, max_size=6),
     execute=st.integers(1, 4),
     late=st.integers(0, 3),
 )
 def test_blended_actions_stay_between_the_predictions(
-    blending: str, chunks: list[list[float]], execute: int, late: int
+    kind: str, chunks: list[list[float]], execute: int, late: int
 ) -> None:
-    schedule = ChunkSchedule(4, execute, blending=blending, blend_steps=3)
+    schedule = ChunkSchedule(4, execute, kind=kind, blend_steps=3)
     for number, values in enumerate(chunks):
         asked = schedule.position
         for _ in range(late):
@@ -197,16 +197,14 @@ def test_blended_actions_stay_between_the_predictions(
         assert schedule.wants_chunk
 
 
-@pytest.mark.parametrize("blending", ["linear", "ensemble"])
+@pytest.mark.parametrize("kind", ["blend", "ensemble"])
 @pytest.mark.parametrize("form", ROTATION_SIZES)
-def test_rotations_are_blended_the_short_way(form: str, blending: str) -> None:
+def test_rotations_are_blended_the_short_way(form: str, kind: str) -> None:
     """Two chunks on both sides of half a turn, whose numbers are far apart."""
     matrices = [rotation_vector_matrix(np.array([0.0, 0.0, math.pi + side])) for side in (-0.1, 0.1)]
     old, new = (write_rotation(matrix, form) for matrix in matrices)
     size = len(old)
-    schedule = ChunkSchedule(
-        2, execute_steps=1, blending=blending, blend_steps=1, rotations=((slice(0, size), form),)
-    )
+    schedule = ChunkSchedule(2, execute_steps=1, kind=kind, blend_steps=1, rotations=((slice(0, size), form),))
     schedule.load(ActionChunk(np.tile(old, (2, 1)), 1))
     schedule.executed()
     schedule.load(ActionChunk(np.tile(new, (2, 1)), 2))

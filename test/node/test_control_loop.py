@@ -46,7 +46,7 @@ def test_the_loop_waits_for_a_frame_that_is_about_to_come() -> None:
 
 
 def test_a_chunk_is_executed_a_period_apart_without_further_inference() -> None:
-    live = LiveLoop(TimedPolicy(horizon=4), every(0.05, 20))
+    live = LiveLoop(TimedPolicy(horizon=4), every(0.05, 20), control__schedule="sync")
     live.policy.during = lambda: live.clock.sleep(0.04)
     live.run(0.45)
     times = [at for at, _ in live.sent[:5]]
@@ -110,7 +110,7 @@ def test_a_step_inferred_during_a_hold_is_not_sent_after_it() -> None:
 def test_what_happens_during_an_inference_keeps_its_answer_from_being_sent(
     meanwhile: Callable[[LiveLoop], Any], outcome: str
 ) -> None:
-    live = LiveLoop(TimedPolicy(horizon=4))
+    live = LiveLoop(TimedPolicy(horizon=4), control__schedule="sync")
     live.camera()
     live.policy.during = lambda: meanwhile(live)
     live.loop.run_once()

@@ -120,7 +120,7 @@ class Slow(Policy):
 @pytest.mark.causes("plan_empty")
 def test_a_plan_that_ends_before_the_next_chunk_rests_and_goes_on(robot: Any, inside: Inside) -> None:
     policy = Slow()
-    node = inside("control.ask_ahead:=true", "control.rate_hz:=20.0", policy=policy)
+    node = inside("control.schedule:=append", "control.rate_hz:=20.0", policy=policy)
 
     def motions() -> int:
         return sum(robot.command_stamp(index) in robot.sent for index in range(len(robot.commands)))

@@ -210,8 +210,8 @@ def test_execute_steps_may_shrink_in_the_middle_of_a_chunk() -> None:
 
 
 def test_ensembling_continues_when_other_options_change() -> None:
-    stepper = loaded(Forward(), config(control__chunk_blending="ensemble"))
-    stepper.configure(config(control__chunk_blending="ensemble", control__rate_hz=3.0))
+    stepper = loaded(Forward(), config(control__schedule="ensemble"))
+    stepper.configure(config(control__schedule="ensemble", control__rate_hz=3.0))
     stepper.step([message()], INPUTS, 0.2)
     stepper.executed()
     assert stepper.wants_frame, "ACT asks after every step"

@@ -139,10 +139,13 @@ def test_a_fast_policy_misses_nothing_as_it_would_have_run(
     assert summary(outcome, replay_config)[0]["direction_cosine"] == pytest.approx(1)
 
 
-def test_a_chunk_is_executed_before_the_policy_is_asked_again(play, write_bag, recording, brightness_policy):
-    policy = brightness_policy(horizon=4)
-    found = play(write_bag("bag", recording), policy, Options(speed=1.0)).samples
-    assert 9 <= len(policy.asked) <= 11
+@pytest.mark.parametrize(("schedule", "asked"), [("sync", 10), ("append", 14)])
+def test_a_chunk_is_executed_before_the_policy_is_asked_again(
+    play, write_bag, recording, brightness_policy, replay_config, schedule, asked
+):
+    policy, config = brightness_policy(horizon=4), build({"control.schedule": schedule}, replay_config)
+    found = play(write_bag("bag", recording), policy, Options(speed=1.0), config=config).samples
+    assert asked - 1 <= len(policy.asked) <= asked + 1
     assert found.skipped == 40 - len(policy.asked)
 
 

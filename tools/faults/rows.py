@@ -188,7 +188,7 @@ _VELOCITY: Mapping[str, Any] = {
     "robot_words": ("--listens", "velocity"),
 }
 _AHEAD: Mapping[str, Any] = {
-    "options": {"control.rate_hz": "20.0", "control.ask_ahead": "true", "control.chunk_blending": "linear"},
+    "options": {"control.rate_hz": "20.0", "control.schedule": "blend"},
     "horizon": 8,
     "think": 0.15,
 }
@@ -307,7 +307,7 @@ ROWS: tuple[Row, ...] = (
         ({"do": "stop"},),
         within=_SUPERVISION,
         horizon=8,
-        options={"control.rate_hz": "30.0", "control.chunk_blending": "linear"},
+        options={"control.rate_hz": "30.0", "control.schedule": "blend"},
     ),
     Row("ahead, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_AHEAD),
     Row("ahead, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **_AHEAD),

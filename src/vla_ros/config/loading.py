@@ -27,6 +27,10 @@ from vla_ros.errors import ConfigError, did_you_mean
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
 """Parameters (or prefixes) of every ROS node, and of the lifecycle node, that are no options of the tree."""
+_REPLACED = {
+    "control.ask_ahead": "control.schedule, whose default (auto) asks ahead; true: append, false: sync",
+    "control.chunk_blending": "control.schedule; none: append, linear: blend, ensemble: ensemble",
+}
 PRESET = "preset"
 SECTIONS = tuple(leaf.name for leaf in dataclasses.fields(Config) if leaf.name not in (PRESET, "own"))
 
@@ -207,6 +211,8 @@ def unknown(name: str, config: Config) -> str:
     of = owner(leaf) if section == "policy" else None
     if of is not None:
         return f"{name}: an option of the policy '{of}', and policy.name is '{config.policy.name}'; leave it out"
+    if name in _REPLACED:
+        return f"{name}: no such parameter any more; it is part of {_REPLACED[name]}"
     known = entries(config)
     if leaf in OF_AN_ARM and section not in SECTIONS:
         found = ", ".join(config.robot.arms) or "none"

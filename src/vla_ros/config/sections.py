@@ -15,6 +15,7 @@ ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizonta
 VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
 """Outputs that move the arm until another command comes, and have no room for fingers."""
 OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *VELOCITY_OUTPUTS)
+SCHEDULES = ("auto", "sync", "append", "blend", "ensemble", "rtc")
 GRIPPER_ACTIONS = ("gripper_command", "parallel_gripper_command", "franka")
 GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *GRIPPER_ACTIONS)
 
@@ -144,10 +145,34 @@ class ControlConfig:
     execute_steps: int = option(
         0, "Steps of a chunk to execute before asking again; 0 executes all", low=0, high=1000, live=True
     )
-    ask_ahead: bool = option(
-        False,
-        "true: execute the plan while the policy infers the next chunk, which is asked for early enough (or after "
-        "execute_steps) and begins at the step that is then due. Not in lockstep",
+    schedule: str = option(
+        "auto",
+        "How chunks follow each other. sync asks when no step is left, and the arm waits. The others ask while it "
+        "moves: append takes the new chunk as it is, blend goes over to it within blend_steps, ensemble is ACT's, "
+        "with rtc the policy completes the old one. auto: sync for single steps, rtc if the policy can, else blend",
+        choices=SCHEDULES,
+    )
+    refill_steps: int = option(
+        0,
+        "Steps left of a plan at which the next chunk is asked for. 0: as many as the policy's latency takes (the "
+        "95th percentile of the last 20), and blend_steps more (append: 1)",
+        low=0,
+        high=1000,
+        live=True,
+    )
+    blend_steps: int = option(
+        4, "Steps in which blend goes over to the new chunk, and which are left when it is due", low=1, high=1000
+    )
+    ensemble_decay: float = option(
+        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0.0, high=100.0
+    )
+    inject_delay_ms: float = option(
+        0.0,
+        "Simulation only: how much longer each answer of the policy takes",
+        unit="ms",
+        low=0.0,
+        high=1e4,
+        live=True,
     )
     delta_frame: str = option("base", "Axes in which end-effector deltas are given", choices=("base", "tip"))
     rotation: str = option(
@@ -169,15 +194,6 @@ class ControlConfig:
         "measured",
         "What a delta counts from: the measured position, or the last commanded one",
         choices=("measured", "commanded"),
-    )
-    chunk_blending: str = option(
-        "none",
-        "Where one chunk follows another: none, linear over blend_steps, or ACT's temporal ensembling",
-        choices=("none", "linear", "ensemble"),
-    )
-    blend_steps: int = option(4, "Steps over which linear blending goes over to the new chunk", low=1, high=1000)
-    ensemble_decay: float = option(
-        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0.0, high=100.0
     )
 
 

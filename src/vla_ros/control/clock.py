@@ -74,13 +74,12 @@ class Clock:
 class SimulatedClock(Clock):
     """A clock that advances only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
 
+    In a :meth:`job`, :meth:`sleep` makes the job longer instead.
+
     Args:
         ros: Start in nanoseconds of the ROS clock; the steady clock starts at 0.
         events: (nanoseconds of the ROS clock, action), ascending; each action is called when the clock reaches it.
         speed: Seconds that pass for each real second of :meth:`work`; 0 makes work take no time.
-
-    Attributes:
-        job_seconds: What a job beside takes, besides its share of real time.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class SimulatedClock(Clock):
         self._speed = speed
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self.job_seconds = 0.0
+        self._job_seconds: float | None = None  # that the job under way has slept
 
     def now(self) -> Now:
         """The simulated present."""
@@ -114,12 +113,18 @@ class SimulatedClock(Clock):
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
         """What ``do`` returns, and how many seconds it takes where others go on meanwhile."""
-        began = time.perf_counter()
-        value = do()
-        return value, self.job_seconds + (time.perf_counter() - began) * self._speed
+        began, self._job_seconds = time.perf_counter(), 0.0
+        try:
+            value = do()
+            return value, self._job_seconds + (time.perf_counter() - began) * self._speed
+        finally:
+            self._job_seconds = None
 
     def sleep(self, seconds: float) -> None:
         """Let time pass; events on the way happen at their times."""
+        if self._job_seconds is not None:
+            self._job_seconds += seconds
+            return
         # Rounded up: whoever waits for a rest of less than a nanosecond must get beyond it.
         self._advance(self._now + math.ceil(seconds * 1e9), lambda: False)
 

@@ -4,10 +4,17 @@ A step is consumed when it was executed, not by wall clock: an arm that held for
 the plan. A chunk's first action belongs to the time of its observation; steps executed during the inference are
 skipped (:attr:`ChunkSchedule.position`).
 
-Blending: ``none`` takes the newest chunk as it is. ``linear`` interpolates from the old chunk's remaining steps (or
-from the last executed action) to the new chunk's over ``blend_steps``. ``ensemble`` is ACT's temporal
-ensembling: the mean of every chunk's prediction for this step, weighted exp(-m i) with i = 0 for the oldest
-(Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware", 2023).
+The schedules (``control.schedule``) differ in when the policy is asked, and in the seam between two chunks:
+
+- ``sync`` asks when no step is left, and the arm waits for the answer. The others ask while the plan is executed.
+- ``append`` takes the newest chunk as it is.
+- ``blend`` interpolates from the old chunk's remaining steps (or from its last action) to the new chunk's over
+  ``blend_steps``.
+- ``ensemble`` is ACT's temporal ensembling: the mean of every chunk's prediction for this step, weighted
+  exp(-m i) with i = 0 for the oldest (Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost
+  Hardware", 2023).
+- ``rtc`` takes the newest chunk as it is, because the policy was told what is left of the old one and completes it
+  (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025).
 """
 
 from __future__ import annotations
@@ -57,8 +64,8 @@ class ChunkSchedule:
     Args:
         horizon: Actions of one chunk (``PolicySpec.horizon``).
         execute_steps: Steps of a chunk to execute before :attr:`wants_chunk`; 0 all.
-        blending: ``none``, ``linear`` or ``ensemble``.
-        blend_steps: Steps of a linear blend.
+        kind: ``sync``, ``append``, ``blend``, ``ensemble`` or ``rtc``.
+        blend_steps: Steps of a blend.
         decay: ACT's m.
         unblended: Entries of the action that are never blended (binary grippers).
         rotations: Entries that are a rotation, with its form.
@@ -69,7 +76,7 @@ class ChunkSchedule:
         horizon: int,
         execute_steps: int = 0,
         *,
-        blending: str = "none",
+        kind: str = "append",
         blend_steps: int = 4,
         decay: float = 0.01,
         unblended: tuple[int, ...] = (),
@@ -77,7 +84,7 @@ class ChunkSchedule:
     ) -> None:
         self.horizon = horizon
         self.execute_steps = execute_steps
-        self._blending = blending
+        self.kind = kind
         self._blend_steps = blend_steps
         self._decay = decay
         self._executed = 0
@@ -94,10 +101,11 @@ class ChunkSchedule:
         rotations: tuple[tuple[slice, str], ...] = (),
     ) -> ChunkSchedule:
         """The schedule that the options and the policy describe."""
+        kind = choose(config.schedule, spec)
         return cls(
             spec.horizon,
-            _steps(config),
-            blending=config.chunk_blending,
+            _steps(config, kind),
+            kind=kind,
             blend_steps=config.blend_steps,
             decay=config.ensemble_decay,
             unblended=unblended,
@@ -106,7 +114,7 @@ class ChunkSchedule:
 
     def configure(self, config: ControlConfig) -> None:
         """Take options that may change while running; the plan stays."""
-        self.execute_steps = _steps(config)
+        self.execute_steps = _steps(config, self.kind)
 
     def reset(self) -> None:
         """Forget all chunks and the last action; :attr:`position` goes on."""
@@ -143,6 +151,17 @@ class ChunkSchedule:
         """True when the policy should be asked: nothing remains to be executed."""
         return self.remaining == 0
 
+    def rest(self) -> FloatArray:
+        """The plan's actions that are left, float64 [left, D], as the policy predicted them.
+
+        Limits, which may have changed what was sent, are not in them: a policy continues its own numbers, and what
+        it answers passes the same limits.
+        """
+        if not self._placed:
+            return np.zeros((0, 0))
+        newest = self._placed[-1]
+        return newest.chunk.actions[self._executed - newest.start :].copy()
+
     def load(self, chunk: ActionChunk, start: int | None = None) -> None:
         """Switch to ``chunk``; older chunks only serve for blending.
 
@@ -155,8 +174,8 @@ class ChunkSchedule:
         self._before_load = self._last
         self._placed.append(_Placed(chunk, start))
         self._since_load = 0
-        keep = 1 if self._blending == "none" else 2 if self._blending == "linear" else None
-        while keep is not None and len(self._placed) > keep:
+        keep = {"ensemble": len(self._placed), "blend": 2}.get(self.kind, 1)
+        while len(self._placed) > keep:
             self._placed.popleft()
 
     def next(self, *, overrun: bool = False) -> Step | None:
@@ -174,9 +193,9 @@ class ChunkSchedule:
         own = newest.at(self._executed)
         if own is None:
             return None
-        if self._blending == "linear":
+        if self.kind == "blend":
             action = self._linear(own)
-        elif self._blending == "ensemble":
+        elif self.kind == "ensemble":
             action = self._ensemble(own)
         else:
             action = own
@@ -227,6 +246,19 @@ class ChunkSchedule:
         return mean
 
 
-def _steps(config: ControlConfig) -> int:
+def choose(schedule: str, spec: PolicySpec) -> str:
+    """The kind of schedule that ``control.schedule`` means for this policy.
+
+    Single steps leave nothing to do meanwhile, so they are ``sync``. ``auto`` takes ``rtc`` where the policy can,
+    and ``blend`` where it cannot.
+    """
+    if spec.horizon == 1:
+        return "sync"
+    if schedule in ("auto", "rtc"):
+        return "rtc" if spec.continues_chunks else "blend"
+    return schedule
+
+
+def _steps(config: ControlConfig, kind: str) -> int:
     """Steps between two questions; ``ensemble`` asks after every step, as ACT does, unless told otherwise."""
-    return 1 if config.chunk_blending == "ensemble" and config.execute_steps == 0 else config.execute_steps
+    return 1 if kind == "ensemble" and config.execute_steps == 0 else config.execute_steps

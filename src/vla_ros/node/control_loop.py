@@ -1,4 +1,4 @@
-"""The control loop: takes the newest frame, infers, and sends what may be sent.
+"""The control loop: sends the steps of the plan when they are due, and asks the policy for more.
 
 Receiving threads only leave things behind (mailboxes, inputs); the loop decides and sends. It never waits without a
 bound, and uses a frame once. The live node runs :meth:`ControlLoop.run_once` on a thread of its own; replay and
@@ -11,25 +11,24 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 
 from vla_ros.control.command import Command
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.outcome import COMMANDED, REPLACED, SHOWN, StepResult
+from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ImageError
+from vla_ros.node.ahead import Asker, Question
 from vla_ros.node.context import Context
+from vla_ros.node.frames import Frames
 from vla_ros.node.receiver import Frame
 from vla_ros.node.stepper import Inference, Stepper
-from vla_ros.node.worker import Worker
 from vla_ros.types import JointState
 
 _PATIENCE = 0.1  # s between looks at whether the loop should end
 _SUPERVISION_VALID = 0.05  # s; what the watchdog saw is old after this
-_MARGIN = 1  # steps by which a chunk is asked for earlier than the last answers needed
 _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
 
 
@@ -37,7 +36,7 @@ class Did(Enum):
     """What one iteration of the loop did."""
 
     WAITED = "nothing was due, or no frame came"
-    INFERRED = "a frame was given to the policy"
+    INFERRED = "the policy answered, and the first step of it was made"
     CONTINUED = "the next step of the plan was made"
 
 
@@ -64,22 +63,20 @@ class ControlLoop:
         self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
         self._watchdog = context.watchdog
         self._stepper = stepper
-        self._mailboxes = mailboxes
+        self._frames = Frames(context, mailboxes)
         self._prepare = prepare
         self._supervise = supervise
         self._config = context.options.current
         self._stepper.configure(self._config)
         self._limiter = RateLimiter.from_config(self._config)
-        self._newest: list[Frame | None] = [None] * len(mailboxes)
-        self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
-        self._asked_at = 0  # position of the schedule when the policy was asked last
         self._task = (-1, -1)  # epoch of the inputs and number of the arming to which the plan belongs
         self._interruptions = 0  # those that the plan has seen
         self._held: set[Reason] = set()
         self._ending = False
         self._ended = threading.Condition()
-        self._worker: Worker[Inference] = Worker(self._clock, self._ended)
+        self._asker = Asker(context, stepper, self._ended)
         self._unconfigured = False  # options changed while the policy was being asked
+        self._ran_out = False  # the plan ended at the last step, before the answer came
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -105,7 +102,7 @@ class ControlLoop:
         until = self._clock.steady() + timeout
         if thread is not None:
             thread.join(timeout)
-        ended = self._worker.close(max(0.0, until - self._clock.steady()))
+        ended = self._asker.close(max(0.0, until - self._clock.steady()))
         return ended and (thread is None or not thread.is_alive())
 
     def _run(self) -> None:
@@ -116,30 +113,35 @@ class ControlLoop:
             self._safety.stop(Reason.THREAD_DIED, f"{type(error).__name__}: {error}")
             self._context.logger.error(f"the control thread ended: {type(error).__name__}: {error}")
             raise
+        if self._asker.question is not None:
+            told = Refused(Reason.TASK_CHANGED, "the node was told to end during the inference")
+            self._refuse(told, self._asker.question.frame)
 
     def run_once(self) -> Did:
-        """Make one iteration: wait for the next step's time or frame, a tenth of a second at most, and make it."""
+        """Make one iteration: wait, a tenth of a second at most, for what is due next, and do it.
+
+        That is the next step of the plan, or without one an answer of the policy, or a frame to ask about.
+        """
         self._take_options()
         if not self._wait_until_due():
             return Did.WAITED
-        self._take_task()
-        self._discard_interrupted_plan()
-        planned = self._planned
-        if not planned or (self._is_ahead and self._is_time_to_ask):
-            frame = self._mailboxes[0].take() if planned else self._next_frame()
+        self._discard_void_plan()
+        if self._asker.question is None and self._is_time_to_ask:
+            frame = self._frames.waiting() if self._planned else self._next_frame()
             if frame is not None:
-                self._answer(frame)
-                return Did.INFERRED
-            if not planned:
-                return Did.WAITED
+                self._ask(frame)
+        if self._asker.answered:
+            self._land()
+            return Did.INFERRED
+        if not self._planned:
+            return Did.WAITED
         self._continue()
         return Did.CONTINUED
 
     @property
     def _is_ahead(self) -> bool:
         """True where the plan is executed while the policy infers."""
-        control = self._config.control
-        return control.ask_ahead and not control.lockstep and self._stepper.spec.horizon > 1
+        return self._stepper.schedule.kind != "sync" and not self._config.control.lockstep
 
     @property
     def _planned(self) -> int:
@@ -149,45 +151,19 @@ class ControlLoop:
 
     @property
     def _is_time_to_ask(self) -> bool:
-        """True where the plan may end before a chunk that is asked for now has come, by the last answers' time."""
+        """True where the plan may end before an answer to a question asked now has come."""
         schedule = self._stepper.schedule
-        return schedule.wants_chunk or schedule.left <= self._worker.seconds / self._limiter.period + _MARGIN
+        if schedule.wants_chunk or not self._is_ahead:
+            return schedule.wants_chunk
+        return schedule.left <= self._asker.refill(self._config.control, self._limiter.period)
 
-    def _continue(self) -> None:
-        """Execute the next step of the plan."""
-        dt = self._limiter.planned_time(self._clock.steady())
-        self._finish(self._stepper.next_command(self._fresh_joints(), dt), None)
-        self._limiter.executed(self._clock.steady())
-
-    def _take_options(self, *, asking: bool = False) -> None:
-        """Follow options that changed; one step sees one set of them."""
-        config = self._context.options.current
+    def _take_options(self) -> None:
+        """Follow options that changed; one step sees one set of them, and the policy none while it is asked."""
+        config, asking = self._context.options.current, self._asker.question is not None
         if config is not self._config or (self._unconfigured and not asking):
             self._config, self._unconfigured = config, asking
             self._limiter.configure(config.control.rate_hz)
             self._stepper.configure(config, asking=asking)
-
-    def _take_task(self) -> Snapshot:
-        """The newest inputs; where they belong to another task or arming, what was planned before is forgotten."""
-        armings, snapshot = self._safety.armings, self._inputs.snapshot
-        if self._task != (snapshot.epoch, armings):
-            self._task = snapshot.epoch, armings
-            self._stepper.new_task()
-        return snapshot
-
-    def _discard_interrupted_plan(self) -> None:
-        """Discard what was planned before a hold, however short it was: the arm moves on a fresh frame after it."""
-        interruptions = self._safety.interruptions
-        if interruptions != self._interruptions or not self._safety.may_move:
-            self._interruptions = interruptions
-            self._stepper.schedule.reset()
-
-    def _is_void(self) -> bool:
-        """True where what is being done belongs to an earlier task, or was begun before a person armed."""
-        return self._task != (self._inputs.snapshot.epoch, self._safety.armings)
-
-    def _fresh_joints(self) -> Mapping[str, JointState]:
-        return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _wait_until_due(self) -> bool:
         """Wait for the time of the next step; False where it has not come yet, or the loop is to end.
@@ -196,9 +172,22 @@ class ControlLoop:
         """
         if self._config.control.lockstep:
             return True
-        due = self._limiter.planned_due if self._planned else self._limiter.frame_due
+        asking = self._asker.question is not None
+        if asking and not self._planned and not self._wait_for_answer():
+            return False
+        due = self._limiter.planned_due if asking or self._planned else self._limiter.frame_due
         self._wait(due - self._clock.steady(), lambda: self._ending)
         return not self._ending and due <= self._clock.steady()
+
+    def _wait_for_answer(self) -> bool:
+        """Wait until the policy has answered; the arm rests where the plan ended."""
+        left = self._limiter.planned_due - self._clock.steady() if self._ran_out else _PATIENCE
+        self._wait(left, lambda: self._ending or self._asker.answered)
+        if self._ran_out and self._limiter.planned_due <= self._clock.steady() and not self._asker.answered:
+            self._ran_out = False
+            if self._safety.may_move and not self._is_void(self._task):
+                self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
+        return self._asker.answered
 
     def _wait(self, seconds: float, ready: Callable[[], bool]) -> None:
         """Wait until ``ready()``, for ``seconds`` and a tenth of a second at most."""
@@ -206,127 +195,110 @@ class ControlLoop:
             with self._ended:
                 self._clock.wait_for(self._ended, ready, min(seconds, _PATIENCE))
 
+    def _discard_void_plan(self) -> None:
+        """Discard a plan of another task, or from before a hold however short: the arm moves on a fresh frame."""
+        if self._asker.question is None:
+            self._take_task()
+        interruptions = self._safety.interruptions
+        if interruptions != self._interruptions or not self._safety.may_move or self._is_void(self._task):
+            self._interruptions = interruptions
+            self._stepper.schedule.reset()
+
+    def _take_task(self) -> Snapshot:
+        """The newest inputs; where they belong to another task or arming, the policy and the plan begin anew."""
+        armings, snapshot = self._safety.armings, self._inputs.snapshot
+        if self._task != (snapshot.epoch, armings):
+            self._task = snapshot.epoch, armings
+            self._stepper.new_task()
+        return snapshot
+
+    def _is_void(self, task: tuple[int, int]) -> bool:
+        """True where ``task`` is an earlier one, or was begun before a person armed."""
+        return task != (self._inputs.snapshot.epoch, self._safety.armings)
+
+    def _fresh_joints(self) -> Mapping[str, JointState]:
+        return self._inputs.fresh_joints(self._config.timeouts.joint_state)
+
     def _next_frame(self) -> Frame | None:
         """The newest frame of the first camera, or the one that is about to come."""
-        mailbox = self._mailboxes[0]
-        frame = mailbox.take(_PATIENCE)
+        frame = self._frames.next(_PATIENCE)
         if frame is None or self._config.control.lockstep:
             return frame
-        arrived = frame.arrived.steady / 1e9
-        patience = self._limiter.patience(self._clock.steady(), arrived, arrived + frame.interval)
-        newer = mailbox.take(min(patience, _PATIENCE)) if patience else None
-        if newer is None:
-            return frame
-        self._context.report(frame.outcome(REPLACED))
-        return newer
+        return self._frames.newer(frame, self._limiter, _PATIENCE)
 
-    def _answer(self, frame: Frame) -> None:
-        """Infer on a frame of the first camera, and send the first command."""
-        began = self._clock.steady()
-        self._take(0, frame)
-        for index, mailbox in enumerate(self._mailboxes[1:], start=1):
-            other = mailbox.take()
-            if other is not None:
-                self._take(index, other)
+    def _ask(self, frame: Frame) -> None:
+        """Ask the policy about a frame, and the newest ones of the other cameras."""
+        self._frames.use(frame)
+        if self._config.control.lockstep:
+            keys = self._stepper.spec.feeds
+            arms = tuple(arm.name for arm in self._stepper.controller.arms)
+            if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT, arms):
+                late = f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
+                self._refuse(Refused(Reason.JOINT_STATE_STALE, late), frame)
+                return
+        fresh = self._fresh_joints()
+        inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
+        self._asker.ask(frame, self._frames.data, inputs, self._task, self._limiter.period, ahead=self._is_ahead)
+
+    def _land(self) -> None:
+        """Put the policy's answer into the schedule, and send the step of it that is due."""
+        question = self._asker.question
+        assert question is not None
         try:
-            answer = self._infer(frame)
+            answer = self._load(question)
         except ImageError as error:
-            self._watchdog.images(self._clock.now(), readable=False)
-            self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), frame)
+            self._context.watchdog.images(self._clock.now(), readable=False)
+            self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), question.frame)
             return
         except Refused as refused:
-            self._refuse(refused, frame)
+            self._refuse(refused, question.frame)
             return
-        self._context.stats.record({"wait": 1e3 * began - frame.arrived.steady / 1e6})
+        self._context.stats.record({"wait": 1e3 * question.began - question.frame.arrived.steady / 1e6})
         self._take_options()  # limits that were tightened meanwhile hold for this command
-        dt = self._limiter.step_time(began)
-        if self._is_ahead and self._stepper.schedule.position != self._asked_at:
-            dt = self._limiter.period
-            while not self._ending and self._limiter.planned_due > self._clock.steady():
-                self._wait(self._limiter.planned_due - self._clock.steady(), lambda: self._ending)
-        reference = self._inputs.joints_at(frame.stamp)
+        now = self._clock.steady()
+        dt = self._limiter.planned_time(now) if question.ahead else self._limiter.step_time(question.began)
+        reference = self._inputs.joints_at(question.frame.stamp)
         step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
-        self._finish(step, frame)
-        self._limiter.answered(began, self._clock.steady())
+        self._finish(step, question.frame)
+        if question.ahead:
+            self._limiter.executed(self._clock.steady())
+        else:
+            self._limiter.answered(question.began, self._clock.steady())
 
-    def _take(self, index: int, frame: Frame) -> None:
-        """Make a frame its camera's newest; one before it that no step could use yet was replaced."""
-        before, self._newest[index] = self._newest[index], frame
-        if before is not None and index in self._unreported:
-            self._context.report(before.outcome(REPLACED))
-        self._unreported.add(index)
-
-    def _infer(self, frame: Frame) -> Inference:
-        """Ask the policy.
+    def _load(self, question: Question) -> Inference:
+        """Switch to the chunk that the policy has answered with.
 
         Raises:
             ImageError: A frame cannot be decoded.
             Refused: Something is missing, or the answer is wrong, late or void.
         """
-        if self._config.control.lockstep:
-            keys = self._stepper.spec.feeds
-            arms = tuple(arm.name for arm in self._stepper.controller.arms)
-            if not self._inputs.wait_for_stamp(frame.stamp, keys, _LOCKSTEP_WAIT, arms):
-                raise Refused(
-                    Reason.JOINT_STATE_STALE, f"no joint state for the frame's stamp in {_LOCKSTEP_WAIT} s"
-                )
-        fresh = self._fresh_joints()
-        inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
-        frames = [newest.data if newest else None for newest in self._newest]
-        self._asked_at = self._stepper.schedule.position
-        self._watchdog.inference_began(self._clock.now())
-        try:
-            if self._is_ahead:
-                answer = self._ask_beside(partial(self._stepper.ask, frames, inputs))
-            else:
-                with self._clock.work():
-                    answer = self._stepper.ask(frames, inputs)
-            self._watchdog.images(self._clock.now(), readable=True)
-        finally:
-            in_time = self._watchdog.inference_ended(self._clock.now())
+        schedule = self._stepper.schedule
+        answer, in_time = self._asker.take()
+        self._context.watchdog.images(self._clock.now(), readable=True)
+        refused = None
         if not in_time:
-            self._stepper.schedule.reset()
-            raise Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
-        if self._is_void():
-            self._stepper.schedule.reset()
-            raise Refused(Reason.TASK_CHANGED, "an instruction, a reset or an arming came during the inference")
-        self._stepper.schedule.load(answer.chunk, self._asked_at)
-        if not self._stepper.schedule.left:
-            self._stepper.schedule.reset()
-            raise Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it came")
+            refused = Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
+        elif self._is_void(question.task):
+            came = "an instruction, a reset or an arming came during the inference"
+            refused = Refused(Reason.TASK_CHANGED, came)
+        elif question.previous is not None and question.interruptions != self._safety.interruptions:
+            refused = Refused(Reason.TASK_CHANGED, "the plan that the answer continues ended with a hold")
+        else:
+            schedule.load(answer.chunk, question.position)
+            if not schedule.left:
+                refused = Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it came")
+        if refused is not None:
+            schedule.reset()
+            raise refused
         return answer
 
-    def _ask_beside(self, job: Callable[[], Inference]) -> Inference:
-        """Ask the policy on its own thread, and execute the plan until it has answered.
-
-        Raises:
-            ImageError: As the policy's side raised it.
-            Refused: The same, or the loop is to end.
-        """
-        self._worker.begin(job)
-        schedule, ran_out = self._stepper.schedule, False
-        while not self._worker.ready and not self._ending:
-            self._discard_interrupted_plan()
-            if self._is_void():
-                schedule.reset()
-            left = self._limiter.planned_due - self._clock.steady()
-            if ran_out and left <= 0:
-                ran_out = False
-                if self._safety.may_move and not self._is_void():
-                    self._safety.report(Reason.PLAN_EMPTY, "see control.ask_ahead and control.execute_steps")
-            self._wait(left if self._planned or ran_out else _PATIENCE, self._is_answered)
-            if self._planned and not self._ending and self._limiter.planned_due <= self._clock.steady():
-                position = schedule.position
-                self._take_options(asking=True)
-                self._continue()
-                ran_out = not self._planned and schedule.position > position
-        if not self._worker.ready:
-            raise Refused(Reason.TASK_CHANGED, "the node was told to end during the inference")
-        return self._worker.result()
-
-    def _is_answered(self) -> bool:
-        return self._ending or self._worker.ready
+    def _continue(self) -> None:
+        """Execute the next step of the plan."""
+        dt = self._limiter.planned_time(self._clock.steady())
+        self._finish(self._stepper.next_command(self._fresh_joints(), dt), None)
+        self._limiter.executed(self._clock.steady())
+        self._ran_out = not self._planned
 
     def _finish(self, step: StepResult, frame: Frame | None) -> None:
         """Show the action, and send the command where it may be sent."""
@@ -356,11 +328,7 @@ class ControlLoop:
         total = (now.steady - frame.arrived.steady) / 1e6
         stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
         outcome = COMMANDED if sent else SHOWN
-        for index in sorted(self._unreported):
-            used = self._newest[index]
-            assert used is not None
-            self._context.report(used.outcome(outcome, ended=now.ros, stages_ms=step.stages_ms))
-        self._unreported.clear()
+        self._frames.finish(outcome, ended=now.ros, stages_ms=step.stages_ms)
 
     def _send_allowed(self, commands: Sequence[Command]) -> bool:
         """Send the commands where they may be sent; True where they were.
@@ -376,7 +344,7 @@ class ControlLoop:
             with self._safety.motion() as may_move:
                 if self._clock.steady() - looked > _SUPERVISION_VALID:
                     continue
-                allowed = may_move and not self._is_void() and not self._ending
+                allowed = may_move and not self._is_void(self._task) and not self._ending
                 if allowed:
                     send()
                     self._stepper.executed()
@@ -404,8 +372,7 @@ class ControlLoop:
         if frame is None:
             self._safety.report(reason, detail)
         else:
-            self._unreported.discard(0)
-            self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
+            self._frames.refuse(frame, reason, detail)
         if reason.level is Level.HOLD:
             self._held.add(reason)
         self._context.throttled.log(reason.value, f"{reason.value}: {detail}")

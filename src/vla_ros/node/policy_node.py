@@ -96,6 +96,13 @@ class PolicyNode:
             raise
         self._logger.info(self._summary())
         self._logger.info(f"features:\n{stepper.binding.table()}")
+        if (wanted := self.config.control.schedule) not in ("auto", stepper.schedule.kind):
+            why = (
+                "returns single steps" if stepper.spec.horizon == 1 else "cannot continue a chunk that is executed"
+            )
+            self._logger.warning(
+                f"control.schedule: found {wanted}, and the policy {why}: '{stepper.schedule.kind}' is used"
+            )
         for arm in stepper.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)
@@ -360,7 +367,7 @@ class PolicyNode:
         ]
         return (
             f"policy '{config.policy.name}' is ready: image(s) {', '.join(spec.image_keys)}, "
-            f"{spec.dimension} numbers, {spec.horizon} step(s); "
+            f"{spec.dimension} numbers, {spec.horizon} step(s), {self._stepper.schedule.kind}; "
             f"{', '.join(config.camera.topics)} -> {' and '.join(outputs)} "
             f"by {self._graph.backend}"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from vla_ros.control.schedule import ChunkSchedule
 from vla_ros.errors import VlaRosError
 from vla_ros.node.observer import Observer
 from vla_ros.policies.base import Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, Observation, PreviousChunk
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import CdrBytes
 
@@ -166,10 +166,15 @@ class Stepper:
         self.schedule.load(answer.chunk, start)
         return answer
 
-    def ask(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
-        """As :meth:`infer`, but leaves the schedule alone: another thread may execute the plan meanwhile."""
+    def ask(
+        self, frames: Sequence[CdrBytes | None], inputs: Snapshot, previous: PreviousChunk | None = None
+    ) -> Inference:
+        """As :meth:`infer`, but leaves the schedule alone: another thread may execute the plan meanwhile.
+
+        ``previous`` is what the policy is to continue.
+        """
         began = time.perf_counter()
-        observation = self.observe(frames, inputs)
+        observation = replace(self.observe(frames, inputs), previous=previous)
         asked = time.perf_counter()
         chunk = self._ask(observation)
         prepared = observation.images.spent_ms if isinstance(observation.images, LazyImages) else 0.0

@@ -1,4 +1,4 @@
-"""One thread beside another: whoever hands it a job goes on meanwhile, and asks whether it has ended."""
+"""Runs jobs on a thread of its own: whoever hands over a job goes on meanwhile, and asks whether it has ended."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _REMEMBERED = 20
 class Worker(Generic[T]):
     """Does one job at a time. Begin another only after :meth:`result`.
 
-    On a simulated clock a job is done at once, and has ended once its time has passed (:meth:`SimulatedClock.work`
-    and :attr:`SimulatedClock.job_seconds`).
+    On a simulated clock a job is done at once, and has ended once its time has passed (:meth:`SimulatedClock.job`).
 
     Args:
         changed: Notified when a job has ended.
+        ended: Called before that, on the thread that did the job.
     """
 
-    def __init__(self, clock: Clock, changed: threading.Condition) -> None:
-        self._clock, self._changed = clock, changed
+    def __init__(
+        self, clock: Clock, changed: threading.Condition, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._clock, self._changed, self._on_end = clock, changed, ended
         self._jobs: queue.SimpleQueue[Callable[[], T] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._outcome: tuple[T | None, BaseException | None] | None = None
@@ -38,7 +40,7 @@ class Worker(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long a job takes: the 95th percentile of the last 20; infinite before the first."""
+        """How long a job takes: the 95th percentile of the last 20 that did not fail; infinite before the first."""
         return float(np.percentile(self._took, 95)) if self._took else math.inf
 
     @property
@@ -46,13 +48,18 @@ class Worker(Generic[T]):
         """True once the job has ended."""
         return self._outcome is not None
 
-    def begin(self, job: Callable[[], T]) -> None:
-        """Hand over a job; returns at once."""
+    def begin(self, job: Callable[[], T], *, beside: bool = True) -> None:
+        """Hand over a job and return at once; where not ``beside``, do it on this thread."""
         assert not self._busy, "one job at a time"
         self._outcome, self._busy, self._began = None, True, self._clock.steady()
+        if not beside:
+            with self._clock.work():
+                outcome = _outcome(job)
+            self._end(outcome)
+            return
         if isinstance(self._clock, SimulatedClock):
-            outcome = self._clock.job(lambda: _outcome(job))
-            self._clock.after(outcome[1], lambda: self._end(outcome[0]))
+            simulated, seconds = self._clock.job(lambda: _outcome(job))
+            self._clock.after(seconds, lambda: self._end(simulated))
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="vla_inference", daemon=True)
@@ -63,7 +70,6 @@ class Worker(Generic[T]):
         """What the job returned or raised; it has ended."""
         assert self._outcome is not None, "it has not ended"
         (value, error), self._outcome, self._busy = self._outcome, None, False
-        self._took.append(self._clock.steady() - self._began)
         if error is not None:
             raise error
         return value  # type: ignore[return-value]
@@ -81,6 +87,9 @@ class Worker(Generic[T]):
             self._end(_outcome(job))
 
     def _end(self, outcome: tuple[T | None, BaseException | None]) -> None:
+        self._on_end()
+        if outcome[1] is None:
+            self._took.append(self._clock.steady() - self._began)
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()

@@ -1,0 +1,130 @@
+"""Asks the policy: on the control thread, or ahead of time on a thread of its own while the plan is executed.
+
+Ahead, a chunk is asked for when the plan has as few steps left as the answer takes to come (or
+``control.refill_steps``). With the schedule ``rtc`` the observation says what is left of the plan, and how much of
+that will have been executed by then.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, replace
+
+from vla_ros.config import ControlConfig
+from vla_ros.control.inputs import Snapshot
+from vla_ros.node.context import Context
+from vla_ros.node.receiver import Frame
+from vla_ros.node.stepper import Inference, Stepper
+from vla_ros.node.worker import Worker
+from vla_ros.types import PreviousChunk
+from vla_ros.vision.messages import CdrBytes
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What the policy was asked last.
+
+    Attributes:
+        frame: Of the first camera.
+        began: When the frame was taken, seconds of the steady clock.
+        position: Of the schedule then: the first action of the answer belongs to it.
+        task: Epoch of the inputs and number of the arming.
+        interruptions: Of motion until then.
+        previous: What the answer continues, or None.
+        ahead: True where the plan is executed meanwhile.
+    """
+
+    frame: Frame
+    began: float
+    position: int
+    task: tuple[int, int]
+    interruptions: int
+    previous: PreviousChunk | None
+    ahead: bool
+
+
+class Asker:
+    """One question at a time. Used from the control thread.
+
+    Args:
+        changed: Notified when the policy has answered.
+    """
+
+    def __init__(self, context: Context, stepper: Stepper, changed: threading.Condition) -> None:
+        self._context, self._clock, self._stepper = context, context.clock, stepper
+        self._worker: Worker[Inference] = Worker(context.clock, changed, self._ended)
+        self._question: Question | None = None
+        self._in_time = True
+
+    @property
+    def question(self) -> Question | None:
+        """The question under way or answered; None after :meth:`take`."""
+        return self._question
+
+    @property
+    def answered(self) -> bool:
+        """True where :meth:`take` has something to return or raise."""
+        return self._worker.ready
+
+    def refill(self, control: ControlConfig, period: float) -> float:
+        """Steps left of a plan at which to ask for the next chunk; infinite before the first answer."""
+        overlap = 1 if self._stepper.schedule.kind == "append" else control.blend_steps
+        return control.refill_steps or self._worker.seconds / period + overlap
+
+    def ask(
+        self,
+        frame: Frame,
+        data: list[CdrBytes | None],
+        inputs: Snapshot,
+        task: tuple[int, int],
+        period: float,
+        *,
+        ahead: bool,
+    ) -> None:
+        """Ask about a frame; where not ``ahead``, it is answered on return.
+
+        Args:
+            frame: Of the first camera.
+            data: The newest message of each camera.
+            inputs: Joint states, feeds and instruction at that moment.
+            task: As :class:`Question`.
+            period: Seconds for each step that is executed meanwhile.
+            ahead: As :class:`Question`.
+        """
+        schedule, control = self._stepper.schedule, self._context.options.current.control
+        previous = None
+        if schedule.kind == "rtc" and schedule.left:
+            delay = math.ceil(min(self._worker.seconds / period, schedule.left)) if ahead else 0
+            previous = PreviousChunk(schedule.rest(), delay)
+        interruptions = self._context.safety.interruptions
+        began = self._clock.steady()
+        self._question = Question(frame, began, schedule.position, task, interruptions, previous, ahead)
+
+        def job() -> Inference:
+            answer = self._stepper.ask(data, inputs, previous)
+            if not control.inject_delay_ms:
+                return answer
+            self._clock.sleep(control.inject_delay_ms / 1e3)
+            inference = answer.stages_ms["inference"] + control.inject_delay_ms
+            return replace(answer, stages_ms={**answer.stages_ms, "inference": inference})
+
+        self._context.watchdog.inference_began(self._clock.now())
+        self._worker.begin(job, beside=ahead)
+
+    def take(self) -> tuple[Inference, bool]:
+        """The answer, and True where it came within ``timeouts.inference``.
+
+        Raises:
+            ImageError: A frame cannot be decoded.
+            Refused: Something is missing, or the policy failed.
+        """
+        self._question = None
+        return self._worker.result(), self._in_time
+
+    def close(self, timeout: float) -> bool:
+        """Wait for the answer under way; False where that took longer than ``timeout`` seconds."""
+        return self._worker.close(timeout)
+
+    def _ended(self) -> None:
+        self._in_time = self._context.watchdog.inference_ended(self._clock.now())

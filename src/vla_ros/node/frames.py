@@ -1,0 +1,73 @@
+"""The camera frames that the control loop works on: the newest of each camera, each with exactly one outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.outcome import REPLACED
+from vla_ros.control.rate_limiter import RateLimiter
+from vla_ros.control.reasons import Reason
+from vla_ros.node.context import Context
+from vla_ros.node.receiver import Frame
+from vla_ros.vision.messages import CdrBytes
+
+
+class Frames:
+    """Takes frames from the mailboxes of all cameras; the first camera sets the rhythm. Used from one thread."""
+
+    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]]) -> None:
+        self._context = context
+        self._first, *self._others = mailboxes
+        self._newest: list[Frame | None] = [None] * len(mailboxes)
+        self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
+
+    @property
+    def data(self) -> list[CdrBytes | None]:
+        """The newest message of each camera; None where none has come yet."""
+        return [frame.data if frame else None for frame in self._newest]
+
+    def waiting(self) -> Frame | None:
+        """The first camera's frame that has come meanwhile, or None."""
+        return self._first.take()
+
+    def next(self, patience: float) -> Frame | None:
+        """The first camera's next frame, within ``patience`` seconds."""
+        return self._first.take(patience)
+
+    def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
+        """``frame``, or the one about to come, where the limiter finds it worth waiting for."""
+        now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
+        wait = min(limiter.patience(now, arrived, arrived + frame.interval), patience)
+        newer = self._first.take(wait) if wait else None
+        if newer is None:
+            return frame
+        self._context.report(frame.outcome(REPLACED))
+        return newer
+
+    def use(self, frame: Frame) -> None:
+        """Make ``frame`` the first camera's newest, and take the newest of the others."""
+        self._use(0, frame)
+        for index, mailbox in enumerate(self._others, start=1):
+            if (other := mailbox.take()) is not None:
+                self._use(index, other)
+
+    def refuse(self, frame: Frame, reason: Reason, detail: str) -> None:
+        """Report that nothing came of the first camera's newest frame."""
+        self._unreported.discard(0)
+        self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
+
+    def finish(self, outcome: str, **details: object) -> None:
+        """Report the outcome of all newest frames; ``details`` are further fields of it."""
+        for index in sorted(self._unreported):
+            used = self._newest[index]
+            assert used is not None
+            self._context.report(used.outcome(outcome, **details))
+        self._unreported.clear()
+
+    def _use(self, index: int, frame: Frame) -> None:
+        """Make a frame its camera's newest; one before it that no step could use was replaced."""
+        before, self._newest[index] = self._newest[index], frame
+        if before is not None and index in self._unreported:
+            self._context.report(before.outcome(REPLACED))
+        self._unreported.add(index)
