@@ -120,7 +120,12 @@ class FloatResize:
     columns: tuple[NDArray[np.intp], NDArray[np.float32]]
 
 
-Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding, ...]
+@dataclass(frozen=True)
+class JpegRoundTrip:
+    """The loss of TensorFlow's JPEG encoder and decoder with their defaults."""
+
+
+Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | JpegRoundTrip, ...]
 """Steps one after the other, each rounded to uint8 as its host version rounds."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,14 @@ from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.oft.build import make_chunk_engine, normalize_state, plain_inference
 from vla_ros.policies.oft.inference import Asked, Chunk, ChunkInference
 from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.processors import OFTResize, prepare
+from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.actions import ActionStatistics
 from vla_ros.policies.openvla.build_engine import fill_quantized
 from vla_ros.policies.openvla.loading import empty, fill
 from vla_ros.policies.openvla.tiny import tiny_architecture
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
+from vla_ros.vision.preprocess import process
 
 MODELS = {
     "openvla-oft-7b": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
@@ -42,7 +42,6 @@ class Step:
         layout = inference.model.layout
         self.inference, self.processor, self.prompt = inference, processor, prompt
         self.cameras = [make_messages(*size, seed=index, grain=8) for index in range(layout.images)]
-        self.threads = ThreadPoolExecutor(layout.images)
         ones = np.ones(max(layout.action, layout.state))
         self.statistics = ActionStatistics("random", -ones, ones, ones > 0, 1e-8)
         self.state = np.linspace(-1, 1, layout.state)
@@ -53,11 +52,9 @@ class Step:
         watch = Stopwatch()
         decoded = [decode_image(message).image for message in messages]
         watch.lap("receive")
-        if self.inference.runner.graphs:
-            raw = [RawImage(image, processor=self.processor) for image in decoded]
-            images: Any = prepare(self.inference, raw, self.threads)
-        else:
-            images = list(self.threads.map(self.processor, decoded))
+        images: Any = [RawImage(image, processor=self.processor) for image in decoded]
+        if not self.inference.runner.graphs:
+            images = list(map(process, images))
         state = normalize_state(_first(self.statistics, len(self.state)), self.state)
         watch.lap("preprocess")
         chunk = self.inference.answer(Asked(images, self.prompt, state, None))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.types import ImageProcessor, Padding, Resampling, UInt8Array
+from vla_ros.types import ImageProcessor, JpegRoundTrip, Padding, Resampling, UInt8Array
 from vla_ros.vision import resample
 from vla_ros.vision.geometry import center_crop_box
 from vla_ros.vision.resize_with_pad import centred_corner, fitted_size, resize_with_pad
@@ -145,8 +145,19 @@ class LiberoResize(_Resize):
     def __call__(self, image: UInt8Array) -> UInt8Array:
         """Resize; as the base class."""
         require_image(image)
-        resized = resize_lanczos3(jpeg_round_trip(image), self.size)
-        return resized if self.crop_area == 1.0 else crop_center(resized, self.crop_area, self.size)
+        return self._crop(resize_lanczos3(jpeg_round_trip(image), self.size))
+
+    def resampling(self, source: tuple[int, int]) -> Resampling | None:
+        """Integers or single float32 operations; libjpeg decodes images below five columns in another way."""
+        if source[1] < 5:
+            return None
+        return (JpegRoundTrip(), *resample.lanczos3_steps(source, self.size), *self._crop_steps())
+
+    def _crop(self, image: UInt8Array) -> UInt8Array:
+        return image if self.crop_area == 1.0 else crop_center(image, self.crop_area, self.size)
+
+    def _crop_steps(self) -> Resampling:
+        return () if self.crop_area == 1.0 else resample.bilinear_crop(self.size, self.size, self.crop_area)
 
 
 @dataclass(frozen=True)

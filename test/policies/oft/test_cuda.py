@@ -12,7 +12,7 @@ from vla_ros.bench.models import random_weights
 from vla_ros.policies.oft.build import check_chunks, make_chunk_engine, plain_inference
 from vla_ros.policies.oft.inference import Asked
 from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.processors import OFTResize, prepare
+from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla.loading import empty, fill
 from vla_ros.policies.openvla.tiny import tiny_architecture
 from vla_ros.types import RawImage
@@ -102,8 +102,7 @@ def test_camera_images_are_processed_as_on_the_host(camera_side):
         pixels = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(2)]
         raw = [RawImage(image, "rotate_180", processor) for image in pixels]
         chunks = [
-            engine.answer(Asked(images, prompt, np.zeros(8)))
-            for images in (prepare(engine, raw, None), [process(one) for one in raw])
+            engine.answer(Asked(images, prompt, np.zeros(8))) for images in (raw, [process(one) for one in raw])
         ]
         np.testing.assert_array_equal(chunks[0].normalized, chunks[1].normalized)
         assert engine.wait(60)

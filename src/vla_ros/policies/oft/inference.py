@@ -54,8 +54,7 @@ class Asked:
     """One observation.
 
     Attributes:
-        images: Uint8 [H, W, 3] each, processed, the main camera first; or all as they are before the steps that the
-            device does.
+        images: Uint8 [H, W, 3] each, processed, the main camera first; or all as the cameras sent them.
         prompt: Int64 [L]: BOS, prompt, closing token.
         state: [P], normalised; None without one.
         noise: [K, D], where denoising starts; None without a diffusion head.
@@ -234,8 +233,6 @@ class ChunkInference:
         )
         size = (model.architecture.image_size, model.architecture.image_size)
         self._resizer = ImageResizer(size, weights.device, runner, background)
-        self._first: tuple[ImageResizer, Tensor] | None = None  # for resizes that come before JPEG
-        self._background = background
         self._plans: dict[tuple[int, int], Plan] = {}
         self._lost: DeviceLostError | None = None
 
@@ -268,33 +265,14 @@ class ChunkInference:
             self._lost = error
             raise
 
-    @torch.inference_mode()
-    def resized(self, images: Sequence[RawImage], size: tuple[int, int]) -> list[UInt8Array]:
-        """Camera images turned and resized on the device: uint8 [*size, 3] on the host.
-
-        Raises:
-            ConfigError: The device cannot run an image's processor.
-        """
-        if self._first is None:
-            target = torch.zeros(len(images), *size, 3, dtype=torch.uint8, device=self.weights.device)
-            resizer = ImageResizer(size, self.weights.device, self.runner, self._background)
-            self._first = resizer, target
-        resizer, target = self._first
-        with explain_device_errors(self.weights.device), self.runner.stream():
-            resizer.resize(resizer.upload(images), target)
-            return list(self.runner.download(target))
-
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for background captures; return False after ``timeout`` seconds."""
-        first = self._first is None or self._first[0].wait(timeout)
-        return first and self._graphs.wait(timeout) and self._resizer.wait(timeout)
+        return self._graphs.wait(timeout) and self._resizer.wait(timeout)
 
     def close(self) -> None:
         """Free buffers and graphs, but not the weights."""
         self._graphs.close()
         self._resizer.clear()
-        if self._first is not None:
-            self._first[0].clear()
         self.runner.close()
 
     def _plan(self, prompt: int, step: StepBuffers) -> Plan:

@@ -6,7 +6,6 @@ import gc
 import logging
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +17,7 @@ from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
+from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
@@ -32,7 +32,7 @@ from vla_ros.policies.oft.checkpoint import layout_of, read_weights
 from vla_ros.policies.oft.inference import Asked, Chunk, ChunkInference
 from vla_ros.policies.oft.network import OFTModel
 from vla_ros.policies.oft.options import OFTOptions
-from vla_ros.policies.oft.processors import OFTResize, prepare
+from vla_ros.policies.oft.processors import OFTResize
 from vla_ros.policies.openvla import memory
 from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
@@ -114,7 +114,6 @@ class OFTPolicy(Policy):
         self._preset = config.preset
         self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
         self._loaded: Loaded | None = None
-        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def loaded(self) -> Loaded:
@@ -219,7 +218,6 @@ class OFTPolicy(Policy):
                 horizon=layout.chunk,
                 noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
             )
-            self._threads = ThreadPoolExecutor(len(keys), "images") if len(keys) > 1 else None
             progress(0.95, "self-test")
             inference = self._start(model, prompt, fast, decoder)
             bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
@@ -288,9 +286,6 @@ class OFTPolicy(Policy):
 
     def close(self) -> None:
         """Free the weights."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
         if self._loaded is None:
             return
         cuda = self._loaded.model.device.type == "cuda"
@@ -323,16 +318,15 @@ class OFTPolicy(Policy):
         return actions
 
     def _images(self, observation: Observation) -> list[UInt8Array] | list[RawImage]:
-        """The images in the spec's order, several processed side by side; on the engine's device after JPEG."""
+        """The images in the spec's order, as the cameras sent them where the engine's device processes them."""
         keys = self.spec.image_keys
         raw = [observation.raw_images[key] for key in keys if key in observation.raw_images]
-        if self.loaded.inference.runner.graphs and len(raw) == len(keys):
-            return prepare(self.loaded.inference, raw, self._threads)
+        if self.loaded.inference.runner.graphs and len(raw) == len(keys) and all(map(on_device, raw)):
+            return raw
         missing = [key for key in keys if key not in observation.images]
         if missing:
             raise ImageError(f"OpenVLA-OFT: no image {missing}, there are {list(observation.images)}")
-        take = map if self._threads is None else self._threads.map
-        images = list(take(observation.images.__getitem__, keys))
+        images = [observation.images[key] for key in keys]
         for key, image in zip(keys, images, strict=True):
             expected = (*self.spec.processors[key].size, 3)
             if image.dtype != np.uint8 or image.shape != expected:

@@ -1,0 +1,173 @@
+"""The loss of a JPEG round trip on any device, bit-identical to libjpeg-turbo's.
+
+As ``tf.io.encode_jpeg`` and ``decode_jpeg`` with their defaults: quality 95, 4:2:0, accurate forward DCT, fast
+inverse DCT, smooth upsampling. All of it is integer arithmetic; Huffman coding loses nothing and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LUMA = (
+    (16, 11, 10, 16, 24, 40, 51, 61), (12, 12, 14, 19, 26, 58, 60, 55), (14, 13, 16, 24, 40, 57, 69, 56),
+    (14, 17, 22, 29, 51, 87, 80, 62), (18, 22, 37, 56, 68, 109, 103, 77), (24, 35, 55, 64, 81, 104, 113, 92),
+    (49, 64, 78, 87, 103, 121, 120, 101), (72, 92, 95, 98, 112, 100, 103, 99),
+)  # fmt: skip
+_CHROMA = (
+    (17, 18, 24, 47, 99, 99, 99, 99), (18, 21, 26, 66, 99, 99, 99, 99), (24, 26, 56, 99, 99, 99, 99, 99),
+    (47, 66, 99, 99, 99, 99, 99, 99), *((99,) * 8,) * 4,
+)  # fmt: skip
+"""Quantisation tables of the standard's Annex K, for quality 50."""
+
+_TO_YCC = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
+_FROM_CHROMA = ((0, 91881), (-22554, -46802), (116130, 0))
+"""Colour conversions in multiples of 2^-16."""
+
+_AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.541196100, 0.275899379)
+"""Factors along each axis that the fast inverse DCT expects in its coefficients."""
+
+
+class _Constants(NamedTuple):
+    """Matrices int32 [outputs, inputs] and tables on one device.
+
+    Attributes:
+        to_ycc: [3, 3], with ``ycc_offsets`` [3].
+        ycc_offsets: See above.
+        from_chroma: [3, 2].
+        forward: DCT in multiples of 2^-13.
+        before: [5, 8], of an inverse DCT: what its products take.
+        factors: [5], of the products, in multiples of 2^-8.
+        after: [8, 13], takes the input with the products behind it.
+        steps: [2, 8, 8], quantisation of luma and chroma coefficients, which are 8 times too large.
+        scales: [2, 8, 8], of their inverse.
+    """
+
+    to_ycc: Tensor
+    ycc_offsets: Tensor
+    from_chroma: Tensor
+    forward: Tensor
+    before: Tensor
+    factors: Tensor
+    after: Tensor
+    steps: Tensor
+    scales: Tensor
+
+
+def round_trip(images: Tensor) -> Tensor:
+    """What encoding and decoding leave of uint8 images [B, H, W, 3], in the same shape."""
+    batch, height, width, _ = images.shape
+    constants = _constants(images.device)
+    ycc = (_multiply(images, constants.to_ycc) + constants.ycc_offsets) >> 16
+    luma, chroma = ycc[..., 0], ycc[..., 1:].permute(0, 3, 1, 2).flatten(0, 1)
+    chroma = _extend(chroma, height % 2, -width % 16)
+    quads = chroma[:, ::2, ::2] + chroma[:, ::2, 1::2] + chroma[:, 1::2, ::2] + chroma[:, 1::2, 1::2]
+    small = (quads + 1 + torch.arange(quads.shape[2], device=images.device) % 2) >> 2
+    luma, small = _code(
+        (_extend(luma, -height % 16, -width % 16), _extend(small, -small.shape[1] % 8, 0)), constants
+    )
+    rows, columns = -(-height // 2), -(-width // 2)
+    large = _upsample(_upsample(small[:, :rows, :columns], 1, 0, 0, 0), 2, 8, 7, 4)[:, :height, :width]
+    colour = large.reshape(batch, 2, height, width).permute(0, 2, 3, 1) - 128
+    added = (_multiply(colour, constants.from_chroma) + (1 << 15)) >> 16
+    return (luma[:, :height, :width, None] + added).clamp_(0, 255).byte()
+
+
+def _code(planes: Sequence[Tensor], constants: _Constants) -> list[Tensor]:
+    """Quantise the 8 x 8 blocks of the planes [N, H, W] of luma and of chroma in the frequency domain."""
+    split = [one.view(len(one), one.shape[1] // 8, 8, one.shape[2] // 8, 8).transpose(2, 3) for one in planes]
+    blocks = torch.cat([one.reshape(-1, 8, 8) for one in split]) - 128
+    counts = [one[..., 0, 0].numel() for one in split]
+    steps, scales = (
+        torch.cat([one.expand(count, 8, 8) for one, count in zip(table, counts, strict=True)])
+        for table in (constants.steps, constants.scales)
+    )
+    forward = constants.forward
+    across = (_multiply(blocks, forward) + (1 << 10)) >> 11
+    large = (_multiply(across.mT, forward) + (1 << 14)).mT >> 15
+    levels = (large.abs() + steps // 2).div(steps, rounding_mode="floor") * large.sign()
+    down = _inverse((levels * scales).mT, constants).mT
+    decoded = torch.split(((_inverse(down, constants) >> 5) + 128).clamp_(0, 255), counts)
+    return [
+        part.view(one.shape).transpose(2, 3).reshape(plane.shape)
+        for part, one, plane in zip(decoded, split, planes, strict=True)
+    ]
+
+
+def _inverse(x: Tensor, constants: _Constants) -> Tensor:
+    """The fast inverse DCT along the last axis; its five products are cut off, as libjpeg does."""
+    products = (_multiply(x, constants.before) * constants.factors) >> 8
+    return _multiply(torch.cat([x, products], -1), constants.after)
+
+
+def _upsample(x: Tensor, axis: int, even: int, odd: int, bits: int) -> Tensor:
+    """Twice the samples along an axis: three quarters of the nearest, one of the next, times 4 without ``bits``."""
+    count = x.shape[axis]
+    at = torch.arange(count, device=x.device)
+    before, after = (x.index_select(axis, (at + step).clamp(0, count - 1)) for step in (-1, 1))
+    return torch.stack([(3 * x + before + even) >> bits, (3 * x + after + odd) >> bits], axis + 1).flatten(
+        axis, axis + 1
+    )
+
+
+def _extend(planes: Tensor, rows: int, columns: int) -> Tensor:
+    """Repeat the last row and column of planes [N, H, W]."""
+    if rows:
+        planes = torch.cat([planes, planes[:, -1:].expand(-1, rows, -1)], 1)
+    return torch.cat([planes, planes[:, :, -1:].expand(-1, -1, columns)], 2) if columns else planes
+
+
+def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x @ matrix.T`` in int32, which no library has on a GPU."""
+    return (x[..., None, :] * matrix).sum(-1, dtype=torch.int32)
+
+
+@cache
+def _constants(device: torch.device) -> _Constants:
+    tables = np.array([_LUMA, _CHROMA])
+    tables = np.clip((tables * 10 + 50) // 100, 1, 255)  # quality 95
+    aan = np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64)
+    arrays = (
+        _TO_YCC, (1 << 15, (128 << 16) + (1 << 15) - 1, (128 << 16) + (1 << 15) - 1), _FROM_CHROMA, _forward(),
+        *_fast_inverse(), 8 * tables, (tables * aan + (1 << 11)) >> 12,
+    )  # fmt: skip
+    return _Constants(*(torch.tensor(np.asarray(one), dtype=torch.int32, device=device) for one in arrays))
+
+
+def _forward() -> np.ndarray:
+    """Loeffler's, Ligtenberg's and Moschytz's DCT with factors of 13 bits."""
+    x = np.eye(8, dtype=np.int64)
+    s0, s1, s2, s3 = (x[i] + x[7 - i] for i in range(4))
+    d4, d5, d6, d7 = (x[i] - x[7 - i] for i in (3, 2, 1, 0))
+    t10, t13, t11, t12 = s0 + s3, s0 - s3, s1 + s2, s1 - s2
+    even = (t12 + t13) * 4433
+    z5 = (d4 + d6 + d5 + d7) * 9633
+    z1, z2, z3, z4 = (d4 + d7) * -7373, (d5 + d6) * -20995, (d4 + d6) * -16069 + z5, (d5 + d7) * -3196 + z5
+    return np.stack([
+        (t10 + t11) << 13, d7 * 12299 + z1 + z4, even + t13 * 6270, d6 * 25172 + z2 + z3,
+        (t10 - t11) << 13, d5 * 16819 + z2 + z4, even - t12 * 15137, d4 * 2446 + z1 + z3,
+    ])  # fmt: skip
+
+
+def _fast_inverse() -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+    """Arai's, Agui's and Nakajima's inverse DCT: what its five products take, their factors, and what follows."""
+    unit = np.eye(13, dtype=np.int64)
+    x, (m0, m1, m2, m3, m4) = unit[:8], unit[8:]
+    z13, z10, z11, z12 = x[5] + x[3], x[5] - x[3], x[1] + x[7], x[1] - x[7]
+    before = np.stack([x[2] - x[6], z11 - z13, z10 + z12, z12, z10])[:, :8]
+    t10, t11, t13 = x[0] + x[4], x[0] - x[4], x[2] + x[6]
+    t12, t7 = m0 - t13, z11 + z13
+    t6 = m4 + m2 - t7
+    t5 = m1 - t6
+    t4 = m3 - m2 + t5
+    e0, e1, e2, e3 = t10 + t13, t11 + t12, t11 - t12, t10 - t13
+    return (
+        before,
+        (362, 362, 473, 277, -669),
+        np.stack([e0 + t7, e1 + t6, e2 + t5, e3 - t4, e3 + t4, e2 - t5, e1 - t6, e0 - t7]),
+    )
