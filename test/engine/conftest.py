@@ -14,8 +14,9 @@ import torch
 from vla_ros.engine.drafts import DraftState
 from vla_ros.engine.executor import Engine, EngineOptions, Request
 from vla_ros.engine.weights import fuse
+from vla_ros.policies.checkpoint_files import read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.loading import build_empty, fill, read_manifest
+from vla_ros.policies.openvla.loading import build_empty, fill
 from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 
 

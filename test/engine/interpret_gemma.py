@@ -10,9 +10,8 @@ from interpret_kernels import allow_loop_bounds, close
 
 from vla_ros.engine.flow import FlowModel, prefill, sample
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
-from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.engine.triton_gemma import Attention, FewRows, TritonGemmaOps
-from vla_ros.policies.openvla.architecture import TowerShape
 from vla_ros.policies.pi.architecture import PUBLISHED
 from vla_ros.policies.pi.network import PiNetwork, make_flow
 

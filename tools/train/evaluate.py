@@ -13,7 +13,7 @@ import torch
 from tools.train.controls import Control, summarize
 from tools.train.export import FACTS, add_evaluation
 from tools.train.rollouts import roll_out
-from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.checkpoint_files import read_json
 
 
 def evaluate(

@@ -15,7 +15,7 @@ from tools.train.fit import LOG, RECIPE, STATE, STATISTICS
 from tools.train.network import Trainee, architecture_of, token_ids
 from tools.train.recipe import NetworkRecipe, from_json
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.openvla.checkpoints import write_checkpoint
 
 FACTS = "training.json"

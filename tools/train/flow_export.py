@@ -19,7 +19,7 @@ from tools.train.flow_network import ACTION_SIZE, STATE_SIZE, FlowTrainee, archi
 from tools.train.flow_words import FORM, VOCABULARY
 from tools.train.recipe import FlowNetworkRecipe, from_json
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.pi.lerobot import ACTION, POSTPROCESSOR, PREPROCESSOR
 from vla_ros.policies.pi.lerobot import STATE as STATE_KEY
 from vla_ros.policies.pi.loading import LEROBOT

@@ -14,9 +14,8 @@ from tools.train.network import sincos_positions
 from tools.train.recipe import FlowNetworkRecipe
 from vla_ros.engine.gemma import RMS_EPS, rotary_tables
 from vla_ros.engine.ops import rotate
-from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.engine.towers import TowerOps
-from vla_ros.policies.openvla.architecture import TowerShape
 from vla_ros.policies.pi.architecture import PI05, PiArchitecture
 from vla_ros.policies.pi.network import MAX_PERIOD, MIN_PERIOD, GemmaParameters, PiNetwork
 

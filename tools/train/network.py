@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tools.train.labels import KINDS
 from tools.train.recipe import NetworkRecipe
-from vla_ros.engine.shapes import LlmShape
-from vla_ros.policies.openvla.architecture import IMAGENET_MEAN, IMAGENET_STD, Architecture, TowerShape
+from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, LlmShape, TowerShape
+from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 

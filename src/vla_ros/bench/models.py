@@ -11,21 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, read_statistics
-from vla_ros.policies.openvla.architecture import TIMM_TOWERS, Architecture, read_architecture
+from vla_ros.policies.openvla.architecture import Architecture, read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.loading import (
-    Produce,
-    build_empty,
-    check_weights,
-    checkpoint_folder,
-    fill,
-    from_files,
-    read_manifest,
-)
+from vla_ros.policies.openvla.loading import Produce, build_empty, check_weights, fill, from_files
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.tiny import STATISTICS, write_tiny
 

@@ -13,7 +13,7 @@ import torch
 
 from vla_ros.bench.machine import Machine, measure_machine, memory_gb
 from vla_ros.bench.times import Times, between, median_of, percentiles, stage_medians
-from vla_ros.policies.openvla.choices import choose_device
+from vla_ros.policies.devices import choose_device
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
 """Stages that are neither the message's way nor the network."""

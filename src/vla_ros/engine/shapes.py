@@ -1,8 +1,13 @@
-"""Sizes of decoders. No torch here: a policy reads them from a checkpoint's ``config.json``."""
+"""Sizes of networks. No torch here: a policy reads them from a checkpoint's ``config.json``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,65 @@ class GemmaShape:
     heads: int = 8
     kv_heads: int = 1
     head_dim: int = 256
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """One vision transformer.
+
+    Attributes:
+        width: Features per token.
+        blocks: Transformer blocks that the checkpoint stores.
+        heads: Attention heads.
+        mlp_width: Hidden features of each block's MLP.
+        used_blocks: Blocks that run; features are the output of the last of them, without a final norm. OpenVLA
+            takes the second to last block, so ``blocks - 1`` run.
+        patch_size: Side of a patch in pixels.
+        image_size: Side of the square input in pixels.
+        class_token: True where a class token precedes the patches.
+        register_tokens: Number of register tokens between class token and patches.
+        layer_scale: True where each residual branch is multiplied by a learned vector.
+        mean: Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
+        std: Divides each channel afterwards.
+    """
+
+    width: int
+    blocks: int
+    heads: int
+    mlp_width: int
+    used_blocks: int
+    patch_size: int = 14
+    image_size: int = 224
+    class_token: bool = False
+    register_tokens: int = 0
+    layer_scale: bool = False
+    mean: tuple[float, float, float] = HALF
+    std: tuple[float, float, float] = HALF
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches, dropped from the features."""
+        return int(self.class_token) + self.register_tokens
+
+    @property
+    def patches(self) -> int:
+        """Tokens that come out."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+TIMM_TOWERS: Mapping[str, TowerShape] = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": TowerShape(
+        width=1024,
+        blocks=24,
+        heads=16,
+        mlp_width=4096,
+        used_blocks=23,
+        class_token=True,
+        register_tokens=4,
+        layer_scale=True,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+    "vit_so400m_patch14_siglip_224": TowerShape(width=1152, blocks=27, heads=16, mlp_width=4304, used_blocks=26),
+}
+"""The towers of the published checkpoints, by their timm identifier."""

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.openvla.loading import INDEX, SINGLE, build_empty, check_weights, fill, read_manifest
+from vla_ros.policies.checkpoint_files import INDEX, SINGLE, read_manifest
+from vla_ros.policies.openvla.loading import build_empty, check_weights, fill
 from vla_ros.policies.openvla.tiny import random_weights
 
 FIRST = "model-00001-of-00002.safetensors"

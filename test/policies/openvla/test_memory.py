@@ -5,10 +5,11 @@ import logging
 import pytest
 import torch
 
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape
 from vla_ros.errors import OutOfMemoryError
+from vla_ros.policies import devices
 from vla_ros.policies.openvla import memory
-from vla_ros.policies.openvla.architecture import TIMM_TOWERS, Architecture
+from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.loading import build_empty
 
 GB = 10**9
@@ -66,7 +67,7 @@ def test_unknown_free_memory_stops_nobody(seven_billion):
 
 
 def test_free_memory_of_this_machine_is_known():
-    free = memory.available_memory("cpu")
+    free = devices.available_memory("cpu")
     assert free is None or 10**7 < free < 10**14
 
 
@@ -99,5 +100,5 @@ def test_running_out_of_memory_ends_in_the_log_and_with_advice(
 
 
 def test_other_errors_are_not_taken_for_it():
-    with pytest.raises(RuntimeError, match="shapes"), memory.explain_out_of_memory("cpu", lambda: ""):
+    with pytest.raises(RuntimeError, match="shapes"), devices.explain_out_of_memory("cpu", lambda: ""):
         raise RuntimeError("shapes do not match")

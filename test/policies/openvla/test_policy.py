@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from vla_ros.config import CameraConfig, Config
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies import Policy, create
+from vla_ros.policies.devices import choose_device
 from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
-from vla_ros.policies.openvla.choices import check_attention, choose_device
+from vla_ros.policies.openvla.choices import check_attention
 from vla_ros.policies.openvla.tiny import STATISTICS, main, tiny_architecture, write_tiny
 from vla_ros.types import Observation
 from vla_ros.vision.processors import ResizeNaive

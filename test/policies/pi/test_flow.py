@@ -11,9 +11,8 @@ from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import prefill, sample
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache, guidance_scale
-from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.errors import ConfigError
-from vla_ros.policies.openvla.architecture import TowerShape
 from vla_ros.policies.pi.architecture import PI05, PUBLISHED
 from vla_ros.policies.pi.loading import build_empty
 from vla_ros.policies.pi.network import PiNetwork, euler_times, make_flow

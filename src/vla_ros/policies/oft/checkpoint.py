@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
+from vla_ros.policies.checkpoint_files import StoredTensor, read_json, read_manifest
 from vla_ros.policies.oft.network import COMPONENTS, Layout
 from vla_ros.policies.openvla import lora
-from vla_ros.policies.openvla.architecture import Architecture, read_json
-from vla_ros.policies.openvla.loading import Produce, StoredTensor, from_files, read_manifest
+from vla_ros.policies.openvla.architecture import Architecture
+from vla_ros.policies.openvla.loading import Produce, from_files
 
 logger = logging.getLogger(__name__)
 

@@ -42,9 +42,10 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
     """
     from safetensors.torch import save_file
 
+    from vla_ros.policies.checkpoint_files import INDEX, checkpoint_folder
     from vla_ros.policies.oft.checkpoint import read_weights
     from vla_ros.policies.openvla.architecture import read_architecture
-    from vla_ros.policies.openvla.loading import INDEX, checkpoint_folder, never_run
+    from vla_ros.policies.openvla.loading import never_run
 
     checkpoint_folder(str(folder))
     if output.exists() and any(output.iterdir()):

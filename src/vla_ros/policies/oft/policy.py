@@ -21,6 +21,8 @@ from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.checkpoint_files import checkpoint_folder
+from vla_ros.policies.devices import choose_device, explain_out_of_memory
 from vla_ros.policies.oft.build import (
     check_chunks,
     check_vision,
@@ -37,8 +39,8 @@ from vla_ros.policies.openvla import memory
 from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.choices import check_attention, choose_device, choose_dtype, choose_engine
-from vla_ros.policies.openvla.loading import check_weights, checkpoint_folder, empty, fill
+from vla_ros.policies.openvla.choices import check_attention, choose_dtype, choose_engine
+from vla_ros.policies.openvla.loading import check_weights, empty, fill
 from vla_ros.policies.openvla.policy import LONG_PROMPT, SELF_TEST_INSTRUCTION
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.self_test import two_images
@@ -197,7 +199,7 @@ class OFTPolicy(Policy):
         logger.info("OpenVLA-OFT %s: %s; %s", folder.name, layout, need)
         progress(0.0, need)
         advice = partial(memory.advise, shapes, architecture, str(device))
-        with memory.explain_out_of_memory(str(device), advice):
+        with explain_out_of_memory(str(device), advice):
             torch_dtype = getattr(torch, dtype)
 
             def partly(share: float, what: str) -> None:
@@ -256,7 +258,7 @@ class OFTPolicy(Policy):
             drawn = session.random.standard_normal((layout.chunk, layout.action))
             noise = drawn if observation.noise is None else observation.noise
         prepared = time.perf_counter()
-        with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
+        with explain_out_of_memory(str(loaded.model.device), loaded.advice):
             chunk = loaded.inference.answer(Asked(images, session.tokens, state, noise))
         answered = time.perf_counter()
         normalized, info = _numbers(loaded, chunk)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
-from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)

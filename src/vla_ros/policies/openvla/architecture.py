@@ -14,86 +14,21 @@ shape. A checkpoint with other towers describes them itself, in two entries of o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vla_ros.engine.shapes import LlmShape
+from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape, TowerShape
 from vla_ros.errors import CheckpointError
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.openvla.preprocessor_config import normalization
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5)
 
 LLAMA2_EMPTY_TOKEN = 29871
 """Llama-2's token for a lone space mark. OpenVLA was trained with it between the prompt and the action."""
 
 PROMPT_VERSIONS = ("v0.1", "v0.2")
 
-
-@dataclass(frozen=True)
-class TowerShape:
-    """One vision transformer.
-
-    Attributes:
-        width: Features per token.
-        blocks: Transformer blocks that the checkpoint stores.
-        heads: Attention heads.
-        mlp_width: Hidden features of each block's MLP.
-        used_blocks: Blocks that run; features are the output of the last of them, without a final norm. OpenVLA
-            takes the second to last block, so ``blocks - 1`` run.
-        patch_size: Side of a patch in pixels.
-        image_size: Side of the square input in pixels.
-        class_token: True where a class token precedes the patches.
-        register_tokens: Number of register tokens between class token and patches.
-        layer_scale: True where each residual branch is multiplied by a learned vector.
-        mean: Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
-        std: Divides each channel afterwards.
-    """
-
-    width: int
-    blocks: int
-    heads: int
-    mlp_width: int
-    used_blocks: int
-    patch_size: int = 14
-    image_size: int = 224
-    class_token: bool = False
-    register_tokens: int = 0
-    layer_scale: bool = False
-    mean: tuple[float, float, float] = HALF
-    std: tuple[float, float, float] = HALF
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens before the patches, dropped from the features."""
-        return int(self.class_token) + self.register_tokens
-
-    @property
-    def patches(self) -> int:
-        """Tokens that come out."""
-        return (self.image_size // self.patch_size) ** 2
-
-
-TIMM_TOWERS: Mapping[str, TowerShape] = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": TowerShape(
-        width=1024,
-        blocks=24,
-        heads=16,
-        mlp_width=4096,
-        used_blocks=23,
-        class_token=True,
-        register_tokens=4,
-        layer_scale=True,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    ),
-    "vit_so400m_patch14_siglip_224": TowerShape(width=1152, blocks=27, heads=16, mlp_width=4304, used_blocks=26),
-}
-"""The towers of the published checkpoints, by their timm identifier."""
 
 _EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
 
@@ -132,26 +67,6 @@ class Architecture:
     def image_size(self) -> int:
         """Side of the square input image in pixels (224)."""
         return self.towers[0].image_size
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object.
-
-    Raises:
-        CheckpointError: The file is missing or is not a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: no such file; policy.checkpoint must name a folder in the Hugging Face layout "
-            "(config.json, *.safetensors, tokenizer.json)"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error}); download the file again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: found {type(value).__name__}, expected a JSON object")
-    return value
 
 
 def read_architecture(folder: Path) -> Architecture:

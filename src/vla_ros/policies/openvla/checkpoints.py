@@ -11,8 +11,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vla_ros.policies.checkpoint_files import INDEX
 from vla_ros.policies.openvla.architecture import Architecture, tower_entry
-from vla_ros.policies.openvla.loading import INDEX
 from vla_ros.policies.openvla.vocabulary import write_tokenizer
 
 Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[bool]]]]

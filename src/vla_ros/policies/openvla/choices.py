@@ -11,28 +11,6 @@ from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.openvla.options import CheckpointOptions
 
 
-def choose_device(text: str) -> torch.device:
-    """Return ``policy.device`` as an available torch device.
-
-    Raises:
-        ConfigError: It is not a device, or not one of this machine.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text == "auto":
-        return torch.device("cuda:0" if count else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError as error:
-        raise ConfigError(f"policy.device: '{text}'; expected auto, cpu, cuda or cuda:N") from error
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or (device.index or 0) >= count:
-        raise ConfigError(
-            f"policy.device: '{text}' is not available; torch {torch.__version__} sees {count} CUDA devices"
-        )
-    return torch.device("cuda", device.index or 0)
-
-
 def choose_dtype(options: CheckpointOptions, device: torch.device) -> str:
     """Resolve ``policy.dtype``; ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
 

@@ -6,29 +6,21 @@ Only safetensors: other weight files are pickles, which can run code when they a
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
+from vla_ros.policies.checkpoint_files import FLOATS, StoredTensor, list_some, read_tensors
 from vla_ros.policies.openvla import quantization
-from vla_ros.policies.openvla.architecture import Architecture, read_json
+from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.model import OpenVLAModel
 
 M = TypeVar("M", bound=OpenVLAModel)
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-DEMO = "demo"
-"""Name of the checkpoint that comes with the package: the one of the simulated table."""
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 # Stored in the published files though OpenVLA never runs them: norms and pooling after the last block, and the
 # frequencies that older versions of transformers saved.
@@ -37,58 +29,6 @@ _NEVER_RUN = re.compile(
     r"|language_model\.model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"
 )
 _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Where a tensor is and what its file's header says about it.
-
-    Attributes:
-        file: Safetensors file.
-        shape: Its sizes.
-        dtype: Name of its type in the file, such as ``BF16``.
-    """
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def checkpoint_folder(text: str) -> Path:
-    """``policy.checkpoint`` as a folder that exists; ``demo`` is the checkpoint of the simulated table.
-
-    Raises:
-        CheckpointError: It is empty or names no folder.
-    """
-    if not text:
-        raise CheckpointError("policy.checkpoint: not set; name the folder that has the checkpoint's config.json")
-    if text == DEMO:
-        return Path(__file__).resolve().parent / "demo_checkpoint"
-    folder = Path(text).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"policy.checkpoint: {folder} is not a folder. Nothing is downloaded at run time: fetch the checkpoint "
-            "first (for example: hf download openvla/openvla-7b --local-dir DIR)"
-        )
-    return folder
-
-
-def read_manifest(folder: Path) -> dict[str, StoredTensor]:
-    """List every tensor of a checkpoint, reading only file headers.
-
-    Args:
-        folder: Has ``model.safetensors.index.json`` and its shards, or ``model.safetensors``.
-
-    Raises:
-        CheckpointError: No such files, a shard is missing, damaged or lacks a tensor that the index promises.
-    """
-    if (folder / INDEX).exists():
-        return _read_shards(folder)
-    if (folder / SINGLE).exists():
-        return _read_header(folder / SINGLE)
-    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    found = f"; {others} are pickles, which are never opened: convert them to safetensors" if others else ""
-    raise CheckpointError(f"{folder}: no {INDEX} and no {SINGLE}{found}")
 
 
 def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: str = "none") -> OpenVLAModel:
@@ -133,10 +73,10 @@ def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], fol
         if manifest[key].dtype not in FLOATS
     ]
     problems = [
-        _list("missing", missing),
-        _list("unexpected", unexpected),
-        _list("of the wrong shape", shapes),
-        _list(f"not of a type in {list(FLOATS)}", types),
+        list_some("missing", missing),
+        list_some("unexpected", unexpected),
+        list_some("of the wrong shape", shapes),
+        list_some(f"not of a type in {list(FLOATS)}", types),
     ]
     text = "; ".join(problem for problem in problems if problem)
     if text:
@@ -203,60 +143,6 @@ def place(model: nn.Module, name: str, tensor: Tensor, device: torch.device, dty
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
 
 
-def read_tensors(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each of ``names``, one at a time.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
-    try:
-        with safe_open(str(file), framework="pt") as shard:
-            for name in names:
-                yield name, shard.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
-
-
-def _read_shards(folder: Path) -> dict[str, StoredTensor]:
-    index = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not index:
-        raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty; download the file again")
-    counts = Counter(index.values())
-    for name in counts:
-        if Path(name).name != name:
-            raise CheckpointError(f"{folder / INDEX}: names the file {name!r}, expected one in the same folder")
-    absent = [name for name in sorted(counts) if not (folder / name).exists()]
-    if absent:
-        lost = sum(counts[name] for name in absent)
-        raise CheckpointError(f"{folder}: missing shards {absent} with {lost} tensors; download them again")
-    manifest: dict[str, StoredTensor] = {}
-    for name in sorted(counts):
-        stored = _read_header(folder / name)
-        promised = {key for key, file in index.items() if file == name}
-        lacking = sorted(promised - stored.keys())
-        if lacking:
-            raise CheckpointError(f"{folder / name}: {_list('missing that the index promises', lacking)}")
-        manifest.update(stored)
-    return manifest
-
-
-def _read_header(file: Path) -> dict[str, StoredTensor]:
-    try:
-        with safe_open(str(file), framework="pt") as shard:
-            stored = {}
-            for key in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
-                entry = shard.get_slice(key)
-                stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()))
-            return stored
-    except (SafetensorError, OSError) as error:
-        with file.open("rb") as stream:
-            pointer = stream.read(64).startswith(b"version https://git-lfs")
-        advice = "a git-lfs pointer, not the file itself: run 'git lfs pull'" if pointer else "download it again"
-        raise CheckpointError(
-            f"{file}: damaged, {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
-        ) from error
-
-
 def never_run(key: str, architecture: Architecture) -> bool:
     """Whether a stored tensor is one that OpenVLA does not use, such as the last block of a tower."""
     if _NEVER_RUN.match(key):
@@ -269,11 +155,3 @@ def never_run(key: str, architecture: Architecture) -> bool:
         return False
     shape = architecture.towers[tower]
     return shape.used_blocks <= int(block.group(2)) < shape.blocks
-
-
-def _list(what: str, items: Iterable[str]) -> str:
-    entries = list(items)
-    if not entries:
-        return ""
-    shown = ", ".join(entries[:5]) + (", ..." if len(entries) > 5 else "")
-    return f"{len(entries)} {what}: {shown}"

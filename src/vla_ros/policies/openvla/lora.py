@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.openvla.architecture import read_json
-from vla_ros.policies.openvla.loading import Produce, StoredTensor
+from vla_ros.policies.checkpoint_files import StoredTensor, read_json
+from vla_ros.policies.openvla.loading import Produce
 
 FOLDER = "lora_adapter"
 DEFAULT_ALPHA = 16

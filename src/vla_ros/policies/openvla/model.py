@@ -15,7 +15,7 @@ from vla_ros.engine.llama import LlamaDecoder, as_loaded
 from vla_ros.engine.ops import KVCache, Ops
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.vision_tower import VisionBackbone
+from vla_ros.policies.vision_tower import VisionBackbone
 
 
 class Projector(nn.Module):

@@ -23,19 +23,14 @@ from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
+from vla_ros.policies.devices import choose_device, explain_out_of_memory
 from vla_ros.policies.openvla import lora, memory, reference, self_test
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.build_engine import fill_quantized, make_engine
-from vla_ros.policies.openvla.choices import check_attention, choose_device, choose_dtype, choose_engine
-from vla_ros.policies.openvla.loading import (
-    build_empty,
-    check_weights,
-    checkpoint_folder,
-    fill,
-    from_files,
-    read_manifest,
-)
+from vla_ros.policies.openvla.choices import check_attention, choose_dtype, choose_engine
+from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, from_files
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.options import OpenVLAOptions
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
@@ -160,7 +155,7 @@ class OpenVLAPolicy(Policy):
         logger.info("OpenVLA %s: %s", folder.name, need)
         progress(0.0, need)
         advice = partial(memory.advise, shapes, architecture, str(device))
-        with memory.explain_out_of_memory(str(device), advice):
+        with explain_out_of_memory(str(device), advice):
             torch_dtype = getattr(torch, dtype)
 
             def partly(share: float, what: str) -> None:
@@ -224,7 +219,7 @@ class OpenVLAPolicy(Policy):
         frames = loaded.engine is not None and all(self._takes_frame(observation) for _, observation in requests)
         asked = [self._asked(loaded, *request, frames) for request in requests]
         good = [one for one in asked if isinstance(one, _Asked)]
-        with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
+        with explain_out_of_memory(str(loaded.model.device), loaded.advice):
             chunks = iter(self._answer(loaded, good) if good else ())
         return [next(chunks) if isinstance(one, _Asked) else one for one in asked]
 
@@ -233,7 +228,7 @@ class OpenVLAPolicy(Policy):
         loaded = self.loaded
         if loaded.engine is None:
             return False
-        with memory.explain_out_of_memory(str(loaded.model.device), loaded.advice):
+        with explain_out_of_memory(str(loaded.model.device), loaded.advice):
             loaded.engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
         return True
 

@@ -13,14 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vla_ros.engine.shapes import LlmShape
-from vla_ros.policies.openvla.architecture import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    LLAMA2_EMPTY_TOKEN,
-    Architecture,
-    TowerShape,
-)
+from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, LlmShape, TowerShape
+from vla_ros.policies.openvla.architecture import LLAMA2_EMPTY_TOKEN, Architecture
 from vla_ros.policies.openvla.checkpoints import Statistics, write_checkpoint
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_ros.engine.shapes import GemmaShape
+from vla_ros.engine.shapes import TIMM_TOWERS, GemmaShape, TowerShape
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.openvla.architecture import TIMM_TOWERS, TowerShape, read_json
+from vla_ros.policies.checkpoint_files import read_json
 
 PI0 = "pi0"
 PI05 = "pi05"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
 from vla_ros.policies.pi.lerobot import read_processing, whole
 from vla_ros.policies.pi.loading import Stored, read_stored

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.openvla.architecture import read_json
+from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.normalization import Normalization, make_normalization
 from vla_ros.policies.pi.processing import Processing

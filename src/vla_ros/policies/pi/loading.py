@@ -16,7 +16,7 @@ from torch import nn
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.openvla.loading import FLOATS, StoredTensor, read_manifest, read_tensors
+from vla_ros.policies.checkpoint_files import FLOATS, StoredTensor, list_some, read_manifest, read_tensors
 from vla_ros.policies.pi.architecture import PiArchitecture
 from vla_ros.policies.pi.names import Parts, never_run, parameter_parts
 from vla_ros.policies.pi.network import PiNetwork
@@ -84,11 +84,7 @@ def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) 
             if found[name].dtype not in FLOATS
         ],
     }
-    text = "; ".join(
-        f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-        for what, names in problems.items()
-        if names
-    )
+    text = "; ".join(list_some(what, names) for what, names in problems.items() if names)
     if text:
         raise CheckpointError(
             f"{folder}: the weights are not those of {architecture.model}: {text}. LoRA adapters must be merged "

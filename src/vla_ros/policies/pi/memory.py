@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies.openvla.memory import GB, MemoryPlan, available_memory
+from vla_ros.policies.devices import GB, MemoryPlan, available_memory
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.loading import parameter_dtype
 from vla_ros.policies.pi.names import Parts

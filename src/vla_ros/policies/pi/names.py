@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from vla_ros.engine.shapes import GemmaShape
-from vla_ros.policies.openvla.architecture import TowerShape
+from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.policies.pi.architecture import (
     EMBEDDINGS,
     EXPERT,

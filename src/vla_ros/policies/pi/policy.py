@@ -17,10 +17,8 @@ from vla_ros.engine.flow_engine import FlowRequest
 from vla_ros.engine.resizer import on_device
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
-from vla_ros.policies.openvla.architecture import read_json
-from vla_ros.policies.openvla.choices import choose_device
-from vla_ros.policies.openvla.loading import checkpoint_folder
-from vla_ros.policies.openvla.memory import explain_out_of_memory
+from vla_ros.policies.checkpoint_files import checkpoint_folder, read_json
+from vla_ros.policies.devices import choose_device, explain_out_of_memory
 from vla_ros.policies.pi.checkpoint import LEROBOT, PiCheckpoint, detect_layout, read_checkpoint
 from vla_ros.policies.pi.inference import Chunk, PiModel, load_model
 from vla_ros.policies.pi.options import PiOptions

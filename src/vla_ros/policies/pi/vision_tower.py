@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros.engine.shapes import TowerShape
 from vla_ros.engine.towers import TowerOps
-from vla_ros.policies.openvla.architecture import TowerShape
-from vla_ros.policies.openvla.vision_tower import LAYER_NORM_EPS, Block, Mlp, VisionTower
+from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, Mlp, VisionTower
 
 
 class TanhMlp(Mlp):
