@@ -50,7 +50,10 @@ class TimedPolicy(Policy):
 
 
 class LiveLoop:
-    """An armed node without a graph. Its driver is there; frames and joint states come when a test says so."""
+    """An armed node without a graph. Its driver is there; frames and joint states come when a test says so.
+
+    The arm stays at ``positions``, or ``follows`` every command at once.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class LiveLoop:
         safety, inputs = Safety(self.clock.ros), Inputs(self.clock, config.policy.instruction)
         watchdog = Watchdog(self.options, config.camera.topics, tuple(arm.name for arm in config.arms))
         self.silent: set[str] = set()
+        self.positions, self.follows = POSITIONS, False
         logger = logging.getLogger("live_loop")
         self.context = Context(
             self.options, self.clock, inputs, safety, watchdog, Stats(), self, ThrottledLogger(logger), logger
@@ -95,7 +99,13 @@ class LiveLoop:
         self.outcomes.append(outcome)
 
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
-        return lambda: self.sent.extend((self.clock.steady(), command) for command in commands)
+        def send() -> None:
+            self.sent.extend((self.clock.steady(), command) for command in commands)
+            if self.follows:
+                self.positions = commands[0].positions[: len(NAMES)]
+                self.clock.after(0.001, self.joints)
+
+        return send
 
     def supervise(self) -> None:
         now = self.clock.now()
@@ -108,7 +118,7 @@ class LiveLoop:
     def joints(self) -> None:
         for arm in self.options.current.arms:
             if arm.name not in self.silent:
-                self.states.accept(JointState(NAMES, POSITIONS, self.clock.ros()), self.clock.ros(), arm.name)
+                self.states.accept(JointState(NAMES, self.positions, self.clock.ros()), self.clock.ros(), arm.name)
 
     def camera(self, index: int = 0, age: float = 0.0, data: bytes | None = None) -> int:
         """Joint state and frame come; the frame's stamp."""

@@ -116,6 +116,9 @@ def _of_control(config: Config) -> Iterator[str]:
     velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
     if config.control.rate_hz == 0 and velocities:
         yield f"control.rate_hz: found 0 with {velocities[0]}; a velocity needs to know how long a step lasts"
+    if config.control.command_rate_hz and velocities:
+        found = f"{config.control.command_rate_hz:g} with {velocities[0]}"
+        yield f"control.command_rate_hz: found {found}; a velocity lasts until the next step, expected 0"
     if len(policy.instruction) > policy.max_instruction_length:
         yield (
             f"policy.instruction: found {len(policy.instruction)} characters, policy.max_instruction_length is "

@@ -141,6 +141,15 @@ class ControlConfig:
     rate_hz: float = option(
         5.0, "Highest rate of commands; 0 answers every new frame", unit="Hz", low=0.0, high=1000.0, live=True
     )
+    command_rate_hz: float = option(
+        0.0,
+        "Rate of commands on the straight way from one step of a chunk to the next, rounded to a whole number for "
+        "each step; 0 sends the steps alone. Not with velocities, schedule sync or lockstep",
+        unit="Hz",
+        low=0.0,
+        high=1000.0,
+        live=True,
+    )
     output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
     execute_steps: int = option(
         0, "Steps of a chunk to execute before asking again; 0 executes all", low=0, high=1000, live=True

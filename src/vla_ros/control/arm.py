@@ -34,17 +34,20 @@ from vla_ros.types import FloatArray, JointState
 _FAR = 1e9  # far beyond every limit, and no product of it overflows
 _REACHED = 0.005  # m
 _WHOLE = ("float64_multi_array", "joint_trajectory")  # their drivers refuse a message that lacks a joint
+_STANDS = 1e-6  # rad/s or m/s
 _SAG = 0.02  # rad or m; an arm that sags by less is held where it was
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A command that may be sent: positions [N], velocity [N] of the arm, and the fingers'."""
+    """A command that may be sent: positions [N] and velocity [N] of the arm, the fingers', stamp and duration."""
 
     positions: FloatArray
     velocity: FloatArray
     fingers: list[float]
+    stamp: int
+    dt: float
 
 
 class ArmController:
@@ -121,7 +124,8 @@ class ArmController:
         )
         self._gripper.configure(arm.gripper)
         self._arm, self._control = arm, config.control
-        self._sends_joint_velocities = arm.output in VELOCITY_OUTPUTS and arm.output != "twist_stamped"
+        self._sends_velocities = arm.output in VELOCITY_OUTPUTS
+        self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
         self._lifetime = lifetime(config)
         self._posture = np.array(arm.robot.home) if arm.robot.home else None
         used = self._gripper.is_used and self._gripper_column is not None
@@ -164,7 +168,9 @@ class ArmController:
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
         self._held: FloatArray | None = None
-        self._made: _Made | None = None
+        self._made: _Made | None = None  # the last command, until it was sent
+        self._goal: _Made | None = None  # of the last action
+        self._speed: FloatArray = self._last_velocity  # from one command to the next
 
     def check_joints(self, joints: JointState) -> None:
         """Refuse a measurement that no command may be built on; from any thread.
@@ -208,9 +214,51 @@ class ArmController:
         if is_delta and origin is measured and reference is not None and reference is not joints:
             start = self._measured.positions(reference)
         target = self._target(numbers, start, dt)
-        positions = self._limited(target, measured, origin, dt)
+        positions = self._limited(target, measured, origin, self._last_velocity, dt)
+        command = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
+        self._goal = self._made
+        return command
+
+    @property
+    def is_moving(self) -> bool:
+        """True where the last command has a speed from which the arm must come to rest by further ones."""
+        if self._goal is None or not (self._sends_velocities or math.isfinite(self._limits.acceleration)):
+            return False
+        return bool(np.any(np.abs(self._speed) > _STANDS))
+
+    def onward(self, joints: JointState | None, dt: float, left: float) -> Command | None:
+        """The command between two actions: on the straight way to where the last one leads, or to rest.
+
+        Args:
+            joints: Newest joint state.
+            dt: Seconds until the next command.
+            left: Seconds until the last action's positions are due; 0 comes to rest within the acceleration limit.
+
+        Returns:
+            None where there is no action to go on from.
+
+        Raises:
+            Refused: As :meth:`command`.
+        """
+        goal = self._goal
+        if goal is None:
+            return None
+        measured = self._measured.positions(joints)
+        self._measured.check(measured)
+        origin = measured if self._last is None or self._sends_velocities else self._last
+        if left > 0:
+            target = origin + (goal.positions - origin) * min(1.0, dt / left)
+        else:
+            change = self._limits.acceleration * dt
+            target = origin + dt * (self._speed - np.clip(self._speed, -change, change))
+        positions = self._limited(target, measured, origin, self._speed, dt)
+        return self._command(positions, origin, goal.fingers, goal.stamp, dt)
+
+    def _command(
+        self, positions: FloatArray, origin: FloatArray, fingers: list[float], stamp: int, dt: float
+    ) -> Command:
+        """What takes the arm from ``origin`` to ``positions`` [N] in ``dt`` seconds, as its driver wants it."""
         velocity = (positions - origin) / dt
-        fingers = self._fingers(action, joints, dt)
         command = Command(
             arm=self.name,
             names=self.names,
@@ -225,7 +273,7 @@ class ArmController:
         elif self._arm.output == "twist_stamped" and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
             command = replace(command, twist=twist_between(*ends, dt))
-        self._made = _Made(positions, velocity, fingers)
+        self._made = _Made(positions, velocity, fingers, stamp, dt)
         return command
 
     def executed(self) -> None:
@@ -235,6 +283,8 @@ class ArmController:
         """
         made, self._made = self._made, None
         if made is not None:
+            last = None if self._sends_velocities else self._last
+            self._speed = made.velocity if last is None else (made.positions - last) / made.dt
             self._last, self._last_velocity, self._held = made.positions, made.velocity, None
             if made.fingers:
                 self._gripper.sent(made.fingers[0])
@@ -244,8 +294,8 @@ class ArmController:
 
         The position is the one measured when the hold began: an arm that sags does not creep down with its own
         measurements. It is measured anew once a joint is more than 0.02 rad or m away from it (somebody moved
-        the arm). Fingers keep what they were told, so that nothing is dropped, and their measured position where
-        they were told nothing yet. The next command starts from rest.
+        the arm). Fingers keep their last command, so that nothing is dropped, or their measured position before
+        the first one. The next command starts from rest.
 
         Where the measured position is an old one, the arm may have gone on since: no further than one step, because
         every step begins at the newest measurement (``control.delta_from: commanded``: no further than
@@ -257,7 +307,8 @@ class ArmController:
                 can be sent. A velocity becomes zero whatever is measured.
         """
         before, self._last = self._last, None
-        self._last_velocity, self._made = np.zeros(len(self.arm_names)), None
+        self._speed = self._last_velocity = np.zeros(len(self.arm_names))
+        self._made = self._goal = None
         if self._arm.output in VELOCITY_OUTPUTS:
             names, positions = self._held_fingers(joints)
             stamp = joints.stamp if joints else 0
@@ -280,7 +331,7 @@ class ArmController:
         )
 
     def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
-        """Names and positions of the fingers in a hold; those that were told nothing and are not measured lack.
+        """Names and positions of the fingers in a hold; without those neither commanded nor measured.
 
         Raises:
             Refused: The message would lack a joint that its driver insists on.
@@ -290,14 +341,14 @@ class ArmController:
         known = {name: position for name, position in found.items() if position is not None}
         if len(known) == len(found):
             return tuple(known), list(known.values())
-        if self._arm.gripper_topic:  # told nothing yet: there is nothing to end
+        if self._arm.gripper_topic:  # not commanded yet: there is nothing to end
             return (), []
         if self._arm.output in _WHOLE:
             missing = sorted(set(found) - set(known))
             raise Refused(
                 Reason.JOINT_STATE_INVALID,
-                f"finger joints {missing} are not measured and were told nothing yet, and "
-                f"{self._arm.output} must name every joint",
+                f"finger joints {missing} are neither measured nor commanded yet, and {self._arm.output} must name "
+                "every joint",
             )
         return tuple(known), list(known.values())
 
@@ -328,8 +379,10 @@ class ArmController:
             self.counters["not_reached"] += 1
         return solved
 
-    def _limited(self, target: FloatArray, measured: FloatArray, origin: FloatArray, dt: float) -> FloatArray:
-        """Positions [N] that may be sent, on the way from ``origin`` to ``target``.
+    def _limited(
+        self, target: FloatArray, measured: FloatArray, origin: FloatArray, before: FloatArray, dt: float
+    ) -> FloatArray:
+        """Positions [N] that may be sent, on the way from ``origin`` to ``target``, after the velocity ``before``.
 
         Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
         """
@@ -338,7 +391,7 @@ class ArmController:
             stands = max(1.0, self._lifetime / dt)
             low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands
             limits = replace(limits, low=low, high=high)
-        positions, violations = limit_joints(target, measured, origin, self._last_velocity, dt, limits)
+        positions, violations = limit_joints(target, measured, origin, before, dt, limits)
         self._apply(violations)
         if self._kinematics is None:
             return positions
@@ -358,7 +411,7 @@ class ArmController:
             self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
         )
         self._apply(violations)
-        self._made = _Made(np.zeros(0), np.zeros(0), fingers)
+        self._made = _Made(np.zeros(0), np.zeros(0), fingers, stamp, dt)
         return Command(
             arm=self.name,
             names=self._finger_names,

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, FloatArray, JointState
+
+Made = TypeVar("Made", bound=Command | None)
 
 ArmJoints = JointState | Mapping[str, JointState] | None
 """Joint states by arm, without those that have no usable one; or one joint state with the joints of all."""
@@ -157,6 +159,23 @@ class RobotController:
         held = self._try(arm, arm.hold, self._known.get(arm.name))
         return replace(held, refused=made) if isinstance(held, Command) else held
 
+    @property
+    def is_moving(self) -> bool:
+        """True where an arm must come to rest by further commands."""
+        return any(arm.is_moving for arm in self.arms)
+
+    def onward(self, joints: ArmJoints, dt: float, left: float) -> tuple[Command, ...]:
+        """As :meth:`ArmController.onward`, of all arms that move.
+
+        Raises:
+            Refused: With the reason and the arm; nothing may be sent.
+        """
+        tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left) for arm in self.arms]
+        for each in tried:
+            if isinstance(each, Refused):
+                raise each
+        return tuple(each for each in tried if isinstance(each, Command))
+
     def executed(self) -> None:
         """The commands that were made last were sent: what follows starts from them."""
         for arm in self.arms:
@@ -172,7 +191,7 @@ class RobotController:
         commands = tuple(each for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
-    def _try(self, arm: ArmController, make: Callable[..., Command], *arguments: Any) -> Command | Refused:
+    def _try(self, arm: ArmController, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
         """What ``make`` gives, or why not, with the arm's name where there are several."""
         try:
             return make(*arguments)

@@ -7,6 +7,7 @@ tests call it on a simulated clock.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +25,11 @@ from vla_ros.node.ahead import Asker, Question
 from vla_ros.node.context import Context
 from vla_ros.node.frames import Frames
 from vla_ros.node.receiver import Frame
+from vla_ros.node.sender import Sender
 from vla_ros.node.stepper import Inference, Stepper
 from vla_ros.types import JointState
 
 _PATIENCE = 0.1  # s between looks at whether the loop should end
-_SUPERVISION_VALID = 0.05  # s; what the watchdog saw is old after this
 _LOCKSTEP_WAIT = 5.0  # s; a simulation that sends a frame without its state is broken
 
 
@@ -38,6 +39,7 @@ class Did(Enum):
     WAITED = "nothing was due, or no frame came"
     INFERRED = "the policy answered, and the first step of it was made"
     CONTINUED = "the next step of the plan was made"
+    BETWEEN = "a command between two steps was due"
 
 
 class ControlLoop:
@@ -61,22 +63,18 @@ class ControlLoop:
     ) -> None:
         self._context = context
         self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
-        self._watchdog = context.watchdog
         self._stepper = stepper
         self._frames = Frames(context, mailboxes)
-        self._prepare = prepare
-        self._supervise = supervise
         self._config = context.options.current
         self._stepper.configure(self._config)
         self._limiter = RateLimiter.from_config(self._config)
-        self._task = (-1, -1)  # epoch of the inputs and number of the arming to which the plan belongs
-        self._interruptions = 0  # those that the plan has seen
+        self._sender = Sender(context, stepper, prepare, supervise)
+        self._sender.configure(self._config, self._limiter.period)
         self._held: set[Reason] = set()
-        self._ending = False
         self._ended = threading.Condition()
         self._asker = Asker(context, stepper, self._ended)
         self._unconfigured = False  # options changed while the policy was being asked
-        self._ran_out = False  # the plan ended at the last step, before the answer came
+        self._failed: tuple[Refused, Frame] | None = None  # for which the arm holds once it rests
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -96,7 +94,7 @@ class ControlLoop:
             False where it did not end within ``timeout`` seconds.
         """
         with self._ended:
-            self._ending = True
+            self._sender.ended = True
             self._ended.notify_all()
         thread, self._thread = self._thread, None
         until = self._clock.steady() + timeout
@@ -107,7 +105,7 @@ class ControlLoop:
 
     def _run(self) -> None:
         try:
-            while not self._ending:
+            while not self._sender.ended:
                 self.run_once()
         except BaseException as error:
             self._safety.stop(Reason.THREAD_DIED, f"{type(error).__name__}: {error}")
@@ -120,12 +118,22 @@ class ControlLoop:
     def run_once(self) -> Did:
         """Make one iteration: wait, a tenth of a second at most, for what is due next, and do it.
 
-        That is the next step of the plan, or without one an answer of the policy, or a frame to ask about.
+        That is the next step of the plan, a command on the way to it, an answer of the policy, or a frame to ask
+        about.
         """
         self._take_options()
-        if not self._wait_until_due():
+        self._wait(min(self._step_due, self._sender.due) - self._clock.steady())
+        if self._sender.ended:
             return Did.WAITED
         self._discard_void_plan()
+        did = self._step() if self._step_due <= self._clock.steady() else Did.WAITED
+        if did is Did.WAITED and self._sender.due <= self._clock.steady():
+            self._send_between()
+            return Did.BETWEEN
+        return did
+
+    def _step(self) -> Did:
+        """Make the step that is due, of an answer or of the plan, and ask the policy in time for the next ones."""
         if self._asker.question is None and self._is_time_to_ask:
             frame = self._frames.waiting() if self._planned else self._next_frame()
             if frame is not None:
@@ -137,6 +145,19 @@ class ControlLoop:
             return Did.WAITED
         self._continue()
         return Did.CONTINUED
+
+    @property
+    def _step_due(self) -> float:
+        """When the next step may be sent or a frame be taken; infinite while the arm waits for something else.
+
+        In lockstep the simulation sets the rhythm.
+        """
+        if self._config.control.lockstep:
+            return -math.inf
+        asking = self._asker.question is not None
+        if self._failed is not None or (asking and not self._planned and not self._asker.answered):
+            return math.inf
+        return self._limiter.planned_due if asking or self._planned else self._limiter.frame_due
 
     @property
     def _is_ahead(self) -> bool:
@@ -163,68 +184,52 @@ class ControlLoop:
         if config is not self._config or (self._unconfigured and not asking):
             self._config, self._unconfigured = config, asking
             self._limiter.configure(config.control.rate_hz)
+            self._sender.configure(config, self._limiter.period)
             self._stepper.configure(config, asking=asking)
 
-    def _wait_until_due(self) -> bool:
-        """Wait for the time of the next step; False where it has not come yet, or the loop is to end.
-
-        In lockstep the simulation sets the rhythm.
-        """
-        if self._config.control.lockstep:
-            return True
-        asking = self._asker.question is not None
-        if asking and not self._planned and not self._wait_for_answer():
-            return False
-        due = self._limiter.planned_due if asking or self._planned else self._limiter.frame_due
-        self._wait(due - self._clock.steady(), lambda: self._ending)
-        return not self._ending and due <= self._clock.steady()
-
-    def _wait_for_answer(self) -> bool:
-        """Wait until the policy has answered; the arm rests where the plan ended."""
-        left = self._limiter.planned_due - self._clock.steady() if self._ran_out else _PATIENCE
-        self._wait(left, lambda: self._ending or self._asker.answered)
-        if self._ran_out and self._limiter.planned_due <= self._clock.steady() and not self._asker.answered:
-            self._ran_out = False
-            if self._safety.may_move and not self._is_void(self._task):
-                self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
-        return self._asker.answered
-
-    def _wait(self, seconds: float, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready()``, for ``seconds`` and a tenth of a second at most."""
+    def _wait(self, seconds: float) -> None:
+        """Wait for so long, a tenth of a second at most, or until a step is due."""
         if seconds > 0:
             with self._ended:
-                self._clock.wait_for(self._ended, ready, min(seconds, _PATIENCE))
+                self._clock.wait_for(
+                    self._ended,
+                    lambda: self._sender.ended or self._step_due <= self._clock.steady(),
+                    min(seconds, _PATIENCE),
+                )
 
     def _discard_void_plan(self) -> None:
-        """Discard a plan of another task, or from before a hold however short: the arm moves on a fresh frame."""
+        """Discard a plan of another task, or from before a hold however short: the arm moves on a fresh frame.
+
+        While motion is allowed, the arm comes to rest.
+        """
         if self._asker.question is None:
             self._take_task()
-        interruptions = self._safety.interruptions
-        if interruptions != self._interruptions or not self._safety.may_move or self._is_void(self._task):
-            self._interruptions = interruptions
+        if self._sender.is_interrupted():
             self._stepper.schedule.reset()
+            self._rest()
+        elif self._sender.is_void(self._sender.task):
+            self._stepper.schedule.reset()
+            self._sender.ease()
 
     def _take_task(self) -> Snapshot:
         """The newest inputs; where they belong to another task or arming, the policy and the plan begin anew."""
         armings, snapshot = self._safety.armings, self._inputs.snapshot
-        if self._task != (snapshot.epoch, armings):
-            self._task = snapshot.epoch, armings
+        if self._sender.task != (snapshot.epoch, armings):
+            self._sender.task = snapshot.epoch, armings
             self._stepper.new_task()
+            self._sender.ease()
         return snapshot
-
-    def _is_void(self, task: tuple[int, int]) -> bool:
-        """True where ``task`` is an earlier one, or was begun before a person armed."""
-        return task != (self._inputs.snapshot.epoch, self._safety.armings)
 
     def _fresh_joints(self) -> Mapping[str, JointState]:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _next_frame(self) -> Frame | None:
         """The newest frame of the first camera, or the one that is about to come."""
-        frame = self._frames.next(_PATIENCE)
+        patience = max(0.0, min(_PATIENCE, self._sender.due - self._clock.steady()))
+        frame = self._frames.next(patience)
         if frame is None or self._config.control.lockstep:
             return frame
-        return self._frames.newer(frame, self._limiter, _PATIENCE)
+        return self._frames.newer(frame, self._limiter, patience)
 
     def _ask(self, frame: Frame) -> None:
         """Ask the policy about a frame, and the newest ones of the other cameras."""
@@ -238,7 +243,9 @@ class ControlLoop:
                 return
         fresh = self._fresh_joints()
         inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
-        self._asker.ask(frame, self._frames.data, inputs, self._task, self._limiter.period, ahead=self._is_ahead)
+        self._asker.ask(
+            frame, self._frames.data, inputs, self._sender.task, self._limiter.period, ahead=self._is_ahead
+        )
 
     def _land(self) -> None:
         """Put the policy's answer into the schedule, and send the step of it that is due."""
@@ -251,7 +258,13 @@ class ControlLoop:
             self._refuse(Refused(Reason.IMAGE_INVALID, str(error)), question.frame)
             return
         except Refused as refused:
-            self._refuse(refused, question.frame)
+            if refused.reason.level is not Level.HOLD:
+                self._refuse(refused, question.frame)
+                return
+            self._failed = refused, question.frame
+            self._stepper.schedule.reset()
+            if not self._sender.ease():
+                self._rest()
             return
         self._context.stats.record({"wait": 1e3 * question.began - question.frame.arrived.steady / 1e6})
         self._take_options()  # limits that were tightened meanwhile hold for this command
@@ -260,11 +273,7 @@ class ControlLoop:
         reference = self._inputs.joints_at(question.frame.stamp)
         step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
-        self._finish(step, question.frame)
-        if question.ahead:
-            self._limiter.executed(self._clock.steady())
-        else:
-            self._limiter.answered(question.began, self._clock.steady())
+        self._execute(step, dt, question)
 
     def _load(self, question: Question) -> Inference:
         """Switch to the chunk that the policy has answered with.
@@ -279,7 +288,7 @@ class ControlLoop:
         refused = None
         if not in_time:
             refused = Refused(Reason.INFERENCE_LATE, f"over {self._config.timeouts.inference:g} s")
-        elif self._is_void(question.task):
+        elif self._sender.is_void(question.task):
             came = "an instruction, a reset or an arming came during the inference"
             refused = Refused(Reason.TASK_CHANGED, came)
         elif question.previous is not None and question.interruptions != self._safety.interruptions:
@@ -296,75 +305,68 @@ class ControlLoop:
     def _continue(self) -> None:
         """Execute the next step of the plan."""
         dt = self._limiter.planned_time(self._clock.steady())
-        self._finish(self._stepper.next_command(self._fresh_joints(), dt), None)
-        self._limiter.executed(self._clock.steady())
-        self._ran_out = not self._planned
+        self._execute(self._stepper.next_command(self._fresh_joints(), dt), dt, None)
 
-    def _finish(self, step: StepResult, frame: Frame | None) -> None:
-        """Show the action, and send the command where it may be sent."""
+    def _execute(self, step: StepResult, dt: float, question: Question | None) -> None:
+        """Send a step that lasts ``dt`` seconds, the first one of an answer or another of the plan."""
+        sent = self._finish(step, dt, question.frame if question else None)
+        now = self._clock.steady()
+        if question is None or question.ahead:
+            self._limiter.executed(now)
+        else:
+            self._limiter.answered(question.began, now)
+        if sent and self._is_ahead:
+            self._sender.begin(step, self._limiter.planned_due)
+
+    def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
+        """Show the action, and send the step's command where it may be sent; True where it was."""
         self._context.sink.step(step)
-        refused = step.refused or self._too_old(step)
-        if refused is not None:
+        try:
+            if step.refused is not None:
+                raise step.refused
+            self._sender.check_age(step)
+            for reason in self._held:
+                self._safety.clear(reason)
+            self._held.clear()
+            sent = self._sender.send(step, dt, ahead=self._is_ahead)
+        except Refused as refused:
             self._stepper.schedule.reset()
+            self._rest()
             self._refuse(refused, frame)
-            return
-        for reason in self._held:
-            self._safety.clear(reason)
-        self._held.clear()
-        began, stats = self._clock.steady(), self._context.stats
-        sent = self._send_allowed(step.commands)
-        now = self._clock.now()
+            return False
+        now, stats = self._clock.now(), self._context.stats
         if sent:
-            stats.commanded()
-            stats.record({"publish": now.steady / 1e6 - 1e3 * began})
             for alone in filter(None, [command.refused for command in step.commands]):
                 self._safety.count(alone.reason)
                 self._context.throttled.log(alone.reason.value, f"{alone.reason.value}: {alone.detail}")
         else:
             self._stepper.schedule.reset()  # a hold may end before the next iteration could see it
+            self._rest()
         if frame is None:
-            return
+            return sent
         # Disarmed, too: a dry run shows the age that motion would have.
         total = (now.steady - frame.arrived.steady) / 1e6
         stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
         outcome = COMMANDED if sent else SHOWN
         self._frames.finish(outcome, ended=now.ros, stages_ms=step.stages_ms)
+        return sent
 
-    def _send_allowed(self, commands: Sequence[Command]) -> bool:
-        """Send the commands where they may be sent; True where they were.
+    def _send_between(self) -> None:
+        """Send the command that is due between two steps, or towards rest where none follows."""
+        try:
+            sent = self._sender.send_between(asking=self._asker.question is not None)
+        except Refused as refused:
+            self._refuse(refused, None)
+            sent = False
+        if not sent:
+            self._rest()
 
-        A process that was suspended between the watchdog's look and the sending looks again. What remains is the
-        sending itself: a driver that wants certainty looks at the stamp. A loop that was told to end sends nothing:
-        it may have been left behind, and the arm be armed for another.
-        """
-        send = self._prepare(commands)
-        while not self._ending:
-            self._supervise()
-            looked = self._clock.steady()
-            with self._safety.motion() as may_move:
-                if self._clock.steady() - looked > _SUPERVISION_VALID:
-                    continue
-                allowed = may_move and not self._is_void(self._task) and not self._ending
-                if allowed:
-                    send()
-                    self._stepper.executed()
-                return allowed
-        return False
-
-    def _too_old(self, step: StepResult) -> Refused | None:
-        """No motion on a frame that is older than it may be when it comes, and inference and its turn may take.
-
-        The watchdog looks at frames as they come. This catches what happens to them later: a process that was
-        suspended, or a frame that waited behind a slow answer.
-        """
-        timeouts = self._config.timeouts
-        if not timeouts.frame_age:
-            return None
-        allowed = timeouts.frame_age + timeouts.inference + (step.index + 1) * self._limiter.period
-        age = (self._clock.ros() - step.stamp) / 1e9
-        if age <= allowed:
-            return None
-        return Refused(Reason.FRAME_OLD, f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s")
+    def _rest(self) -> None:
+        """Send nothing more between steps, and hold for what has failed."""
+        self._sender.stop()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            self._refuse(*failed)
 
     def _refuse(self, refused: Refused, frame: Frame | None) -> None:
         """Hold, stop or count as the reason's level says; a hold ends with the next good step."""

@@ -233,11 +233,30 @@ class Stepper:
         chunk, observation = (answer.chunk, answer.observation) if answer else (None, None)
         return StepResult(step.stamp, step.index, step.action, commands, refusal, chunk, observation, took)
 
-    def executed(self) -> None:
-        """The command of the last step was sent: it counts, for the schedule and for what follows from it."""
-        self.schedule.executed()
+    @property
+    def is_moving(self) -> bool:
+        """True where the arm must come to rest by further commands."""
+        with self._lock:
+            return self.controller.is_moving
+
+    def onward(self, joints: ArmJoints, dt: float, left: float) -> tuple[Command, ...]:
+        """The commands between two steps (:meth:`ArmController.onward`).
+
+        Raises:
+            Refused: Nothing may be sent.
+        """
+        with self._lock:
+            return self.controller.onward(joints, dt, left)
+
+    def sent(self) -> None:
+        """The commands that were made last were sent: what follows starts from them."""
         with self._lock:
             self.controller.executed()
+
+    def executed(self) -> None:
+        """As :meth:`sent`, of a step, which the schedule counts."""
+        self.schedule.executed()
+        self.sent()
 
     def step(
         self,

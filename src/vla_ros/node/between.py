@@ -1,0 +1,70 @@
+"""When commands between two steps of the plan are due: on the way to the last one, or to rest."""
+
+from __future__ import annotations
+
+import math
+
+from vla_ros.config import ControlConfig
+from vla_ros.control.outcome import StepResult
+
+_SHORTEST = 0.9  # of the time between two commands, where one was late
+
+
+class Between:
+    """Divides steps into ``control.command_rate_hz``, and goes on beyond the last one until the arm rests.
+
+    Attributes:
+        due: When the next command is due where no step is; infinite for never. Seconds of the steady clock.
+        step: The last step of the plan that was sent, or None.
+        rests: True once a command was due after the step's end.
+    """
+
+    def __init__(self) -> None:
+        self.step: StepResult | None = None
+        self.stop()
+
+    def configure(self, control: ControlConfig, period: float) -> None:
+        """Follow options: ``period`` is that of the steps in seconds."""
+        self._count = max(1, round(period * control.command_rate_hz))
+        self._dt = period / self._count
+        self._period = period
+
+    @property
+    def divides(self) -> bool:
+        """True where there are commands between two steps."""
+        return self._count > 1
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two commands."""
+        return self._dt
+
+    def begin(self, step: StepResult, end: float) -> None:
+        """A step was sent, and the next one is due at ``end``."""
+        self.step, self._end, self.rests = step, end, False
+        self.due = end - self._period + self._dt
+
+    def ease(self, now: float) -> None:
+        """Come to rest at once."""
+        if self.step is not None and self._end > now:
+            self._end = self.due = now
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self.step, self.due, self._end, self.rests = None, math.inf, -math.inf, False
+
+    def next(self, now: float) -> tuple[float, float, int]:
+        """The command that is due.
+
+        Returns:
+            Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; steps of the
+            plan by which it is later than its step.
+        """
+        following = max(self.due + self._dt, now + _SHORTEST * self._dt)
+        if abs(following - self._end) < self._dt / 2:
+            following = self._end
+        self.due = following
+        left = self._end - now
+        self.rests = left < self._dt / 2
+        late = 1 + int(max(0.0, -left) / self._period) if self.rests else 0
+        return min(following - now, self._dt), 0.0 if self.rests else left, late

@@ -1,0 +1,191 @@
+"""Commands between two steps of the plan and beyond its last one, on a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from live_loop import POSITIONS, LiveLoop, TimedPolicy, every
+
+from vla_ros.config import build
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.reasons import Reason
+from vla_ros.errors import ConfigError
+from vla_ros.types import ActionChunk, Observation
+
+RATE, HORIZON, DELAY, ACCELERATION = 20.0, 16, 0.29, 2.0
+STEP = 0.02  # rad; 0.4 rad/s
+
+
+class Turns(TimedPolicy):
+    """Turns the first joint, at a constant speed or (``wild``) as no limit allows."""
+
+    def __init__(self, wild: int | None = None) -> None:
+        super().__init__(HORIZON)
+        self.spec = PolicySpec(action=parse_parts("arm.joint_delta", action=True), horizon=HORIZON)
+        self._random = None if wild is None else np.random.default_rng(wild)
+
+    def infer(self, session: Any, observation: Observation) -> ActionChunk:
+        self.asked.append(observation)
+        self.during()
+        actions = np.zeros((HORIZON, 7))
+        actions[:, 0] = STEP
+        if self._random is not None:
+            actions = self._random.normal(0, 1, (HORIZON, 7)) ** 3
+        return ActionChunk(actions, observation.stamp)
+
+
+def turning(wild: int | None = None, **options: Any) -> LiveLoop:
+    """An arm that follows, with a policy that takes 0.29 s."""
+    fixed = {
+        "control__rate_hz": RATE,
+        "control__schedule": "append",
+        "limits__max_joint_acceleration": ACCELERATION,
+        "timeouts__joint_state": 5.0,
+        "timeouts__camera": 5.0,
+    }
+    live = LiveLoop(Turns(wild), every(1 / 30, 240), **(fixed | options))
+    live.follows = True
+    live.policy.during = lambda: live.clock.sleep(DELAY)
+    return live
+
+
+def path(live: LiveLoop, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """When commands were sent [n], and their positions [n, 7]."""
+    sent = live.sent[since:]
+    return np.array([at for at, _ in sent]), np.array([command.positions for _, command in sent])
+
+
+def accelerations(live: LiveLoop, since: int = 0) -> np.ndarray:
+    at, positions = path(live, since)
+    return np.abs(np.diff(np.diff(positions, axis=0) / np.diff(at)[:, None], axis=0) / np.diff(at)[1:, None])
+
+
+def run_dry(live: LiveLoop) -> None:
+    live.run(1.5)
+    live.policy.during = lambda: live.clock.sleep(0.9)
+
+
+@pytest.mark.parametrize("rate", [0.0, 100.0])
+def test_an_arm_whose_plan_runs_out_comes_to_rest_within_its_acceleration_and_goes_on(rate: float) -> None:
+    live = turning(control__command_rate_hz=rate)
+    run_dry(live)
+    live.run(2.5)
+    assert live.context.safety.counters["plan_empty"] >= 1
+    at, positions = path(live)
+    rests = np.flatnonzero(np.diff(at) > 0.1)
+    assert len(rests), "it did not rest"
+    speed = np.diff(positions[:, 0]) / np.diff(at)
+    before = rests[at[rests] > 1.0][0]
+    assert speed[before - 1] == pytest.approx(0, abs=1e-6), "it stopped at once"
+    assert accelerations(live)[5 : before - 1].max() <= ACCELERATION * 1.02
+    assert at[before + 1 :].size, "it did not go on"
+
+
+def fails(live: LiveLoop) -> None:
+    raise RuntimeError("the server is gone")
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [(fails, Reason.INFERENCE_ERROR), (lambda live: setattr(live.policy, "_random", Nan()), Reason.ACTION_INVALID)],
+    ids=["fails", "NaN"],
+)
+def test_an_arm_whose_policy_fails_comes_to_rest_and_then_holds(what: Any, reason: Reason) -> None:
+    live = turning()
+    live.run(1.5)
+    asked, sent = len(live.policy.asked), len(live.sent)
+    live.policy.during = lambda: (live.clock.sleep(DELAY), what(live))
+    while len(live.policy.asked) == asked:
+        live.loop.run_once()
+    live.run(DELAY + 0.4)
+    assert live.state == ("holding", {reason})
+    assert accelerations(live, sent - 2).max() <= ACCELERATION * 1.02
+    at, positions = path(live, sent)
+    assert np.diff(positions[-2:, 0]) / np.diff(at[-2:]) == pytest.approx(0, abs=1e-6)
+
+
+class Nan:
+    def normal(self, *_: Any) -> np.ndarray:
+        return np.full((HORIZON, 7), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("act", "moves"),
+    [
+        (lambda live: live.context.safety.stop(Reason.OPERATOR_STOP), False),
+        (lambda live: live.context.safety.disarm(), False),
+        (lambda live: live.context.safety.hold(Reason.NO_INSTRUCTION), False),
+        (lambda live: live.context.inputs.set_instruction("another"), True),
+    ],
+    ids=["stop", "disarm", "hold", "instruction"],
+)
+@pytest.mark.parametrize("dry", [False, True], ids=["between steps", "coming to rest"])
+@pytest.mark.parametrize("rate", [0.0, 250.0])
+def test_nothing_follows_a_stop_and_an_instruction_voids_the_plan(
+    act: Callable[[LiveLoop], Any], moves: bool, dry: bool, rate: float
+) -> None:
+    live = turning(control__command_rate_hz=rate)
+    live.run(1.5)
+    if dry:
+        live.policy.during = lambda: live.clock.sleep(0.9)
+        while not live.context.safety.counters.get("plan_empty"):
+            live.loop.run_once()
+    live.run(0.013)
+    sent, asked = len(live.sent), len(live.policy.asked)
+    goal = live.positions[0] + STEP
+    act(live)
+    live.run(0.25)
+    at, positions = path(live, sent)
+    if not moves:
+        assert not len(at)
+        return
+    assert len(live.policy.asked) == asked or live.policy.asked[-1].instruction == "another"
+    assert positions[-1, 0] < goal + 0.4**2 / (2 * ACCELERATION), "the old plan goes on"
+    assert accelerations(live, sent - 2).max() <= ACCELERATION * 1.02
+
+
+@pytest.mark.parametrize("rate", [60.0, 240.0])
+def test_commands_between_steps_lead_straight_from_one_to_the_next(rate: float) -> None:
+    plain, fine = (
+        turning(limits__max_joint_acceleration=0.0),
+        turning(limits__max_joint_acceleration=0.0, control__command_rate_hz=rate),
+    )
+    for live in (plain, fine):
+        live.run(3.0)
+    at, positions = path(fine)
+    settled = at > 1.5
+    np.testing.assert_allclose(np.diff(at[settled]), 1 / rate, atol=1e-6)
+    np.testing.assert_allclose(np.diff(positions[settled, 0]), STEP * RATE / rate, rtol=1e-6)
+    assert positions[-1, 0] == pytest.approx(path(plain)[1][-1, 0], abs=2 * STEP)
+    assert len(fine.steps) == pytest.approx(len(plain.steps), abs=1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("acceleration", [0.0, 3.0])
+def test_no_command_between_steps_breaks_a_limit(seed: int, acceleration: float) -> None:
+    live = turning(
+        seed,
+        control__command_rate_hz=240.0,
+        limits__max_joint_acceleration=acceleration,
+        limits__max_joint_step=0.05,
+        limits__velocity_scale=0.5,
+    )
+    live.run(3.0)
+    at, positions = path(live)
+    assert len(at) > 400
+    arm = live.stepper.controller.arms[0]
+    high = np.array([arm.joint_speeds[name] for name in arm.arm_names]) * 0.5
+    moved = np.abs(np.diff(np.vstack([POSITIONS, positions]), axis=0))
+    assert (moved <= high / 240 * 1.001 + 1e-9).all()
+    if acceleration:
+        steady = np.diff(at) < 1.1 / 240
+        assert accelerations(live)[steady[1:] & steady[:-1]].max() <= acceleration * 1.02
+
+
+def test_a_command_rate_is_refused_with_velocities() -> None:
+    with pytest.raises(ConfigError, match="command_rate_hz: found 250 with twist_stamped"):
+        build({"control.command_rate_hz": 250.0, "control.output": "twist_stamped", "robot.urdf": "demo"})
