@@ -32,6 +32,7 @@ from websockets.asyncio.client import connect
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Session
+from vla_ros.policies.remote.buffers import keep_freed_memory
 from vla_ros.policies.remote.dialect import Query
 from vla_ros.policies.remote.dialects import OPENPI
 from vla_ros.policies.remote.link import Link
@@ -309,6 +310,7 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
         url = stack.enter_context(
             process(arguments, "own", arguments.port or 18777, "--batch-ms", "0", "--each-ms", "0")
         )
+        keep_freed_memory()  # as RemotePolicy does
         link = Link(Target(url, OPENPI))
         link.start(30.0)
         stack.callback(link.close)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
+from vla_ros.policies.remote.buffers import keep_freed_memory
 from vla_ros.policies.remote.messages import WireError, pack
 from vla_ros.serve import wire
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, Robot, State
@@ -102,6 +103,7 @@ class Service:
         Raises:
             VlaRosError: It does not load, or an alias names no feature.
         """
+        keep_freed_memory()
         self.worker.start(progress)
         spec = self._complete(self.worker.policy.spec)
         keys = [*spec.image_keys, *(state.key for state in spec.state)]
@@ -165,11 +167,12 @@ class Service:
                     continue
                 self.answering += 1
                 try:
-                    reply, answered = await self._reply(request, robot, arrived, restart, connected, ended)
+                    reply, outcome = await self._reply(request, robot, arrived, restart, connected, ended)
                     await send(reply)
                 finally:
                     self.answering -= 1
-                restart = restart and not answered
+                self.metrics.requests.labels(outcome).inc()
+                restart = restart and outcome != "answered"
                 ended = time.monotonic() - arrived
         finally:
             self.robots -= 1
@@ -183,29 +186,25 @@ class Service:
         restart: bool,
         connected: Callable[[], bool],
         previous: float,
-    ) -> tuple[bytes | str, bool]:
-        """The answer, or a text that says why there is none; True where the policy was asked."""
-        outcome = "failed"
+    ) -> tuple[bytes | str, str]:
+        """The answer, or a text that says why there is none; and the outcome for the metrics."""
         try:
             done = await self._ask(request, robot, arrived, restart, connected)
             if not isinstance(done.outcome, ActionChunk):
                 raise done.outcome
-            self.metrics.requests.labels("answered").inc()
             timing = {"infer_ms": done.inference_ms}
             if previous:
                 timing["prev_total_ms"] = 1e3 * previous
             timing |= {"queued_ms": done.queued_ms, "batch": done.batch}
-            return wire.answer(done.outcome, request, timing), True
+            return wire.answer(done.outcome, request, timing), "answered"
         except BusyError as error:
-            outcome, text = "refused", str(error)
+            return str(error), "refused"
         except ExpiredError as error:
-            outcome, text = "expired", str(error)
+            return str(error), "expired"
         except WireError as error:
-            outcome, text = "invalid", f"invalid request: {error}"
+            return f"invalid request: {error}", "invalid"
         except VlaRosError as error:
-            text = str(error)
-        self.metrics.requests.labels(outcome).inc()
-        return text, False
+            return str(error), "failed"
 
     async def _ask(
         self, request: wire.Request, robot: Robot, arrived: float, restart: bool, connected: Callable[[], bool]
@@ -239,6 +238,11 @@ class Service:
             future = self._futures.get(each.job)
             if future is not None and not future.done():
                 future.set_result(each)
+        asyncio.get_running_loop().call_soon(self._observe, done)  # after the answers are sent
+
+    def _observe(self, done: Sequence[Done]) -> None:
+        """Takes the times of a batch into the metrics."""
+        for each in done:
             if each.batch:
                 self.metrics.queued.observe(each.queued_ms / 1e3)
         batch = next((each for each in done if each.batch), None)

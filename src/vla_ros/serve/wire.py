@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +37,13 @@ class Vocabulary:
     spec: PolicySpec
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_instruction_length: int = 500
+
+    @cached_property
+    def names(self) -> Mapping[str, tuple[str, ...]]:
+        """Every feature's key to the names that it may have on the wire."""
+        keys = (*self.spec.image_keys, *(state.key for state in self.spec.state))
+        prefixed = {key: tuple(prefix + key for prefix in _PREFIXES) for key in keys}
+        return prefixed | {key: (name,) for key, name in self.aliases.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +198,7 @@ def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) ->
 
 
 def _find(flat: Mapping[str, Any], key: str, known: Vocabulary) -> Any:
-    names = [known.aliases[key]] if key in known.aliases else [prefix + key for prefix in _PREFIXES]
-    return next((flat[name] for name in names if name in flat), None)
+    return next((flat[name] for name in known.names[key] if name in flat), None)
 
 
 def _image(flat: Mapping[str, Any], feature: ImageFeature, known: Vocabulary) -> UInt8Array | bytes | None:
@@ -235,7 +241,8 @@ def _state(flat: Mapping[str, Any], feature: StateFeature, known: Vocabulary) ->
         raise WireError(
             f"no state '{known.aliases.get(feature.key, feature.key)}'; the request has {list(flat)[:20]}"
         )
-    numbers = np.atleast_1d(finite(value, f"state '{feature.key}'"))
+    numbers = finite(value, f"state '{feature.key}'")
+    numbers = numbers if numbers.ndim else numbers[None]
     leading = () if len(feature.moments) == 1 else (len(feature.moments),)
     if numbers.shape[:-1] != leading or (feature.size and numbers.shape[-1] != feature.size):
         expected = [*leading, feature.size or "N"]

@@ -29,7 +29,8 @@ _MAX_TEXT = 1 << 20
 _NPY_HEADER = re.compile(
     rb"\{'descr': '([^']{2,9})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,99})\), \} *\n"
 )
-_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
+_KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_DTYPES = {order + kind: np.dtype(order + kind) for kind in _KINDS for order in ("", "<", ">", "|", "=")}
 
 
 class WireError(VlaRosError):
@@ -126,7 +127,8 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
         raise
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise WireError(f"not valid msgpack: {str(error)[:200] or type(error).__name__}") from None
-    _check_depth(message, _MAX_DEPTH)
+    if isinstance(message, (dict, list)):
+        _check_depth(message, _MAX_DEPTH - 1)
     return message
 
 
@@ -152,13 +154,15 @@ def array(kind: Any, shape: Any, data: Any) -> Array:
 def _known(kind: Any) -> np.dtype[Any]:
     """The dtype of that name: booleans, integers and floats of up to eight bytes."""
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
-    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
-        raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected truth values, integers or floats")
-    return np.dtype(name)
+    if isinstance(name, str) and name in _DTYPES:
+        return _DTYPES[name]
+    raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected truth values, integers or floats")
 
 
 def _revived(found: dict[Any, Any]) -> Any:
     """Converts a map that represents an array to the array; returns other maps unchanged."""
+    if b"__ndarray__" in found:  # what openpi's clients and most servers send
+        return array(found.get(b"dtype"), found.get(b"shape"), found.get(b"data"))
     if len(found) > 5:
         return found
 
@@ -214,11 +218,11 @@ def _no_extension(code: int, data: bytes) -> Any:
     raise WireError(f"a msgpack extension of type {code}; messages hold plain data only")
 
 
-def _check_depth(value: Any, left: int) -> None:
-    if isinstance(value, (dict, list)):
-        if not left:
-            raise WireError(f"a message nested more than {_MAX_DEPTH} deep")
-        for item in value.values() if isinstance(value, dict) else value:
+def _check_depth(value: dict[Any, Any] | list[Any], left: int) -> None:
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, (dict, list)):
+            if not left:
+                raise WireError(f"a message nested more than {_MAX_DEPTH} deep")
             _check_depth(item, left - 1)
 
 

@@ -18,6 +18,7 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.remote import spec
+from vla_ros.policies.remote.buffers import keep_freed_memory
 from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Query
 from vla_ros.policies.remote.dialects import by_address
 from vla_ros.policies.remote.link import Link, Peer
@@ -65,6 +66,7 @@ class RemotePolicy(Policy):
             ConfigError: What the server says of its policy contradicts ``features``.
         """
         self.close()
+        keep_freed_memory()
         progress(0.0, f"connecting to {self._options.server}")
         link = Link(self._target, self._accept)
         self.__dict__.pop("spec", None)
