@@ -39,6 +39,7 @@ def view() -> View:
         diagnostics.state_part(safety.status, safety.counters, "pick up the [red] cup"),
         diagnostics.frames_part(stats.frames()),
         diagnostics.latency_part(stats.latency_ms()),
+        diagnostics.execution_part({"stalled_share": 0.25, "seconds": 8.0, "seam_ratio": 1.125}),
         diagnostics.policy_part({"outside_bins": 3, "draft_accepted": 7, "logit_margins": (0.1, 0.2)}, 3),
         diagnostics.process_part({"resident_bytes": 200 << 20, "threads": 7}),
     ]
@@ -57,6 +58,8 @@ def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
         "inference",
         "12.500",
         "dropped/replaced",
+        "stalled for 25.0% of 8 s, acceleration at seams 1.1 times that within chunks",
+        "seam_ratio",
         "41",
         "count/camera_stale",
         "200 MiB resident",

@@ -81,6 +81,9 @@ def test_the_arm_does_not_stop_to_think() -> None:
     assert gaps[goes_on].max() <= 1.5 * PERIOD
     assert len(goes_on.sent) > 1.2 * len(waits.sent)
     assert goes_on.context.safety.counters.get("plan_empty", 0) == 0
+    shares = [live.context.stats.execution.summary()["stalled_share"] for live in (waits, goes_on)]
+    assert shares[0] == pytest.approx(stalled.sum() / (sent(waits)[-1] - sent(waits)[0]), rel=0.01)
+    assert shares[1] == 0
 
 
 @pytest.mark.parametrize("schedule", ["append", "blend", "ensemble"])

@@ -30,7 +30,9 @@ def figures() -> list[Metric]:
         stats.frame(FrameOutcome(1, "/camera", 2, REPLACED))
     stats.record({"inference": 12.5, "policy/vision": 4.0})
     counters = {"camera_stale": 2, 'odd "name"\n': 1}
-    return families(State.HOLDING, counters, stats.frames(), stats.latency_ms(), {"threads": 5})
+    return families(
+        State.HOLDING, counters, stats.frames(), stats.latency_ms(), {"stalled_share": 0.25}, {"threads": 5}
+    )
 
 
 @pytest.fixture

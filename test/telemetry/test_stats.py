@@ -32,6 +32,7 @@ def test_percentiles_cover_the_last_samples_only() -> None:
     assert 17_900 < decode["p50"] < 18_000
     assert decode["p99"] > 19_900
     assert Stats().summary() == {
+        "execution": {"steps": 0, "chunks": 0, "skipped": 0},
         "latency_ms": {},
         "frames": {"received": 0, "used": 0, "dropped": {}, "commands": 0, "unstamped": 0},
         "latency_samples_ms": {},

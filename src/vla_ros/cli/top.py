@@ -1,4 +1,4 @@
-"""Watch a policy node in the terminal: state and reasons, latency by stage, frames, resources.
+"""Watch a policy node in the terminal: state and reasons, latency by stage, execution, frames, resources.
 
 It reads ``/diagnostics`` and the node's ``~/status`` until Ctrl-C.
 """
@@ -84,7 +84,7 @@ class View:
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
         head.add_row("rates", Text(f"{self._rates[0]:.1f} frames/s in, {self._rates[1]:.1f} commands/s out"))
         tables = Table.grid(padding=(0, 4))
-        tables.add_row(self._latency(), self._counts())
+        tables.add_row(self._latency(), self._execution(), self._counts())
         return Panel(Group(head, tables), title=f"vla-ros top {self.node}")
 
     def _latency(self) -> RenderableType:
@@ -96,6 +96,14 @@ class View:
             stage, _, figure = key.rpartition("/")
             if figure == "p50_ms":
                 table.add_row(stage, values[key], values.get(f"{stage}/p99_ms", ""))
+        return table
+
+    def _execution(self) -> RenderableType:
+        from rich.table import Table
+
+        table = Table("what", "value", title="execution")
+        for key, value in self.parts.get("execution", (0, "", {}))[2].items():
+            table.add_row(key, value)
         return table
 
     def _counts(self) -> RenderableType:

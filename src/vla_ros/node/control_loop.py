@@ -71,6 +71,7 @@ class ControlLoop:
         self._sender = Sender(context, stepper, prepare, supervise)
         self._sender.configure(self._config, self._limiter.period)
         self._held: set[Reason] = set()
+        self._joints = {arm.name: len(arm.arm_names) for arm in stepper.controller.arms}
         self._ended = threading.Condition()
         self._asker = Asker(context, stepper, self._ended)
         self._unconfigured = False  # options changed while the policy was being asked
@@ -205,6 +206,7 @@ class ControlLoop:
         if self._asker.question is None:
             self._take_task()
         if self._sender.is_interrupted():
+            self._context.stats.execution.interrupted()
             self._stepper.schedule.reset()
             self._rest()
         elif self._sender.is_void(self._sender.task):
@@ -217,6 +219,7 @@ class ControlLoop:
         if self._sender.task != (snapshot.epoch, armings):
             self._sender.task = snapshot.epoch, armings
             self._stepper.new_task()
+            self._context.stats.execution.interrupted()
             self._sender.ease()
         return snapshot
 
@@ -315,7 +318,10 @@ class ControlLoop:
             self._limiter.executed(now)
         else:
             self._limiter.answered(question.began, now)
-        if sent and self._is_ahead:
+        if not sent:
+            return
+        self._context.stats.execution.sent(step, self._joints, self._clock.now(), self._limiter.period)
+        if self._is_ahead:
             self._sender.begin(step, self._limiter.planned_due)
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:

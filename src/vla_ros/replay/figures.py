@@ -274,6 +274,7 @@ def summarize(
                 "complete": bag.complete,
                 "losses": [str(loss) for loss in bag.losses],
                 "left_out": dict(bag.notes),
+                "execution": bag.execution,
             }
             for bag in bags
         ],

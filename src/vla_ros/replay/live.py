@@ -68,10 +68,19 @@ class LiveRun:
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
         self._inputs, self._safety = Inputs(clock), Safety(clock.ros)
         self._arms = tuple(arm.name for arm in stepper.controller.arms)
+        self.stats = Stats()
         needed = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
         self._watchdog = Watchdog(watched, config.camera.topics, needed)
         context = Context(
-            options, clock, self._inputs, self._safety, self._watchdog, Stats(), sink, ThrottledLogger(_LOG), _LOG
+            options,
+            clock,
+            self._inputs,
+            self._safety,
+            self._watchdog,
+            self.stats,
+            sink,
+            ThrottledLogger(_LOG),
+            _LOG,
         )
         self._mailboxes = [Mailbox[Frame](clock) for _ in cameras]
         self._receiver = FrameReceiver(context, self._mailboxes)

@@ -28,6 +28,7 @@ from vla_ros.replay.live import LiveRun
 from vla_ros.replay.records import Record
 from vla_ros.replay.samples import Samples
 from vla_ros.replay.topics import Selection
+from vla_ros.telemetry.stats import Stats
 from vla_ros.types import FloatArray
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.messages import image_stamp
@@ -115,6 +116,7 @@ class Player:
         self._began = self._saved = time.perf_counter()
         self._period = 1.0 / (config.control.rate_hz or stepper.spec.rate_hz or 30.0)
         self._inferred: StepResult | None = None
+        self._stats: Stats | None = None  # of the control loop
 
     def play(self) -> Samples:
         """Plays the frames. After Ctrl-C the result has what was done so far, with ``complete`` False."""
@@ -126,6 +128,7 @@ class Player:
         try:
             if speed := self._options.speed:
                 live = LiveRun(self._config, self._stepper, self._recording, records, speed, self, self._episode)
+                self._stats = live.stats
                 live.run(self._is_enough)
             else:
                 self._open_loop(records)
@@ -287,6 +290,7 @@ class Player:
             dropped=Counter(self._dropped),
             refused=Counter(self._refused),
             limited=limited,
+            execution=self._stats.execution.summary() if self._stats is not None else {},
             notes=self._recording.skipped,
             losses=self._bag.losses,
             topics=self._selection.described,

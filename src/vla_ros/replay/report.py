@@ -336,7 +336,8 @@ def bags(figures: Mapping[str, Any]) -> list[Markup]:
     parts = [page.facts(counters)]
     for bag in figures["bags"]:
         lost = [tag("li", loss) for loss in bag["losses"]]
-        parts.append(page.details(bag["path"], [page.facts({**bag["topics"], **bag["left_out"]}), tag("ul", lost)]))
+        facts = {**bag["topics"], **bag["left_out"], **bag["execution"]}
+        parts.append(page.details(bag["path"], [page.facts(facts), tag("ul", lost)]))
         if lost:
             parts.append(page.verdict("warn", f"{bag['path']}: not everything could be read.", bag["losses"][:10]))
     return parts

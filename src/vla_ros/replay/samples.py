@@ -45,6 +45,7 @@ class Samples:
         notes: Ignored messages of other topics.
         losses: Unreadable parts of the bag.
         topics: Role to topic.
+        execution: As :meth:`ExecutionStats.summary`, of the last part that was played; empty in open loop.
         images: Images that were prepared on the host.
         wall_s: Duration in seconds.
         complete: False if it was interrupted.
@@ -73,6 +74,7 @@ class Samples:
     notes: Counter[str] = field(default_factory=Counter)
     losses: list[Loss] = field(default_factory=list)
     topics: dict[str, str] = field(default_factory=dict)
+    execution: dict[str, float] = field(default_factory=dict)
     images: int = 0
     wall_s: float = 0.0
     complete: bool = True

@@ -84,6 +84,17 @@ def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
     return Part("latency", OK, message, values)
 
 
+def execution_part(execution: Mapping[str, float]) -> Part:
+    """How steadily the plan is executed (:meth:`ExecutionStats.summary`)."""
+    values = {name: f"{value:g}" for name, value in execution.items()}
+    if "stalled_share" not in execution:
+        return Part("execution", OK, "no motion yet", values)
+    message = f"stalled for {execution['stalled_share']:.1%} of {execution['seconds']:.0f} s"
+    if "seam_ratio" in execution:
+        message += f", acceleration at seams {execution['seam_ratio']:.2g} times that within chunks"
+    return Part("execution", OK, message, values)
+
+
 def topics_part(findings: Mapping[str, str]) -> Part:
     """Reasons why messages do not arrive, each with its fix."""
     return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)

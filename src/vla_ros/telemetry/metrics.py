@@ -31,6 +31,7 @@ def families(
     counters: Mapping[str, int],
     frames: Mapping[str, Any],
     latency_ms: Mapping[str, Mapping[str, float]],
+    execution: Mapping[str, float],
     resources: Mapping[str, int],
 ) -> list[Metric]:
     """The node's figures as Prometheus metrics."""
@@ -52,6 +53,10 @@ def families(
         _by_reason("vla_ros_frames_dropped", "Frames dropped", frames["dropped"]),
         commands,
         stages,
+        *(
+            GaugeMetricFamily(f"vla_ros_execution_{name}", f"Execution: {name.replace('_', ' ')}", value)
+            for name, value in execution.items()
+        ),
         *(GaugeMetricFamily(f"vla_ros_{name}", name.replace("_", " "), value) for name, value in resources.items()),
     ]
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.control.outcome import ANSWERED, FrameOutcome
+from vla_ros.telemetry.execution import ExecutionStats
 from vla_ros.types import FloatArray
 
 _REMEMBERED = 4096
@@ -41,9 +42,13 @@ class Stats:
     """Thread-safe record of stage times and frame counts.
 
     Each frame counts once: ``received == used + sum(dropped) + (frames in progress)``.
+
+    Attributes:
+        execution: Of the steps that were sent.
     """
 
     def __init__(self) -> None:
+        self.execution = ExecutionStats()
         self._lock = threading.Lock()
         self._stages: dict[str, _Ring] = {}
         self._dropped: Counter[str] = Counter()
@@ -109,8 +114,9 @@ class Stats:
             return {name: ring.copy() for name, ring in self._stages.items()}
 
     def summary(self) -> dict[str, Any]:
-        """``latency_ms``, ``frames`` and ``latency_samples_ms``, as ``vla-ros run --stats`` writes them."""
+        """What ``vla-ros run --stats`` writes: execution, latency, frames and samples of the latency."""
         return {
+            "execution": self.execution.summary(),
             "latency_ms": self.latency_ms(),
             "frames": self.frames(),
             "latency_samples_ms": self.samples_ms(),

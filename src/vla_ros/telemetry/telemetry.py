@@ -129,6 +129,7 @@ class Telemetry:
             self._state_part(),
             diagnostics.frames_part(self._stats.frames()),
             diagnostics.latency_part(self._stats.latency_ms()),
+            diagnostics.execution_part(self._stats.execution.summary()),
             diagnostics.topics_part(self._wrong),
             diagnostics.policy_part(self._answer, outside - self._outside_said),
             diagnostics.process_part(self._resources()),
@@ -183,7 +184,14 @@ class Telemetry:
         from vla_ros.telemetry.metrics import families
 
         stats = self._stats
-        return families(self._safety.state, self._counters(), stats.frames(), stats.latency_ms(), self._resources())
+        return families(
+            self._safety.state,
+            self._counters(),
+            stats.frames(),
+            stats.latency_ms(),
+            stats.execution.summary(),
+            self._resources(),
+        )
 
     def _watched(self) -> list[Watched]:
         """Topics that need a publisher, and optional ones that QoS must not lose, above all the stop button."""
