@@ -32,6 +32,7 @@ DEV = [
     TRITON,  # its interpreter and compiler test the kernels without a GPU
     "pytest>=8.3",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
     "hypothesis>=6.120",
     "ruff>=0.9",
     "mypy>=1.14",

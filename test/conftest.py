@@ -66,3 +66,30 @@ def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | N
         return None
     reason = f"{sys.executable} has no {', '.join(LACKING)}; activate the environment that has them"
     return CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
+
+
+REAL_TIME = ("graph", "node", "replay", "ros", "serve", "sim", "tools/faults", "test_security.py")
+"""Tests of running nodes: one worker runs them one after another, the other all that only computes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with running nodes and with slow files, so that no worker ends long after the other."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (_worker(item.nodeid) != "real time", item.path not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep a file's tests, and all in real time, on one worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _worker(nodeid)
+
+    return Scheduling(config, log)
+
+
+def _worker(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return "real time" if file.partition("/")[2].startswith(REAL_TIME) else file

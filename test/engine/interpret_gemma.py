@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import torch
-from interpret_kernels import allow_loop_bounds, close
+from interpret_kernels import close, prepare_interpreter
 
 from vla_ros.engine.flow import FlowModel, prefill, sample
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
@@ -73,7 +73,7 @@ def run(model: FlowModel, ops: GemmaOps, dtype: torch.dtype) -> tuple[torch.Tens
 
 
 def main(name: str) -> None:
-    allow_loop_bounds()
+    prepare_interpreter()
     dtype = getattr(torch, name)
     bound = 2e-5 if dtype == torch.float32 else 2e-2
     for kind in PUBLISHED:

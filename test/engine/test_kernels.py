@@ -1,7 +1,7 @@
 """The Triton kernels in Triton's interpreter against torch, and what its compiler makes of them for Hopper.
 
 Float16 stands for bfloat16, which the interpreter cannot multiply. The interpreter is chosen by an environment
-variable when Triton is first imported, so each check is a process; they run beside each other. No GPU is needed.
+variable when Triton is first imported, so each check is a process. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -21,49 +21,26 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra 'dev')"),
 ]
 HERE = Path(__file__).parent
-CHECKS = {
-    "float32": ["interpret_kernels.py", "float32"],
-    "float16": ["interpret_kernels.py", "float16"],
-    "compiled": ["compile_kernels.py"],
-    "gemma_float32": ["interpret_gemma.py", "float32"],
-    "gemma_float16": ["interpret_gemma.py", "float16"],
-    "gemma_compiled": ["compile_gemma.py"],
-}
 
 
-@pytest.fixture(scope="module")
-def checks(tmp_path_factory):
-    """All checks, started at once: a function that waits for one and gives its output."""
-    folder, running = tmp_path_factory.mktemp("kernels"), {}
-    for name, (script, *words) in CHECKS.items():
-        interpret = {} if name.endswith("compiled") else {"TRITON_INTERPRET": "1"}
-        with (folder / name).open("w") as output:
-            running[name] = subprocess.Popen(
-                [sys.executable, str(HERE / script), *words],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **interpret},
-            )
-
-    def finish(name):
-        status = running[name].wait(560)
-        said = (folder / name).read_text()
-        assert status == 0, said
-        return said
-
-    yield finish
-    for process in running.values():
-        process.kill()
-        process.wait(30)
+def run(script, *words, **environment):
+    """What a script says; it must succeed."""
+    command = [sys.executable, str(HERE / script), *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=560, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_kernels_equal_torch_in_the_interpreter(checks, dtype):
-    assert re.findall(r"equal (\w+)", checks(dtype)) == ["none", "int8", "int4", "fp8", "towers"]
+def test_kernels_equal_torch_in_the_interpreter(dtype):
+    said = run("interpret_kernels.py", dtype, TRITON_INTERPRET="1")
+    assert re.findall(r"equal (\w+)", said) == ["none", "int8", "int4", "fp8", "towers"]
 
 
-def test_kernels_compile_for_hopper_without_spills(checks):
-    output = checks("compiled")
+def test_kernels_compile_for_hopper_without_spills():
+    output = run("compile_kernels.py")
     lines = [line for line in output.splitlines() if line.startswith("kernel ")]
     assert len(lines) >= 15
     assert all(" spills 0 " in f"{line} " for line in lines), output
@@ -76,12 +53,13 @@ def test_kernels_compile_for_hopper_without_spills(checks):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_gemmas_kernels_equal_torch_in_the_interpreter(checks, dtype):
-    assert re.findall(r"equal (\w+)", checks(f"gemma_{dtype}")) == ["pi0", "pi05"]
+def test_gemmas_kernels_equal_torch_in_the_interpreter(dtype):
+    said = run("interpret_gemma.py", dtype, TRITON_INTERPRET="1")
+    assert re.findall(r"equal (\w+)", said) == ["pi0", "pi05"]
 
 
-def test_gemmas_kernels_compile_for_hopper_without_spills(checks):
-    lines = [line for line in checks("gemma_compiled").splitlines() if line.startswith("kernel ")]
+def test_gemmas_kernels_compile_for_hopper_without_spills():
+    lines = [line for line in run("compile_gemma.py").splitlines() if line.startswith("kernel ")]
     assert len(lines) >= 10
     assert all(" spills 0 " in f"{line} " for line in lines), lines
     products = [

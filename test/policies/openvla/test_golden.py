@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,10 @@ def model():
     spec.loader.exec_module(golden)
     model = build_empty(read_architecture(FOLDER))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for name, parameter in list(model.named_parameters()):
-        array = golden.array(name, tuple(parameter.shape))
-        place(model, name, torch.from_numpy(array), device, torch.float32)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for name, array in zip(shapes, threads.map(golden.array, shapes.keys(), shapes.values()), strict=True):
+            place(model, name, torch.from_numpy(array), device, torch.float32)
     return model.to(device)
 
 
