@@ -43,7 +43,12 @@ class Mirror(Policy):
 
     def __init__(self) -> None:
         self.spec = PolicySpec(
-            (ImageFeature("image"),), (StateFeature("state", size=3),), dimension=3, horizon=2, noise=(2, 3)
+            (ImageFeature("image"),),
+            (StateFeature("state", size=3),),
+            dimension=3,
+            horizon=2,
+            noise=(2, 3),
+            continues_chunks=True,
         )
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -62,6 +67,8 @@ class Mirror(Policy):
         session.seen += 1
         row = [session.seen, float(observation.images["image"].mean()), float(observation.state["state"][0])]
         noise = 0.0 if observation.noise is None else observation.noise
+        if observation.previous is not None:
+            noise = noise + observation.previous.actions.sum() * observation.previous.delay
         return ActionChunk(np.array([row, row]) + noise, observation.stamp, info={"logit_margins": (0.5,)})
 
     def infer_batch(self, requests: Sequence[Any]) -> list[ActionChunk | VlaRosError]:

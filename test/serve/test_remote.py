@@ -30,7 +30,7 @@ from vla_ros.policies.remote.spec import check, from_metadata
 from vla_ros.serve.cli import tls
 from vla_ros.serve.service import Service
 from vla_ros.serve.wire import metadata
-from vla_ros.types import Observation
+from vla_ros.types import Observation, PreviousChunk
 
 PATIENCE = 20.0
 Start = Callable[..., tuple[Service, int]]
@@ -86,6 +86,8 @@ def test_chunks_are_equal_to_the_bit(serving: Start, remote: Any, policy: Any) -
     assert client.infer(session, noisy).actions.tobytes() == policy.infer(own, noisy).actions.tobytes()
     with pytest.raises(WireError, match=r"the noise is <f8 \[3\], expected \[2, 3\]"):
         client.infer(session, replace(noisy, noise=np.zeros(3)))
+    continued = replace(noisy, previous=PreviousChunk(np.array([[0.1, 0.2, 0.4]]), 1))
+    assert client.infer(session, continued).actions.tobytes() == policy.infer(own, continued).actions.tobytes()
     session.close()
 
 

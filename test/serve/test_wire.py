@@ -153,6 +153,35 @@ def test_an_extension_that_is_none_is_ignored(extension: Any) -> None:
     assert (request.number, request.seconds, request.begins) == (None, 0.0, False)
 
 
+@pytest.mark.parametrize(
+    ("continues", "previous", "said"),
+    [
+        (True, {"actions": np.zeros((3, 2)), "delay": 2}, ""),
+        (True, {"actions": np.zeros((0, 2)), "delay": 0}, ""),
+        (True, {"actions": np.zeros((5, 2)), "delay": 0}, r"\[5, 2\] with the delay 0, expected \[0 to 4, 2\]"),
+        (True, {"actions": np.zeros((3, 3)), "delay": 0}, r"\[3, 3\] with"),
+        (True, {"actions": np.zeros(3), "delay": 0}, r"\[3\] with"),
+        (True, {"actions": np.zeros((3, 2)), "delay": 4}, "the delay 4"),
+        (True, {"actions": np.zeros((3, 2)), "delay": -1}, "the delay -1"),
+        (True, {"actions": np.zeros((3, 2)), "delay": True}, "the delay True"),
+        (True, {"actions": np.full((3, 2), np.nan), "delay": 0}, "6 of 6 numbers are not finite"),
+        (True, {"delay": 0}, "NoneType, expected numbers"),
+        (True, 5, "the previous chunk is int, expected a map"),
+        (False, {"actions": np.zeros((3, 2)), "delay": 0}, "this policy cannot continue"),
+    ],
+)
+def test_the_chunk_to_continue_is_checked(continues: bool, previous: Any, said: str) -> None:
+    known = Vocabulary(PolicySpec(dimension=2, horizon=4, continues_chunks=continues))
+    message = {"image": IMAGE, "prompt": "go", OWN: {"previous": previous}}
+    if said:
+        with pytest.raises(WireError, match=said):
+            read(message, known)
+        return
+    found = observation(read(message, known), known, 0).previous
+    assert found is not None
+    assert (found.actions.shape, found.delay) == (previous["actions"].shape, previous["delay"])
+
+
 def test_the_metadata_name_the_features() -> None:
     said = unpack(pack(metadata("openvla", SPEC)))
     assert (said["server"], said["images"]["image"]["size"], said["dimension"]) == (OWN, [8, 8], 7)

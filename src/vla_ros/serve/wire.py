@@ -15,7 +15,7 @@ from vla_ros import __version__
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import OWN
 from vla_ros.policies.remote.messages import WireError, described, finite, pack, unpack
-from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
+from vla_ros.types import ActionChunk, FloatArray, Observation, PreviousChunk, RawImage, UInt8Array
 from vla_ros.vision.lazy_images import LazyImages
 from vla_ros.vision.preprocess import process
 
@@ -57,6 +57,7 @@ class Request:
         begins: True if an episode begins with this observation.
         seconds: How long its robot waits for the answer; 0 if unstated.
         noise: What a sampling policy starts from, or None.
+        previous: What is left of the chunk that the robot executes, or None.
         number: Its client's number for it, or None.
         extended: True if the client understands this package's additions.
         session: The client's name for the episode.
@@ -70,6 +71,7 @@ class Request:
     seconds: float = 0.0
     number: int | None = None
     noise: FloatArray | None = None
+    previous: PreviousChunk | None = None
     extended: bool = False
     session: str = ""
 
@@ -102,6 +104,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
         "horizon": spec.horizon,
         "rate_hz": spec.rate_hz,
         "noise": list(spec.noise),
+        "continues_chunks": spec.continues_chunks,
         "accepts": ["jpeg", "deadline", "number"],
     }
 
@@ -138,6 +141,7 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
         seconds=_seconds(extension.get("deadline_ms")),
         number=number if type(number) is int else None,
         noise=_noise(extension.get("noise"), known),
+        previous=_previous(extension.get("previous"), known),
         extended=own is not None,
         session=session,
     )
@@ -159,7 +163,9 @@ def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
     }
     images = {key: partial(_processed, several, pixels[key].ndim == 4) for key, several in raw.items()}
     single = {key: several[0] for key, several in raw.items() if pixels[key].ndim == 3}
-    return Observation(LazyImages(images), request.instruction, stamp, request.state, single, request.noise)
+    return Observation(
+        LazyImages(images), request.instruction, stamp, request.state, single, request.noise, request.previous
+    )
 
 
 def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
@@ -257,6 +263,23 @@ def _noise(value: Any, known: Vocabulary) -> FloatArray | None:
     if noise.shape != known.spec.noise:
         raise WireError(f"the noise is {described(value)}, expected {list(known.spec.noise)}")
     return noise
+
+
+def _previous(value: Any, known: Vocabulary) -> PreviousChunk | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not known.spec.continues_chunks:
+        takes = "a map" if known.spec.continues_chunks else "none, which this policy cannot continue"
+        raise WireError(f"the previous chunk is {described(value)}, expected {takes}")
+    actions, delay = finite(value.get("actions"), "the previous actions"), value.get("delay")
+    longest, dimension = known.spec.horizon, known.spec.dimension
+    good = actions.ndim == 2 and len(actions) <= longest and actions.shape[1] == (dimension or actions.shape[1])
+    if not good or type(delay) is not int or not 0 <= delay <= len(actions):
+        expected = f"[0 to {longest}, {dimension or 'D'}] and a delay of at most as many steps"
+        raise WireError(
+            f"the previous chunk is {list(actions.shape)} with the delay {str(delay)[:20]}, expected {expected}"
+        )
+    return PreviousChunk(actions, delay)
 
 
 def _instruction(message: Mapping[str, Any], longest: int) -> str:

@@ -105,6 +105,9 @@ class RemotePolicy(Policy):
         }
         if observation.noise is not None:
             extension["noise"] = observation.noise
+        if observation.previous is not None:
+            previous = observation.previous
+            extension["previous"] = {"actions": previous.actions, "delay": previous.delay}
         extras = {OWN: extension} if own else NO_METADATA
         query = Query(features | dict(observation.state), observation.instruction, session.name, extras)
         encoded = time.perf_counter()

@@ -121,6 +121,7 @@ def from_metadata(metadata: Metadata) -> PolicySpec:
         _count(metadata.get("horizon"), 1),
         float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1e4 else None,
         noise=tuple(_count(length, 1) for length in noise),
+        continues_chunks=metadata.get("continues_chunks") is True,
     )
 
 
