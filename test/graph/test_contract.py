@@ -69,7 +69,7 @@ def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_unt
         if len(kept) < 8:
             kept.append(cdr)
 
-    end = graph.subscribe_raw(node, graph.message(IMAGE), "/camera/image_raw", keep, graph.qos("camera"))
+    made = graph.subscribe_raw(node, graph.message(IMAGE), "/camera/image_raw", keep, graph.qos("camera"))
     peer.ask("publisher", topic="/camera/image_raw", type_name=IMAGE, qos="camera")
     peer.ask("stream", topic="/camera/image_raw", cdr=encoded(vga_cdr()), period=0.02)
     spin_until(graph, lambda: len(seen) >= 20)
@@ -77,11 +77,31 @@ def test_raw_frames_may_be_kept_and_are_never_written_over(graph, peer, spin_unt
     assert len(set(seen)) == len(seen)
     expected = vga_cdr()
     assert all(bytes(cdr[8:])[: len(expected) - 8] == expected[8:] for cdr in kept)
-    end()
+    made.destroy()
     assert [bytes(cdr[4:8]) for cdr in kept] == seen[:8]
     count = len(seen)
     spin_until(graph, lambda: node.count_subscribers("/camera/image_raw") == 0)
     assert len(seen) == count
+
+
+def test_what_waits_at_a_raw_subscription_is_taken_without_a_spin(graph, peer, spin_until, golden):
+    node = graph.create_node("listener")
+    spun, taken = [], []
+    cls, profile = graph.message(JOINTS), graph.qos("joint_states")
+    made = graph.subscribe_raw(
+        node, cls, "/joint_states", lambda cdr, _: (taken or spun).append(bytes(cdr)), profile
+    )
+    peer.ask("publisher", topic="/joint_states", type_name=JOINTS, qos="state_publisher")
+    peer.ask("stream", topic="/joint_states", cdr=encoded(golden[JOINTS]["cdr"]), period=0.02)
+    spin_until(graph, lambda: spun)
+    count, deadline = len(spun), time.monotonic() + 10
+    taken.append(b"")
+    while len(taken) < 4 and time.monotonic() < deadline:  # nobody spins
+        made.poll()
+        time.sleep(0.02)
+    assert len(taken) >= 4
+    assert len(spun) == count
+    made.destroy()
 
 
 @pytest.mark.parametrize("offered", ["camera", "state_publisher"])

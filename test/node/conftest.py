@@ -255,7 +255,7 @@ def inside(robot: Robot) -> Iterator[Callable[..., PolicyNode]]:
             graph = stack.enter_context(open_graph("dds", ros_args))
             node = PolicyNode(graph, graph.create_node("vla_policy"), load([], [*usual, *assignments]))
             ended = threading.Event()
-            spinning = threading.Thread(target=graph.spin, args=(ended.is_set, 0.02))
+            spinning = threading.Thread(target=graph.spin, args=(ended.is_set, 0.02), name="graph")
             stack.callback(node.cleanup)
             stack.callback(spinning.join, 10)
             stack.callback(ended.set)

@@ -92,6 +92,9 @@ class Node(Protocol):
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> Any:
         """Answer requests: ``callback(request, response)`` fills and returns the response."""
 
+    def create_client(self, srv_type: Any, srv_name: str) -> Any:
+        """A client: ``service_is_ready()``; ``call_async(request)`` gives a future of the response."""
+
     def count_publishers(self, topic_name: str) -> int:
         """Number of publishers of a topic; the name is expanded but not remapped, as in rclpy."""
 
@@ -130,6 +133,9 @@ class Node(Protocol):
     def destroy_service(self, service: Any) -> Any:
         """Answer no more requests."""
 
+    def destroy_client(self, client: Any) -> Any:
+        """Ask no more."""
+
     def destroy_timer(self, timer: Any) -> Any:
         """Stop a timer."""
 
@@ -151,6 +157,16 @@ class ServedGoal(Protocol):
 
     def end(self, status: int, result: Any) -> None:
         """End it, once, as :data:`SUCCEEDED`, :data:`ABORTED` or, after ``cancel``, :data:`CANCELED`."""
+
+
+class RawSubscription(Protocol):
+    """A subscription of :meth:`Vocabulary.subscribe_raw`."""
+
+    def poll(self) -> None:
+        """Call back with the messages that wait, on this thread, which need not be the one that spins."""
+
+    def destroy(self) -> Any:
+        """Leave the topic."""
 
 
 class Vocabulary(Protocol):
@@ -207,15 +223,12 @@ class Vocabulary(Protocol):
 
     def subscribe_raw(
         self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
-    ) -> Callable[[], None]:
+    ) -> RawSubscription:
         """Call ``callback`` with each message's CDR bytes and its publisher's id; copied as rarely as possible.
 
         As ``create_subscription(raw=True)``, but the callback may get a read-only ``memoryview``. The id is the
         publisher's ``endpoint_gid`` if the middleware gives it, else another number that is different for each
         publisher (Cyclone DDS under rclpy), and b"" if it gives none.
-
-        Returns:
-            A function that ends the subscription.
         """
 
 

@@ -24,6 +24,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.allocator import keep_freed_memory
+from vla_ros.graph.node import RawSubscription
 from vla_ros.graph.qos import profile
 from vla_ros.graph.rclpy_actions import create_action_server
 from vla_ros.graph.rclpy_frames import subscribe_raw
@@ -87,7 +88,7 @@ class RclpyVocabulary:
 
     def subscribe_raw(
         self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
-    ) -> Callable[[], None]:
+    ) -> RawSubscription:
         """Past rclpy's copy of each message; see :mod:`vla_ros.graph.rclpy_frames`."""
         return subscribe_raw(node, msg_type, topic, callback, qos_profile)
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from rclpy.callback_groups import CallbackGroup
 from rclpy.waitable import NumberOfEntities, Waitable
+
+from vla_ros.graph.node import RawSubscription
 
 _OK = 0  # RCL_RET_OK
 _NOTHING_THERE = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED
@@ -88,7 +89,10 @@ class _Buffers:
         Raises:
             RuntimeError: The rmw refused.
         """
-        buffer = self._spare.pop() if self._spare else _Bytes(allocator=self._rcl.allocator)
+        try:
+            buffer = self._spare.pop()
+        except IndexError:
+            buffer = _Bytes(allocator=self._rcl.allocator)
         info = _Info()
         code = self._rcl.take(subscription, ctypes.byref(buffer), ctypes.byref(info), None)
         if code != _OK:
@@ -129,17 +133,13 @@ class _Silent(CallbackGroup):  # type: ignore[misc]
 
 
 class _Frames(Waitable):  # type: ignore[misc]
-    """Waits for a subscription's messages and takes them."""
+    """Waits for a subscription's messages and takes them; a :class:`vla_ros.graph.node.RawSubscription`."""
 
     def __init__(
-        self,
-        group: CallbackGroup,
-        subscription: Any,
-        callback: Callable[[memoryview, bytes], None],
-        buffers: _Buffers,
+        self, node: Any, subscription: Any, callback: Callable[[memoryview, bytes], None], buffers: _Buffers
     ) -> None:
-        super().__init__(group)
-        self._subscription = subscription
+        super().__init__(node.default_callback_group)
+        self._node, self._subscription = node, subscription
         self._callback = callback
         self._buffers = buffers
         self._index: int | None = None
@@ -167,10 +167,32 @@ class _Frames(Waitable):  # type: ignore[misc]
         if taken_data is not None:
             self._callback(*taken_data)
 
+    def poll(self) -> None:
+        while (taken := self.take_data()) is not None:
+            self._callback(*taken)
+
+    def destroy(self) -> None:
+        self._node.remove_waitable(self)
+        self._node.destroy_subscription(self._subscription)
+        self._buffers.close()
+
+
+class _Plain:
+    """A subscription of rclpy's own, without a gid; it can be polled by its executor alone."""
+
+    def __init__(self, node: Any, subscription: Any) -> None:
+        self._node, self._subscription = node, subscription
+
+    def poll(self) -> None:
+        """Nothing: what waits comes with the next spin."""
+
+    def destroy(self) -> None:
+        self._node.destroy_subscription(self._subscription)
+
 
 def subscribe_raw(
     node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
-) -> Callable[[], None]:
+) -> RawSubscription:
     """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
 
     If rcl cannot be called, with ``bytes`` and b"".
@@ -182,24 +204,15 @@ def subscribe_raw(
         callback: May keep the view as long as it likes. The id is a gid if the rmw gives one; Cyclone DDS's
             gives another number, which is different for each publisher.
         qos_profile: An ``rclpy`` profile.
-
-    Returns:
-        A function that ends the subscription.
     """
     try:
         buffers = _Buffers(_Rcl())
     except (OSError, AttributeError):
         plain = node.create_subscription(msg_type, topic, lambda cdr: callback(cdr, b""), qos_profile, raw=True)
-        return partial(node.destroy_subscription, plain)
+        return _Plain(node, plain)
     subscription = node.create_subscription(
         msg_type, topic, callback, qos_profile, callback_group=_Silent(), raw=True
     )
-    frames = _Frames(node.default_callback_group, subscription, callback, buffers)
+    frames = _Frames(node, subscription, callback, buffers)
     node.add_waitable(frames)
-
-    def end() -> None:
-        node.remove_waitable(frames)
-        node.destroy_subscription(subscription)
-        buffers.close()
-
-    return end
+    return frames

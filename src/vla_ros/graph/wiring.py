@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.node import Node, Vocabulary
+from vla_ros.graph.node import Node, RawSubscription, Vocabulary
 
 _DISCOVERED = 2.0  # s; in fact it is known at once
 
@@ -58,24 +58,36 @@ class Wiring:
         made = self.node.create_subscription(self.graph.message(type_name), topic, callback, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_subscription, made))
 
-    def subscribe_raw(self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str) -> None:
+    def subscribe_raw(
+        self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str
+    ) -> RawSubscription:
         """Call ``callback`` with each message's CDR bytes and its publisher's id: for camera frames."""
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
-        self.undo(self.graph.subscribe_raw(self.node, cls, topic, callback, profile))
+        made = self.graph.subscribe_raw(self.node, cls, topic, callback, profile)
+        self.undo(made.destroy)
+        return made
 
-    def subscribe_from(self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str) -> None:
+    def subscribe_from(
+        self, type_name: str, topic: str, callback: Callable[[Any, bytes], None], qos: str
+    ) -> RawSubscription:
         """Call ``callback`` with each message and its publisher's id."""
         cls = self.graph.message(type_name)
 
         def on_cdr(cdr: Any, publisher: bytes) -> None:
             callback(self.graph.deserialize(cdr, cls), publisher)
 
-        self.subscribe_raw(type_name, topic, on_cdr, qos)
+        return self.subscribe_raw(type_name, topic, on_cdr, qos)
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
         """Answer requests of ``pkg/srv/Type``."""
         service = self.node.create_service(self.graph.service(type_name), name, callback)
         self.undo(partial(self.node.destroy_service, service))
+
+    def client(self, type_name: str, name: str) -> Any:
+        """A client of ``pkg/srv/Type`` (``service_is_ready()``, ``call_async(request)``)."""
+        client = self.node.create_client(self.graph.service(type_name), name)
+        self.undo(partial(self.node.destroy_client, client))
+        return client
 
     def action_client(self, type_name: str, name: str) -> Any:
         """A client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""

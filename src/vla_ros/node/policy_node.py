@@ -260,8 +260,10 @@ class PolicyNode:
             middleware,
         )
         wiring.undo(self._watch.close)
-        for topic in states.topics:
+        self._joint_inputs = [
             wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
+            for topic in states.topics
+        ]
         for feed in config.robot.feeds:
             wiring.subscribe(message_type(feed.type), feed.topic, partial(states.feed, feed.key), "state")
         wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
@@ -339,8 +341,14 @@ class PolicyNode:
             self._telemetry.changed()
 
     def _hold(self) -> None:
+        """Send a hold at the newest joint states, also at those that a busy graph thread has not taken yet."""
         if self._stepper is None:
             return
+        try:
+            for each in self._joint_inputs:
+                each.poll()
+        except Exception as error:  # the arm is held all the same, where it was last
+            self._throttled.log("hold", f"joint states could not be read: {type(error).__name__}: {error}")
         commands, refusals = self._stepper.hold(self.inputs.snapshot.arms)
         for refused in refusals:
             self._logger.error(f"no hold could be sent: {refused.detail}")

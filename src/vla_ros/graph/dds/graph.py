@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from vla_ros.graph.dds.action import DdsActionClient, DdsActionServer
 from vla_ros.graph.dds.discovery import Discovery
+from vla_ros.graph.dds.endpoints import DdsSubscription
 from vla_ros.graph.dds.node import Context, DdsNode
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.graph.environment import DdsEnvironment, dds_environment
@@ -19,6 +20,23 @@ from vla_ros.graph.qos import QoSProfile, profile
 from vla_ros.graph.spinning import SpinningGraph
 
 _NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class DdsRawSubscription:
+    """See :class:`vla_ros.graph.node.RawSubscription`."""
+
+    node: DdsNode
+    subscription: DdsSubscription
+
+    def poll(self) -> None:
+        """Call back with the samples that wait, on this thread."""
+        for sample in self.subscription.take():
+            self.subscription.dispatch(sample)
+
+    def destroy(self) -> None:
+        """Leave the topic. Safe to call twice."""
+        self.node.destroy_subscription(self.subscription)
 
 
 class DdsGraph(SpinningGraph):
@@ -103,11 +121,11 @@ class DdsGraph(SpinningGraph):
 
     def subscribe_raw(
         self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
-    ) -> Callable[[], None]:
+    ) -> DdsRawSubscription:
         """As the node's own raw subscription, which copies once; with the publisher's gid."""
         made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
         made.tells_publisher = True
-        return partial(node.destroy_subscription, made)
+        return DdsRawSubscription(node, made)
 
     def _spin_once(self, period: float) -> None:
         self.participant.wait(min(period, self._until_timer()))
