@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_ros.node import servo
+from vla_ros.node.policy_node import PolicyNode
+
 pytestmark = pytest.mark.filterwarnings("error")
 
 TWIST, GRIPPER = "/servo/delta_twist_cmds", "/gripper_controller/commands"
+SWITCH = "/servo/switch_command_type"
 FINGERS = ["robot.gripper_joint_names:=[finger_left, finger_right]", f"topics.gripper:={GRIPPER}"]
 SERVO = ["control.output:=twist_stamped", f"topics.command:={TWIST}", "control.rate_hz:=10.0"]
 LATE = 0.15  # s for a message on its way, on a machine with other work
@@ -137,3 +142,81 @@ def test_the_arm_waits_for_the_gripper_driver(robot: Any, inside: Callable[..., 
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
     heard, _ = listen(robot, "std_msgs/msg/Float64MultiArray", GRIPPER)
     robot.until(lambda: heard, robot.send_frame)
+
+
+def serve_servo(robot: Any, takes: bool) -> tuple[list[int], Any]:
+    """MoveIt Servo's ``switch_command_type``: what it is told, and the service."""
+    kind, told = robot.graph.service(servo.TYPE), list[int]()
+
+    def answer(request: Any, response: Any) -> Any:
+        told.append(int(request.command_type))
+        response.success = takes
+        return response
+
+    return told, robot.node.create_service(kind, SWITCH, answer)
+
+
+@pytest.mark.causes("driver_gone")
+def test_servo_is_told_to_take_twists_before_the_first_and_missed_when_it_is_gone(
+    robot: Any, inside: Callable[..., Any]
+) -> None:
+    twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
+    inside(*SERVO, f"topics.servo:={SWITCH}", "timeouts.driver:=0.3")
+    robot.until(lambda: robot.says(f"on {SWITCH}"), robot.send_frame)
+    assert all(speed(twist) == 0 for _, twist in twists)
+    told, service = serve_servo(robot, takes=True)
+    robot.until(lambda: any(speed(twist) > 0 for _, twist in twists), robot.send_frame)
+    assert told == [1]
+    robot.node.destroy_service(service)
+    robot.until(lambda: robot.says("driver_gone"), robot.send_frame)
+
+
+@pytest.mark.causes("driver_missing")
+def test_the_arm_waits_while_servo_refuses_twists(robot: Any, inside: Callable[..., Any]) -> None:
+    twists, _ = listen(robot, "geometry_msgs/msg/TwistStamped", TWIST)
+    told, _ = serve_servo(robot, takes=False)
+    inside(*SERVO, f"topics.servo:={SWITCH}", "timeouts.driver:=0.3")
+    robot.until(lambda: len(told) > 1 and robot.says("driver_missing"), robot.send_frame)
+    assert all(speed(twist) == 0 for _, twist in twists)
+
+
+def test_an_interbotix_arm_hears_groups_and_its_gripper_single_joints(
+    robot: Any, inside: Callable[..., Any]
+) -> None:
+    groups, _ = listen(robot, "interbotix_xs_msgs/msg/JointGroupCommand", "/arm/commands/joint_group")
+    singles, _ = listen(robot, "interbotix_xs_msgs/msg/JointSingleCommand", GRIPPER)
+    topics = ("topics.command:=/arm/commands/joint_group", "control.output:=joint_group_command")
+    inside(*topics, "gripper.output:=joint_single_command", *FINGERS)
+    robot.until(lambda: len(groups) > 3 and singles, robot.send_frame)
+    assert {message.name for _, message in groups} == {"arm"}
+    assert {len(message.cmd) for _, message in groups} == {7}
+    assert (singles[-1][1].name, singles[-1][1].cmd) == ("finger_left", pytest.approx(0.04))
+    robot.stop()
+    robot.until(lambda: robot.says("operator_stop"), robot.send_frame)
+    robot.until(lambda: np.allclose(groups[-1][1].cmd, robot.positions, atol=1e-6))
+
+
+def test_a_hold_after_the_graph_thread_was_busy_is_at_the_newest_position(
+    robot: Any, inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joint states that waited meanwhile are read before the arm is held where it was a second ago."""
+    begin, was_busy, supervise = threading.Event(), threading.Event(), PolicyNode._supervise
+
+    def late(node: PolicyNode) -> None:
+        if begin.is_set() and not was_busy.is_set() and threading.current_thread().name == "graph":
+            was_busy.set()
+            time.sleep(1.0)
+        supervise(node)
+
+    monkeypatch.setattr(PolicyNode, "_supervise", late)
+    inside("timeouts.joint_state:=0.3", "timeouts.camera:=0.3", "timeouts.driver:=5.0")
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    begin.set()
+    robot.until(was_busy.is_set, robot.send_joints)
+    for index in range(40):
+        robot.positions[0] = 0.002 * index
+        robot.send_joints()
+        time.sleep(0.03)
+    robot.until(lambda: "joint_state_stale" in robot.reported, robot.send_frame)
+    held = [index for index in range(len(robot.commands)) if robot.command_stamp(index) not in robot.sent]
+    assert robot.command_positions(held[0])[0] > 0.04, "where it was before"

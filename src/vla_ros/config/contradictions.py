@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from vla_ros.config.options import option_of
-from vla_ros.config.sections import FEED_TYPES, GRIPPER_ACTIONS, VELOCITY_OUTPUTS
+from vla_ros.config.sections import ARM_OUTPUTS, FEED_TYPES, GRIPPER_ACTIONS, VELOCITY_OUTPUTS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 
@@ -85,7 +85,7 @@ def _of_an_arm(config: Config, arm: ArmConfig) -> Iterator[str]:
     elif any(a >= b for a, b in zip(low, high, strict=True)):
         yield f"{names[0]}: found {list(low)}, expected each below {names[1]} {list(high)}"
     fingers = arm.robot.gripper_joint_names
-    if arm.output in VELOCITY_OUTPUTS and fingers and not arm.gripper_topic:
+    if arm.output in ARM_OUTPUTS and fingers and not arm.gripper_topic:
         named = _name(config, arm, "gripper_joint_names")
         yield (
             f"{named}: found {list(fingers)} with {arm.output}, which has no room for fingers; give "

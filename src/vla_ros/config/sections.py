@@ -13,11 +13,19 @@ from vla_ros.config.options import option
 
 ORIENTATIONS = ("none", "rotate_90", "rotate_180", "rotate_270", "flip_horizontal", "flip_vertical")
 VELOCITY_OUTPUTS = ("twist_stamped", "joint_velocity", "joint_velocity_state")
-"""Outputs that move the arm until another command comes, and have no room for fingers."""
-OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *VELOCITY_OUTPUTS)
+"""Outputs that move the arm until another command comes."""
+ARM_OUTPUTS = (*VELOCITY_OUTPUTS, "joint_group_command")
+"""Outputs that have no room for fingers."""
+OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *ARM_OUTPUTS)
 SCHEDULES = ("auto", "sync", "append", "blend", "ensemble", "rtc")
 GRIPPER_ACTIONS = ("gripper_command", "parallel_gripper_command", "franka")
-GRIPPER_OUTPUTS = ("joint_state", "float64_multi_array", "joint_trajectory", *GRIPPER_ACTIONS)
+GRIPPER_OUTPUTS = (
+    "joint_state",
+    "float64_multi_array",
+    "joint_trajectory",
+    "joint_single_command",
+    *GRIPPER_ACTIONS,
+)
 
 
 def _pixels(default: int, what: str) -> Any:
@@ -333,6 +341,10 @@ class TopicsConfig:
         (),
         "Nodes (full names; * for any) that may publish on topics.command and topics.gripper beside this one, "
         "where a multiplexer decides who drives: two that command at once are then not noticed",
+    )
+    servo: str = option(
+        "",
+        "Service of MoveIt Servo that is told to take twists (/servo_node/switch_command_type); empty: none",
     )
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")

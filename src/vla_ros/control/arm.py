@@ -33,7 +33,8 @@ from vla_ros.types import FloatArray, JointState
 
 _FAR = 1e9  # far beyond every limit, and no product of it overflows
 _REACHED = 0.005  # m
-_WHOLE = ("float64_multi_array", "joint_trajectory")  # their drivers refuse a message that lacks a joint
+# Their drivers refuse a message that lacks a joint.
+_WHOLE = ("float64_multi_array", "joint_trajectory", "joint_group_command")
 _STANDS = 1e-6  # rad/s or m/s
 _SAG = 0.02  # rad or m; an arm that sags by less is held where it was
 _NOWHERE = Pose(np.zeros(3), np.eye(3))

@@ -22,7 +22,10 @@ _TYPES = {
     "twist_stamped": "geometry_msgs/msg/TwistStamped",
     "joint_velocity": "std_msgs/msg/Float64MultiArray",
     "joint_velocity_state": "sensor_msgs/msg/JointState",
+    "joint_group_command": "interbotix_xs_msgs/msg/JointGroupCommand",
+    "joint_single_command": "interbotix_xs_msgs/msg/JointSingleCommand",
 }
+_GROUP = "arm"  # of all joints but the gripper's, in interbotix's files of every arm
 _PERIODS = 2  # for which a velocity lasts where timeouts.twist is 0
 
 
@@ -116,6 +119,10 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
         layout = _fill(make("std_msgs/msg/MultiArrayLayout"), dim=[], data_offset=0)
         data = command.positions if output == "float64_multi_array" else np.array(list(velocities.values()))
         return _fill(make(message_type(output)), layout=layout, data=data)
+    if output == "joint_group_command":
+        return _fill(make(message_type(output)), name=_GROUP, cmd=command.positions)
+    if output == "joint_single_command":
+        return _fill(make(message_type(output)), name=command.names[0], cmd=float(command.positions[0]))
     stamp = now if output in VELOCITY_OUTPUTS and command.hold and now is not None else command.stamp
     header = _header(stamp, make, command.frame_id if output == "twist_stamped" else "")
     if output in ("joint_state", "joint_velocity_state"):

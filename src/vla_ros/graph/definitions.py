@@ -1,6 +1,7 @@
 """Definitions of the services and actions that rosbags does not carry, as ROS writes them.
 
-Sources: std_srvs, action_msgs, control_msgs 5.8, franka_msgs 2.0, rosetta_interfaces 0.1.
+Sources: std_srvs, action_msgs, control_msgs 5.8, franka_msgs 2.0, interbotix_xs_msgs 0.0, moveit_msgs 2.6,
+rosetta_interfaces 0.1.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from rosbags.typesys import get_types_from_msg
 MESSAGES = {
     "control_msgs/msg/GripperCommand": "float64 position\nfloat64 max_effort",
     "franka_msgs/msg/GraspEpsilon": "float64 inner\nfloat64 outer",
+    "interbotix_xs_msgs/msg/JointGroupCommand": "string name\nfloat32[] cmd",
+    "interbotix_xs_msgs/msg/JointSingleCommand": "string name\nfloat32 cmd",
 }
 
 SERVICES = {
     "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
     "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
     "std_srvs/srv/Empty": ("", ""),
+    "moveit_msgs/srv/ServoCommandType": ("int8 command_type", "bool success"),
     "action_msgs/srv/CancelGoal": (
         "action_msgs/GoalInfo goal_info",
         "int8 return_code\naction_msgs/GoalInfo[] goals_canceling",

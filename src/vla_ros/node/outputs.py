@@ -16,6 +16,7 @@ from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 from vla_ros.node.gripper_goals import GripperGoals
+from vla_ros.node.servo import Servo
 
 
 class Outputs:
@@ -43,14 +44,17 @@ class Outputs:
                 elif topic and topic not in self._publishers:
                     publisher, gid = wiring.publisher_and_gid(message_type(output), topic, "command")
                     self._publishers[topic], self.gids[publisher.topic_name] = publisher, gid
+        servo = context.options.current.topics.servo
+        self._servos = {servo: Servo(context, wiring, servo)} if servo else {}
         # Velocities that move an arm, by its name, and when they expire (steady clock, s).
         self._standing: Mapping[str, tuple[Command, float]] = {}
 
     @property
     def subscribers(self) -> tuple[str, int]:
-        """The command topic with the fewest matched subscriptions, and their number."""
+        """The command topic (action, service) with the fewest drivers that hear it, and their number."""
         counts = {topic: publisher.get_subscription_count() for topic, publisher in self._publishers.items()}
-        counts |= {action: int(goals.is_ready) for action, goals in self._goals.items()}
+        peers: Mapping[str, GripperGoals | Servo] = {**self._goals, **self._servos}
+        counts |= {name: int(peer.is_ready) for name, peer in peers.items()}
         worst = min(counts, key=lambda topic: counts[topic])
         return worst, counts[worst]
 
