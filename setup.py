@@ -67,6 +67,7 @@ setup(
         ("share/vla_ros/hook", ["hook/path.dsv", "hook/path.sh"]),
         ("share/vla_ros/launch", sorted(glob("launch/*.launch.py"))),
         ("share/vla_ros/config", sorted(path for path in glob("config/*") if "." in path)),
+        ("share/vla_ros/config/robots", sorted(glob("config/robots/*.yaml"))),
     ],
     zip_safe=False,
     options={"build_scripts": {"executable": INTERPRETER}},
@@ -101,6 +102,7 @@ setup(
             "pi = vla_ros.policies.pi:PI",
             "expert = vla_ros.sim.expert:ExpertPolicy",
             "hold = vla_ros.policies.hold:HoldPolicy",
+            "wiggle = vla_ros.policies.wiggle:WigglePolicy",
         ],
     },
 )

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.config import Config, PolicyConfig, build, entries, flatten, load, parse_assignment, read_file, to_yaml
+from vla_ros.config.files import config_file
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError
 from vla_ros.policies.openvla import OpenVLAOptions
@@ -288,8 +289,14 @@ def test_a_file_is_found_by_its_path_or_by_the_name_of_one_that_comes_with_the_p
     files = parser.parse_args(["--config", "demo", "--config", str(own)]).config
     assert load(files).robot.urdf == "demo"
     assert load(files).control.rate_hz == 2.0
-    with pytest.raises(ConfigError, match=r"config 'dmo': no such file; with vla_ros come demo, "):
+    with pytest.raises(ConfigError, match=r"config 'dmo': no such file; with vla_ros come aloha, demo, "):
         parser.parse_args(["--config", "dmo"])
+
+
+@pytest.mark.parametrize("name", ["ur5e", "config/robots/ur5e.yaml"])
+def test_a_robot_is_found_from_everywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load([config_file(name)]).robot.tip_frame == "tool0"
 
 
 def test_assignments_are_yaml() -> None:

@@ -15,9 +15,10 @@ from vla_ros.errors import ConfigError, did_you_mean
 
 
 def config_file(name: str) -> Path:
-    """The parameter file at the path ``name``, or the package's file of that name (``demo``).
+    """The parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
 
-    The package's files are in the source tree, or where pip or colcon installed them.
+    The package's files are in the source tree, or where pip or colcon installed them; their paths from there
+    (``config/robots/ur5e.yaml``) are understood everywhere.
 
     Raises:
         ConfigError: There is no such file; the text lists the package's files.
@@ -26,10 +27,13 @@ def config_file(name: str) -> Path:
     prefixes = [Path(prefix) for prefix in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if prefix]
     shares = [prefix / "share" for prefix in (*prefixes, Path(sys.prefix), *here.parents)]
     folders = [here.parents[3] / "config", *(share / "vla_ros" / "config" for share in shares)]
-    for path in (Path(name).expanduser(), *(folder / f"{name}.yaml" for folder in folders)):
+    paths = [folder / where for folder in folders for where in (f"{name}.yaml", f"robots/{name}.yaml")]
+    if name.startswith("config/"):
+        paths += [folder.parent / name for folder in folders]
+    for path in (Path(name).expanduser(), *paths):
         if path.is_file():
             return path
-    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    known = sorted({path.stem for folder in folders for path in folder.rglob("*.yaml")})
     own = f"with vla_ros come {', '.join(known)}" if known else "none came with vla_ros: install the package again"
     raise ConfigError(f"config '{name}': no such file; {own}")
 

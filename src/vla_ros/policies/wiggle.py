@@ -1,0 +1,101 @@
+"""A first motion on a new robot, without a checkpoint: one joint after the other, then the gripper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vla_ros.config import Config, PolicyConfig
+from vla_ros.config.options import option
+from vla_ros.contract.parts import parse_parts
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.policies.base import Policy, Session, options_of
+from vla_ros.types import ActionChunk, FloatArray, Observation
+
+_PEAK = 0.76980  # 4 / (3 sqrt(3)), of the product of both sines
+_ASTRAY = 3.0  # amplitudes; an arm that is further from where it began begins anew where it is
+
+
+@dataclass(frozen=True)
+class WiggleOptions(PolicyConfig):
+    """How far and how fast the joints move."""
+
+    amplitude: float = option(0.05, "How far each joint moves to either side", unit="rad or m", low=0.0, high=0.3)
+    seconds: float = option(4.0, "How long each joint takes, there and back", unit="s", low=0.5, high=60.0)
+
+
+@dataclass
+class WiggleSession(Session):
+    """Where each arm was when the motion began, and when that was."""
+
+    began: int = 0
+    home: dict[str, FloatArray] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Begin anew where the arms are."""
+        self.home = {}
+
+
+class WigglePolicy(Policy):
+    """Moves every joint of all arms to and fro, one at a time in command order, then closes and opens the grippers.
+
+    It repeats that until told otherwise, whatever the images show. The joints' path is :func:`offset` around the
+    positions at the first frame.
+    """
+
+    Options = WiggleOptions
+
+    def __init__(self, config: Config) -> None:
+        self._options, self._gripper = options_of(config, WiggleOptions), config.gripper
+        self._arms = {arm.name: bool(arm.robot.gripper_joint_names) for arm in config.arms}
+        used = config.gripper.mode != "none"
+        parts = [
+            f"{name}.{part}"
+            for name, fingers in self._arms.items()
+            for part in ("joint_position", *(["gripper"] if fingers and used else []))
+        ]
+        self.spec = PolicySpec(
+            tuple(map(ImageFeature, config.camera.keys)),
+            tuple(StateFeature(name, parse_parts(f"{name}.joint_position")) for name in self._arms),
+            parse_parts(" + ".join(parts), action=True),
+            dimension=0,
+        )
+
+    def start_session(self) -> WiggleSession:
+        """Start where the arms are at the first frame."""
+        return WiggleSession()
+
+    def infer(self, session: WiggleSession, observation: Observation) -> ActionChunk:
+        """The target at the observation's stamp."""
+        now, options = dict(observation.state), self._options
+        reach = max(_ASTRAY * options.amplitude, 1e-6)
+        if not session.home or any(np.abs(now[arm] - home).max() > reach for arm, home in session.home.items()):
+            session.began, session.home = observation.stamp, {name: now[name].copy() for name in self._arms}
+        turn = (observation.stamp - session.began) / 1e9 / options.seconds
+        numbers: list[FloatArray] = []
+        for part in self.spec.action:
+            home = session.home[part.arm]
+            if part.quantity == "gripper":
+                is_closed = len(home) <= turn % (len(home) + 1) < len(home) + 0.5
+                value = self._gripper.closed_value if is_closed else self._gripper.open_value
+                numbers.append(np.array([value]))
+            else:
+                numbers.append(home + options.amplitude * offset(turn, len(home)))
+        return ActionChunk(np.concatenate(numbers)[None], observation.stamp)
+
+
+def offset(turn: float, joints: int) -> FloatArray:
+    """Distance of each joint [N] from where it began, as a share of the amplitude; each begins and ends at rest.
+
+    Args:
+        turn: Turns since the beginning; each joint has one turn, and the grippers have the one after the last.
+        joints: N.
+    """
+    moved: FloatArray = np.zeros(joints)
+    which = int(turn) % (joints + 1)
+    if which < joints:
+        phase = turn % 1.0
+        moved[which] = math.sin(2 * math.pi * phase) * math.sin(math.pi * phase) / _PEAK
+    return moved

@@ -1,0 +1,136 @@
+"""The configurations in ``config/robots``, each with small drivers of its own: the arm does what it is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools.robots.descriptions import ROBOTS, homes, urdf
+from tools.robots.drivers import Drivers
+from tools.robots.path import fit
+from vla_ros.config import Config, load
+from vla_ros.config.files import config_file
+
+AMPLITUDE, SECONDS = 0.06, 1.2
+NEAR, NEAR_BY_VELOCITY = 0.3, 0.8  # amplitudes; a velocity loop overshoots by what a measurement is late
+FAST = (f"policy.amplitude:={AMPLITUDE}", f"policy.seconds:={SECONDS}", "control.rate_hz:=0.0")
+
+
+class Run:
+    """The node with a configuration, beside its drivers."""
+
+    def __init__(self, folder: Path, name: str, options: tuple[str, ...]) -> None:
+        (folder / "robot.urdf").write_text(urdf(name, own=True))
+        robot = ROBOTS[name]
+        own = ("node.backend:=dds", f"robot.urdf:={folder / 'robot.urdf'}", f"robot.tip_frame:={robot.tip}")
+        words = ("control.armed:=true", "policy.instruction:=wiggle", *FAST, *own, *options)
+        self.config: Config = load([config_file(name)], words)
+        self.drivers = Drivers(self.config, {arm.name: homes(name) for arm in self.config.arms})
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "vla_ros.cli", "run", "--config", name]
+        with self.log.open("w") as log:
+            self.node = subprocess.Popen(
+                [*command, *(word for each in words for word in ("-p", each))], stdout=log, stderr=log
+            )
+
+    def until(self, ready: Callable[[], object], seconds: float = 40.0) -> None:
+        """Wait for ``ready()``."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert self.node.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.node.terminate()
+        try:
+            self.node.wait(15)
+        finally:
+            self.node.kill()
+            self.drivers.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
+    tag = f"<Tag>vla_ros_robots_{os.getpid()}</Tag>"
+    monkeypatch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>")
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    started: list[Run] = []
+
+    def start(name: str, *options: str) -> Run:
+        started.append(Run(tmp_path, name, options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, ()) for name in ("ur5e", "fr3", "xarm7")),
+        *((name, ("gripper.max_speed:=20.0",)) for name in ("so101", "aloha")),
+        (
+            "ur5e",
+            (
+                "control.output:=joint_velocity",
+                "topics.command:=/forward_velocity_controller/commands",
+                "control.rate_hz:=20.0",
+            ),
+        ),
+        ("ur5e", ("gripper.output:=parallel_gripper_command",)),
+    ],
+)
+def test_every_joint_follows_the_path_and_a_stop_holds(
+    run: Callable[..., Run], name: str, options: tuple[str, ...]
+) -> None:
+    running = run(name, *options)
+    log, robot = running.drivers.log, ROBOTS[name]
+    arms = [arm.name for arm in running.config.arms]
+    joints_done = SECONDS * len(robot.joints)
+
+    def begun() -> float:
+        first = log.states[0][1] if log.states else {}
+        arm_joints = [key for key in first if key.split("/")[1] in robot.joints]
+        moved = (
+            at
+            for at, state in list(log.states)
+            if any(abs(state[k] - first[k]) > 0.2 * AMPLITUDE for k in arm_joints)
+        )
+        return next(moved, 0.0)
+
+    running.until(begun)
+    began = begun()
+    running.until(lambda: time.monotonic() > began + joints_done + SECONDS)
+    states = list(log.states)
+    path = [(at, state) for at, state in states if at < began + joints_done + 0.3 * SECONDS]
+    for arm in arms:
+        measured = np.array([[state[f"{arm}/{joint}"] for joint in robot.joints] for _, state in path])
+        found = fit([at for at, _ in path], measured, AMPLITUDE, SECONDS)
+        assert found.off < (NEAR_BY_VELOCITY if options and "velocity" in options[0] else NEAR) * AMPLITUDE, found
+        assert found.reached.min() > 0.6, found
+        assert found.order == list(range(len(robot.joints)))
+        fingers = np.array([state[f"{arm}/{robot.fingers[0]}"] for _, state in states])
+        gripper = running.config.gripper
+        ends = sorted((gripper.closed_position, gripper.open_position))
+        assert [fingers.min(), fingers.max()] == pytest.approx(ends, abs=0.02)
+    running.drivers.stop()
+    running.until(lambda: "operator_stop" in running.log.read_text())
+    commanded = len(log.commands)
+    time.sleep(0.3)
+    stopped = dict(log.states[-1][1])
+    goals = len(log.goals)
+    time.sleep(1.0)
+    assert len(log.commands) <= commanded + len(arms) * 2
+    assert len(log.goals) == goals
+    still = {key: abs(log.states[-1][1][key] - value) for key, value in stopped.items()}
+    assert max(value for key, value in still.items() if key.split("/")[1] in robot.joints) < 0.005
