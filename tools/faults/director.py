@@ -74,19 +74,19 @@ class Director:
         self._began = time.monotonic()
         self._log = ""
         clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
-        node = ("--horizon", str(row.horizon), "--think", str(row.think), *clock)
+        chunks = ("--horizon", str(row.horizon), "--think", str(row.think))
         robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
         robot += ("--simulated",) if row.simulated else ()
         self._rig = Rig(
             domain,
             {**row.options, **sabotage},
-            node,
+            (*chunks, *clock),
             robot,
             lease=row.lease,
             traced=row.traced,
             launched=row.launched,
             arms=row.arms,
-            served=bool(row.server),
+            served=chunks if row.server else (),
         )
 
     def run(self, repeat: int) -> Outcome:

@@ -135,14 +135,13 @@ class ServerProcess(Process):
 
     Args:
         domain: DDS domain.
-        options: ``name:=value`` of what it serves, at every start.
+        words: Arguments of :mod:`tools.faults.server` at every start.
     """
 
-    def __init__(self, domain: int, options: Sequence[str] = ()) -> None:
+    def __init__(self, domain: int, words: Sequence[str] = ()) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
-        self._domain = domain
-        self._words = [word for option in options for word in ("-p", option)]
+        self._domain, self._words = domain, words
         self._start(())
 
     def do(self, what: str) -> None:

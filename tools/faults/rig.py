@@ -34,7 +34,7 @@ class Rig(AbstractContextManager["Rig"]):
         arms: Names of its arms, each a process of its own; the first has the cameras. Empty for one arm.
         traced: Let the node write ``node.trace`` into the folder.
         launched: Start the node by a launcher.
-        served: Start a policy server, which the node asks.
+        served: Arguments of a policy server, which the node asks; none starts none.
         lease: Seconds after which DDS considers a silent process dead; 0: Cyclone's default of 10.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rig(AbstractContextManager["Rig"]):
         lease: float = 0.0,
         traced: bool = False,
         launched: bool = False,
-        served: bool = False,
+        served: tuple[str, ...] = (),
     ) -> None:
         self._domain, self._lease, self._traced = domain, lease, traced
         self._node_class = LaunchedNode if launched else NodeProcess
@@ -80,9 +80,8 @@ class Rig(AbstractContextManager["Rig"]):
             self._options["node.trace"] = str(self.trace)
         if self._served:
             action = "features.action"
-            self.server = ServerProcess(
-                self._domain, [f"{action}:={self._options[action]}"] if action in self._options else []
-            )
+            more = ("-p", f"{action}:={self._options[action]}") if action in self._options else ()
+            self.server = ServerProcess(self._domain, (*self._served, *more))
             self._options["policy.server"] = f"ws://127.0.0.1:{self.server.port}"
         self.start_robot()
         for arm in self._arms[1:]:

@@ -220,15 +220,27 @@ def _hand(name: str, answer: str) -> Row:
     )
 
 
-def _server(name: str, *what: str, reasons: tuple[str, ...] = ("server_lost",), **options: str) -> Row:
+_UNREADABLE = ("inference_error", "server_lost")
+
+
+def _server(
+    name: str,
+    *what: str,
+    reasons: tuple[str, ...] = ("server_lost",),
+    ahead: bool = False,
+    **options: str,
+) -> Row:
+    more = dict(_AHEAD) if ahead else {"options": {}}
+    more["options"] = more["options"] | {f"policy.{key}": value for key, value in options.items()}
+    more["options"] |= {"policy.name": "remote"}
     return Row(
         f"server {name}",
         Reaction.HOLDS,
         reasons,
-        within=_SUPERVISION,
+        within=0.3 * ahead + _SUPERVISION,
         lasts=(0.6, 0.9),
         server=what if len(what) > 1 else (*what, ""),
-        options={"policy.name": "remote", **{f"policy.{key}": value for key, value in options.items()}},
+        **more,
     )
 
 
@@ -295,10 +307,13 @@ ROWS: tuple[Row, ...] = (
     _server("cuts connections", "cut"),
     _server("loses answers", "lose", reasons=("server_lost", "inference_late")),
     _server("delays answers", "delay", reasons=("server_lost", "inference_late")),
-    _server("mixes answers up", "mix", reasons=("inference_error", "server_lost")),
-    _server("truncates answers", "truncate", reasons=("inference_error", "server_lost")),
-    _server("sends megabytes", "oversize", reasons=("inference_error", "server_lost"), max_answer="1"),
+    _server("mixes answers up", "mix", reasons=_UNREADABLE),
+    _server("truncates answers", "truncate", reasons=_UNREADABLE),
+    _server("sends megabytes", "oversize", reasons=_UNREADABLE, max_answer="1"),
     _server("answers with errors", "error", reasons=("inference_error",)),
+    _server("killed, ahead", "SIGKILL", "start", ahead=True),
+    _server("loses answers, ahead", "lose", reasons=("server_lost", "inference_late"), ahead=True),
+    _server("mixes answers up, ahead", "mix", reasons=_UNREADABLE, ahead=True),
     Row("operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION),
     Row(
         "operator stops in a chunk",
