@@ -2,74 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-lerobot = pytest.importorskip("lerobot", reason="needs an environment with LeRobot")
+pytest.importorskip("lerobot", reason="needs an environment with LeRobot")
 
-import torch  # noqa: E402
-from lerobot.configs.policies import PreTrainedConfig  # noqa: E402
-from lerobot.configs.types import FeatureType, PolicyFeature  # noqa: E402
-from lerobot.policies.factory import (  # noqa: E402
-    get_policy_class,
-    make_policy_config,
-    make_pre_post_processors,
-)
+import torch
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.policies.rtc.configuration_rtc import RTCConfig
+from lerobot.processor import NormalizerProcessorStep, TransitionKey, create_transition
 
-from vla_ros.config import Config  # noqa: E402
-from vla_ros.errors import CheckpointError, ConfigError, VlaRosError  # noqa: E402
-from vla_ros.policies.lerobot.options import LeRobotOptions  # noqa: E402
-from vla_ros.policies.lerobot.policy import LeRobotPolicy  # noqa: E402
-from vla_ros.types import Observation  # noqa: E402
+from vla_ros.config import Config, load
+from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, VlaRosError
+from vla_ros.policies.base import Policy, create
+from vla_ros.policies.lerobot.options import LeRobotOptions
+from vla_ros.policies.lerobot.policy import LeRobotPolicy
+from vla_ros.serve import server
+from vla_ros.serve.service import Limits, Service
+from vla_ros.types import Observation, PreviousChunk
 
 FRONT, STATE = "observation.images.front", "observation.state"
-SMALL: dict[str, dict[str, Any]] = {
-    "act": {
-        "dim_model": 32,
-        "n_heads": 2,
-        "dim_feedforward": 64,
-        "n_encoder_layers": 1,
-        "latent_dim": 8,
-        "chunk_size": 10,
-        "n_action_steps": 10,
-        "pretrained_backbone_weights": None,
-    },
-    "diffusion": {
-        "down_dims": (32, 64),
-        "n_groups": 4,
-        "horizon": 16,
-        "n_action_steps": 8,
-        "num_inference_steps": 3,
-        "pretrained_backbone_weights": None,
-    },
-}
-
-
-@pytest.fixture(scope="module", params=SMALL)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with random weights and statistics, written by the library."""
-    torch.manual_seed(0)
-    inputs = {FRONT: PolicyFeature(FeatureType.VISUAL, (3, 64, 96)), STATE: PolicyFeature(FeatureType.STATE, (7,))}
-    outputs = {"action": PolicyFeature(FeatureType.ACTION, (7,))}
-    config = make_policy_config(
-        request.param, input_features=inputs, output_features=outputs, device="cpu", **SMALL[request.param]
-    )
-    policy = get_policy_class(request.param)(config)
-    middle = torch.randn(7)
-    numbers = {"mean": middle, "std": torch.full((7,), 0.5), "min": middle - 2, "max": middle + 2}
-    colour = {"mean": 0.4, "std": 0.3, "min": 0.0, "max": 1.0}
-    statistics = {STATE: numbers, "action": numbers}
-    statistics[FRONT] = {name: torch.full((3, 1, 1), value) for name, value in colour.items()}
-    where = tmp_path_factory.mktemp("lerobot") / str(request.param)
-    before, after = make_pre_post_processors(config, dataset_stats=statistics)
-    for written in (policy, before, after):
-        written.save_pretrained(where)
-    return where
+HUB = "google/paligemma-3b-pt-224"
 
 
 def loaded(folder: Path, **options: Any) -> LeRobotPolicy:
@@ -80,78 +43,190 @@ def loaded(folder: Path, **options: Any) -> LeRobotPolicy:
     return policy
 
 
-def test_chunks_are_the_librarys_to_the_bit(folder: Path) -> None:
-    policy = loaded(folder)
-    moments = len(policy.spec.images[0].moments)
-    random = np.random.default_rng(0)
-    past = () if moments == 1 else (moments,)
-    image = random.integers(0, 256, (*past, 64, 96, 3), dtype=np.uint8)
-    state = random.normal(size=(*past, 7))
-    torch.manual_seed(3)
-    observation = Observation({"front": image}, "lift the cube", 5, state={"state": state})
-    chunk = policy.infer(policy.start_session(), observation)
+@pytest.fixture
+def policy(folder: Path, words: Path) -> LeRobotPolicy:
+    return loaded(folder, tokenizer=str(words))
 
+
+def observation(policy: Policy, previous: PreviousChunk | None = None) -> Observation:
+    moments = len(policy.spec.images[0].moments)
+    random, past = np.random.default_rng(0), () if moments == 1 else (moments,)
+    image = random.integers(0, 256, (*past, 64, 96, 3), dtype=np.uint8)
+    return Observation(
+        {"front": image}, "lift the cube", 5, state={"state": random.normal(size=(*past, 7))}, previous=previous
+    )
+
+
+def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
+    """Normalised and un-normalised chunk of the library's own calls."""
     config = PreTrainedConfig.from_pretrained(folder)
-    theirs = get_policy_class(config.type).from_pretrained(folder, config=config)
-    before, after = make_pre_post_processors(config, str(folder))
+    rtc = asked.previous is not None
+    if rtc:
+        config.rtc_config = RTCConfig()
+    policy = get_policy_class(config.type).from_pretrained(folder, config=config)
+    names_words = config.type not in ("act", "diffusion")
+    overrides = {"tokenizer_processor": {"tokenizer_name": str(words)}} if names_words else {}
+    before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
+    image = torch.from_numpy(np.moveaxis(asked.images["front"], -1, -3).copy())
     batch: dict[str, Any] = {
-        FRONT: torch.from_numpy(np.moveaxis(image, -1, -3).copy())[None].float() / 255,
-        STATE: torch.from_numpy(state.astype(np.float32))[None],
-        "task": ["lift the cube"],
+        FRONT: image[None].float() / 255,
+        STATE: torch.from_numpy(asked.state["state"].astype(np.float32))[None],
+        "task": [asked.instruction],
     }
+    guidance: dict[str, Any] = {}
+    if asked.previous is not None:
+        (normalize,) = (step for step in before.steps if isinstance(step, NormalizerProcessorStep))
+        left = create_transition(action=torch.from_numpy(asked.previous.actions).float()[None])
+        guidance["prev_chunk_left_over"] = normalize(left)[TransitionKey.ACTION]
+        guidance["inference_delay"] = asked.previous.delay
     torch.manual_seed(3)
-    normalized = theirs.predict_action_chunk(before(batch))
+    chunk = policy.predict_action_chunk(before(batch), **guidance)
+    return chunk[0].detach().double().numpy(), after(chunk)[0].detach().double().numpy()
+
+
+@contextmanager
+def asked_through(policy: Policy) -> Iterator[Policy]:
+    """Our client, connected to our server with this policy."""
+    service, loop = Service(policy, "lerobot", Limits()), asyncio.new_event_loop()
+    service.load()
+    ports: list[int] = []
+    ready, stop = threading.Event(), asyncio.Event()
+
+    async def listen() -> None:
+        async with server.listening(service, server.Address(port=0)) as listener:
+            ports.append(next(iter(listener.sockets)).getsockname()[1])
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(listen()), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(20.0)
+        options = [f"policy.server:=ws://127.0.0.1:{ports[0]}", "timeouts.inference:=60.0"]
+        client = create(load((), ["policy.name:=remote", *options]))
+        with closing(client):
+            client.load()
+            yield client
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20.0)
+        loop.close()
+        assert service.close(20.0)
+
+
+def test_chunks_are_the_librarys_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
+    asked = observation(policy)
+    normalized, actions = theirs(folder, words, asked)
+    torch.manual_seed(3)
+    chunk = policy.infer(policy.start_session(), asked)
     assert chunk.stamp == 5
     assert chunk.normalized is not None
-    assert np.array_equal(chunk.normalized, normalized[0].detach().double().numpy())
-    assert np.array_equal(chunk.actions, after(normalized)[0].detach().double().numpy())
+    assert np.array_equal(chunk.normalized, normalized)
+    assert np.array_equal(chunk.actions, actions)
     assert (policy.spec.horizon, policy.spec.dimension) == chunk.actions.shape
 
 
-def test_features_are_those_of_the_checkpoint(folder: Path) -> None:
-    spec = loaded(folder).spec
+def test_our_client_gets_the_librarys_chunk_to_the_bit(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
+    asked = observation(policy)
+    with asked_through(policy) as client:
+        assert client.spec.horizon == policy.spec.horizon
+        session = client.start_session()
+        torch.manual_seed(3)
+        chunk = client.infer(session, asked)
+    assert np.array_equal(chunk.actions, theirs(folder, words, asked)[1])
+
+
+@pytest.mark.parametrize("folder", ["smolvla", "pi0", "pi05"], indirect=True)
+def test_a_chunk_is_continued_as_the_library_does(folder: Path, words: Path, policy: LeRobotPolicy) -> None:
+    assert policy.spec.continues_chunks
+    alone = observation(policy)
+    torch.manual_seed(4)
+    executed = policy.infer(policy.start_session(), alone)
+    asked = observation(policy, PreviousChunk(executed.actions[2:], delay=3))
+    normalized, _ = theirs(folder, words, asked)
+    torch.manual_seed(3)
+    continued = policy.infer(policy.start_session(), asked)
+    assert continued.normalized is not None
+    assert np.array_equal(continued.normalized, normalized)
+    torch.manual_seed(3)
+    fresh = policy.infer(policy.start_session(), alone)
+
+    def away(chunk: Any) -> float:
+        return float(np.abs(chunk.actions[:3] - executed.actions[2:5]).mean())
+
+    assert away(continued) < 0.5 * away(fresh)
+
+
+def test_features_are_those_of_the_checkpoint(folder: Path, policy: LeRobotPolicy) -> None:
+    spec = policy.spec
     assert [image.key for image in spec.images] == ["front"]
     assert [(state.key, state.size) for state in spec.state] == [("state", 7)]
-    expected = {"act": (1, 10), "diffusion": (2, 8)}[folder.name]
-    assert (len(spec.images[0].moments), spec.horizon) == expected
+    assert (len(spec.images[0].moments), spec.horizon) == {"diffusion": (2, 8)}.get(folder.name, (1, 10))
     assert spec.images[0].moments[-1].steps == 0
+    assert spec.continues_chunks == (folder.name in ("smolvla", "pi0", "pi05"))
 
 
+def damaged(folder: Path, to: Path, **changed: Any) -> Path:
+    """The text files of a checkpoint with another ``config.json``."""
+    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
+        (to / name).write_text((folder / name).read_text())
+    (to / "config.json").write_text(json.dumps({**json.loads((folder / "config.json").read_text()), **changed}))
+    return to
+
+
+@pytest.mark.parametrize("folder", ["act"], indirect=True)
 def test_a_wrong_checkpoint_is_explained(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a folder that LeRobot wrote"):
         loaded(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no config.json"):
         loaded(tmp_path)
-    text = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(text))
+    with pytest.raises(CheckpointError, match="'acting' is not a policy of the installed LeRobot"):
+        loaded(damaged(folder, tmp_path, type="acting"))
+    (tmp_path / "policy_preprocessor.json").unlink()
     with pytest.raises(CheckpointError, match="migrate it with"):
         loaded(tmp_path)
-    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
-        (tmp_path / name).write_text((folder / name).read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**text, "type": "acting"}))
-    with pytest.raises(CheckpointError, match="'acting' is no policy"):
-        loaded(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(text))
-    step = {"registry_name": "tokenizer_processor", "config": {"tokenizer_name": "google/paligemma-3b-pt-224"}}
-    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"name": "x", "steps": [step]}))
-    with pytest.raises(CheckpointError, match="on the hub, and nothing is downloaded"):
-        loaded(tmp_path)
 
 
-def test_an_image_of_another_size_is_refused(folder: Path) -> None:
-    policy = loaded(folder)
-    past = () if len(policy.spec.images[0].moments) == 1 else (2,)
-    images = {"front": np.zeros((*past, 48, 64, 3), np.uint8)}
+@pytest.mark.parametrize("folder", ["act"], indirect=True)
+def test_a_family_without_its_libraries_says_what_to_install(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: Any) -> Any:
+        raise ImportError("'transformers' is required but not installed")
+
+    monkeypatch.setattr("lerobot.policies.factory.get_policy_class", absent)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'lerobot\[act\]'"):
+        loaded(damaged(folder, tmp_path))
+
+
+@pytest.mark.parametrize(("folder", "named"), [("pi05", HUB), ("smolvla", "org/backbone")], indirect=["folder"])
+def test_a_tokenizer_that_would_be_downloaded_is_named(
+    folder: Path, named: str, words: Path, tmp_path: Path
+) -> None:
+    changed = damaged(folder, tmp_path, **({"vlm_model_name": named} if folder.name == "smolvla" else {}))
+    text = (folder / "policy_preprocessor.json").read_text()
+    (changed / "policy_preprocessor.json").write_text(text.replace(str(words), named))
+    with pytest.raises(CheckpointError, match=f"'{named}' on the hub, and nothing is downloaded"):
+        loaded(changed)
+    with pytest.raises(ConfigError, match="expected the folder of a tokenizer"):
+        loaded(changed, tokenizer=str(tmp_path / "nowhere"))
+    for file in folder.glob("*.safetensors"):
+        (changed / file.name).symlink_to(file)
+    assert loaded(changed, tokenizer=str(words)).spec.dimension == 7
+
+
+@pytest.mark.parametrize("folder", ["act", "diffusion"], indirect=True)
+def test_an_image_of_another_size_is_refused(policy: LeRobotPolicy) -> None:
+    asked = observation(policy)
+    small = dataclasses.replace(asked, images={"front": asked.images["front"][..., :48, :64, :]})
     with pytest.raises(VlaRosError, match="is 64x48, the checkpoint was trained on 96x64"):
-        policy.infer(policy.start_session(), Observation(images, "lift", 0, state={"state": np.zeros((*past, 7))}))
+        policy.infer(policy.start_session(), small)
 
 
-def test_the_same_seed_gives_the_same_chunk(folder: Path) -> None:
-    options = LeRobotOptions("lerobot", checkpoint=str(folder), device="cpu", seed=4)
-    assert dataclasses.replace(options).seed == 4
-    shape = (2,) if folder.name == "diffusion" else ()
-    observation = Observation(
-        {"front": np.zeros((*shape, 64, 96, 3), np.uint8)}, "lift", 0, state={"state": np.zeros((*shape, 7))}
-    )
-    chunks = [(policy := loaded(folder, seed=4)).infer(policy.start_session(), observation) for _ in range(2)]
+@pytest.mark.parametrize("folder", ["diffusion", "smolvla"], indirect=True)
+def test_the_same_seed_gives_the_same_chunk(folder: Path, words: Path) -> None:
+    chunks = []
+    for _ in range(2):
+        policy = loaded(folder, tokenizer=str(words), seed=4)
+        chunks.append(policy.infer(policy.start_session(), observation(policy)))
     assert np.array_equal(chunks[0].actions, chunks[1].actions)

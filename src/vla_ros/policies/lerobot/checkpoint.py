@@ -15,9 +15,11 @@ from typing import Any
 
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
+from vla_ros.types import PreviousChunk
 
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
+_BACKBONE = "vlm_model_name"  # SmolVLA's: its configuration and processor are read, no weights
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,33 @@ class Checkpoint:
         policy: LeRobot's ``PreTrainedPolicy``.
         before: Its preprocessor: observation to batch.
         after: Its postprocessor: normalised actions to actions.
+        continues: True if it can continue the chunk that is being executed (real-time chunking).
     """
 
     policy: Any
     before: Any
     after: Any
+    continues: bool = False
 
     @property
     def config(self) -> Any:
         """LeRobot's ``PreTrainedConfig``."""
         return self.policy.config
+
+    def guidance(self, previous: PreviousChunk | None, left: Any) -> dict[str, Any]:
+        """Arguments of ``predict_action_chunk`` that continue ``left`` [1, T, D], which is ``previous`` normalised.
+
+        The steps that will have been executed are kept. The others guide up to the execution horizon of the
+        checkpoint's ``rtc_config``, or of LeRobot's default.
+        """
+        if previous is None or not self.continues:
+            return {}
+        horizon = max(int(self.config.rtc_config.execution_horizon), previous.delay)
+        return {
+            "prev_chunk_left_over": left,
+            "inference_delay": previous.delay,
+            "execution_horizon": horizon,
+        }
 
 
 def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
@@ -52,8 +71,9 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         CheckpointError: It is not there, is of an older format, or lacks something.
         MissingDependencyError: LeRobot, or the library of this family, is not installed.
     """
-    kind = str(_config(folder)["type"])
-    _check_tokenizer(folder, tokenizer)
+    written = _config(folder)
+    kind, overrides = str(written["type"]), _tokenizer(folder, written, tokenizer)
+    overrides["device_processor"] = {"device": device}
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
     try:
         from lerobot.configs.policies import PreTrainedConfig
@@ -74,12 +94,11 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
             f"{folder}: the policy '{kind}' needs a library that does not import ({error}); "
             f"install it with: pip install 'lerobot[{kind}]'"
         ) from error
-    overrides: dict[str, Any] = {"device_processor": {"device": device}}
-    if tokenizer:
-        overrides[_TOKENIZER] = {"tokenizer_name": tokenizer}
     try:
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
         config.device = device
+        if tokenizer and hasattr(config, _BACKBONE):
+            setattr(config, _BACKBONE, tokenizer)
         policy = found.from_pretrained(folder, config=config, local_files_only=True)
         before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     except ImportError as error:
@@ -89,7 +108,22 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: LeRobot cannot load it: {type(error).__name__}: {error}") from error
     policy.reset()
-    return Checkpoint(policy.eval().to(device), before, after)
+    return Checkpoint(policy.eval().to(device), before, after, _continues_chunks(policy))
+
+
+def _continues_chunks(policy: Any) -> bool:
+    """Whether the policy does real-time chunking, which is switched on if the checkpoint does not configure it.
+
+    GR00T has an implementation of its own, with other arguments.
+    """
+    if not (policy.supports_rtc() and hasattr(policy, "init_rtc_processor")):
+        return False
+    if policy.config.rtc_config is None:
+        from lerobot.policies.rtc.configuration_rtc import RTCConfig
+
+        policy.config.rtc_config = RTCConfig()
+        policy.init_rtc_processor()
+    return bool(policy.config.rtc_config.enabled)
 
 
 def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
@@ -169,21 +203,21 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_tokenizer(folder: Path, tokenizer: str) -> None:
-    """Refuse a tokenizer that would be downloaded.
+def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[str, dict[str, Any]]:
+    """Overrides of the processors that take the tokenizer from its folder.
 
     Raises:
-        CheckpointError: The processors name one on the hub and no folder was given, or the folder is missing.
+        ConfigError: ``tokenizer`` is no folder.
+        CheckpointError: The checkpoint names a tokenizer, or a backbone, on the hub and no folder was given.
     """
-    if tokenizer:
-        if not Path(tokenizer).is_dir():
-            raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
-        return
+    if tokenizer and not Path(tokenizer).is_dir():
+        raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())
-    for step in steps:
-        name = step.get("config", {}).get("tokenizer_name")
-        if step.get("registry_name") == _TOKENIZER and name and not Path(name).is_dir():
+    names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
+    for name in (*names, config.get(_BACKBONE)):
+        if name and not tokenizer and not Path(name).is_dir():
             raise CheckpointError(
-                f"{folder}: its processors name the tokenizer '{name}' on the hub, and nothing is downloaded; "
-                "download it once and set policy.tokenizer to its folder"
+                f"{folder}: names '{name}' on the hub, and nothing is downloaded; download it once (without its "
+                "weights) and set policy.tokenizer to its folder"
             )
+    return {_TOKENIZER: {"tokenizer_name": tokenizer}} if names and tokenizer else {}

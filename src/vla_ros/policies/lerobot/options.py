@@ -18,5 +18,5 @@ class LeRobotOptions(PolicyConfig):
         "Python of an environment with LeRobot, started as a process of its own; empty: LeRobot is in this one",
     )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
-    tokenizer: str = option("", "Folder of the tokenizer, for policies whose processors name one on the hub")
+    tokenizer: str = option("", "Folder of the tokenizer that a checkpoint names on the hub; of SmolVLA's backbone")
     seed: int = option(-1, "Seed of the noise of diffusion and flow policies; -1 draws one", low=-1, high=2**31 - 1)

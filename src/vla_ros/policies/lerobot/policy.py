@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.lerobot.checkpoint import Checkpoint, image_shape, is_image, key_of, load, read_spec
 from vla_ros.policies.lerobot.options import LeRobotOptions
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, Observation, PreviousChunk
 
 
 class LeRobotPolicy(Policy):
@@ -65,7 +66,7 @@ class LeRobotPolicy(Policy):
         inputs = self._checkpoint.config.input_features.items()
         blank = {name: np.zeros((*past, *_shape(name, feature)), _dtype(name)) for name, feature in inputs}
         answer, _ = self._predict(blank, "warm up")
-        self.spec = read_spec(folder, *answer.shape)
+        self.spec = replace(read_spec(folder, *answer.shape), continues_chunks=self._checkpoint.continues)
         progress(1.0, "ready")
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
@@ -81,17 +82,23 @@ class LeRobotPolicy(Policy):
                     f"image '{key_of(name)}' is {found}, the checkpoint was trained on {trained}; resize it, for "
                     f'example with features.images: ["{key_of(name)} = CAMERA {trained}"]'
                 )
-        actions, normalized = self._predict(values, observation.instruction)
+        actions, normalized = self._predict(values, observation.instruction, observation.previous)
         stages = {"predict": 1e3 * (time.perf_counter() - began)}
         return ActionChunk(actions, observation.stamp, normalized=normalized, stages_ms=stages)
 
-    def _predict(self, values: Mapping[str, Any], instruction: str) -> tuple[Any, Any]:
+    def _predict(
+        self, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
+    ) -> tuple[Any, Any]:
         """Actions and normalised actions, float64 [K, D] each."""
         checkpoint = self.loaded
         batch: dict[str, Any] = {name: _tensor(name, value)[None] for name, value in values.items()}
         batch["task"] = [instruction]
-        with torch.inference_mode():
-            chunk = checkpoint.policy.predict_action_chunk(checkpoint.before(batch))
+        if previous is not None:  # normalised, and relative to the state, by the steps that did so in training
+            batch["action"] = torch.from_numpy(previous.actions).float()[None]
+        with torch.no_grad():  # not inference_mode, in which real-time chunking cannot take its gradients
+            batch = checkpoint.before(batch)
+            left = batch.pop("action", None)
+            chunk = checkpoint.policy.predict_action_chunk(batch, **checkpoint.guidance(previous, left))
             actions = checkpoint.after(chunk)
         return tuple(found[0].double().cpu().numpy() for found in (actions, chunk))
 

@@ -1,0 +1,195 @@
+"""Checkpoints of random weights, small enough to build in seconds, written by LeRobot itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+FRONT, STATE = "observation.images.front", "observation.state"
+SIZE = (64, 96)
+JOINTS = 7
+_WORDS = ("lift", "the", "cube", "Task", "State", "Action", ":", ",", ";", ".")
+_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_TEXT = {**_VISION, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2}
+_PI = {"chunk_size": 10, "n_action_steps": 10, "num_inference_steps": 2, "tokenizer_max_length": 64}
+_FLORENCE = {
+    "vision_config": {
+        "depths": [1, 1, 1, 1],
+        "embed_dim": [16, 16, 16, 16],
+        "num_heads": [2, 2, 2, 2],
+        "num_groups": [2, 2, 2, 2],
+        "projection_dim": 32,
+        "window_size": 4,
+    },
+    "text_config": {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "vocab_size": 64,
+    },
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "act": {
+        "dim_model": 32,
+        "n_heads": 2,
+        "dim_feedforward": 64,
+        "n_encoder_layers": 1,
+        "latent_dim": 8,
+        "chunk_size": 10,
+        "n_action_steps": 10,
+        "pretrained_backbone_weights": None,
+    },
+    "diffusion": {
+        "down_dims": (32, 64),
+        "n_groups": 4,
+        "horizon": 16,
+        "n_action_steps": 8,
+        "num_inference_steps": 3,
+        "pretrained_backbone_weights": None,
+    },
+    "smolvla": {
+        "chunk_size": 10,
+        "n_action_steps": 10,
+        "num_steps": 2,
+        "num_vlm_layers": 2,
+        "resize_imgs_with_padding": (64, 64),
+        "expert_width_multiplier": 0.5,
+    },
+    "pi0": {**_PI, "image_resolution": (28, 28)},
+    "pi05": {**_PI, "image_resolution": (28, 28)},
+    "xvla": {
+        "chunk_size": 10,
+        "n_action_steps": 10,
+        "num_denoising_steps": 2,
+        "florence_config": _FLORENCE,
+        "hidden_size": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "max_len_seq": 128,
+        "resize_imgs_with_padding": (64, 64),
+    },
+}
+
+
+_NAMES_TOKENIZER = {"smolvla": "vlm_model_name", "xvla": "tokenizer_name"}
+
+
+def write_tokenizer(folder: Path) -> Any:
+    """A tokenizer of a few words, as a folder of transformers' files."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    named = {  # what SmolVLA asks for by these names
+        "image_token": "<image>",
+        "fake_image_token": "<fake_token_around_image>",
+        "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+    }
+    words = ["<pad>", "<unk>", "<s>", *named.values(), *_WORDS]
+    words += list(map(str, range(10)))
+    text = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<unk>"))
+    text.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    written = PreTrainedTokenizerFast(
+        tokenizer_object=text,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<s>",
+        extra_special_tokens=named,
+    )
+    written.save_pretrained(folder)
+    return written
+
+
+def write_backbone(folder: Path) -> None:
+    """What SmolVLA takes from its vision-language model's folder: configuration and processor, no weights."""
+    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+
+    text = {**_TEXT, "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "num_key_value_heads": 2}
+    text |= {"num_attention_heads": 4}
+    vision = {**_VISION, "image_size": 64, "patch_size": 16}
+    SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2).save_pretrained(folder)
+    tokenizer = write_tokenizer(folder)
+    SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor(), image_seq_len=4).save_pretrained(
+        folder
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_gemma() -> Iterator[None]:
+    """Replaces LeRobot's fixed sizes of PaliGemma: its billions of parameters do not fit a test."""
+    from lerobot.policies.pi0 import modeling_pi0
+    from lerobot.policies.pi05 import modeling_pi05
+    from transformers import SiglipVisionConfig
+
+    with pytest.MonkeyPatch.context() as patched:
+        width = property(lambda self: 32, lambda self, value: None)  # LeRobot sets it to 2048
+        patched.setattr(SiglipVisionConfig, "projection_dim", width, raising=False)
+        for module in (modeling_pi0, modeling_pi05):
+            gemma = module.GemmaConfig(width=32, depth=2, mlp_dim=64, num_heads=2, num_kv_heads=1, head_dim=16)
+            make = module.CONFIG_MAPPING["paligemma"]
+            small = partial(make, vision_config=SiglipVisionConfig(**_VISION, patch_size=14))
+            patched.setattr(module, "get_gemma_config", lambda variant, gemma=gemma: gemma)
+            patched.setattr(module, "CONFIG_MAPPING", {"paligemma": small, "gemma": module.CONFIG_MAPPING["gemma"]})
+        yield
+
+
+def statistics() -> dict[str, dict[str, Any]]:
+    """Statistics as a data set has them."""
+    import torch
+
+    middle = torch.randn(JOINTS)
+    numbers = {"mean": middle, "std": torch.full((JOINTS,), 0.5), "min": middle - 2, "max": middle + 2}
+    numbers |= {"q01": middle - 1.5, "q99": middle + 1.5}
+    colour = {"mean": 0.4, "std": 0.3, "min": 0.0, "max": 1.0}
+    image = {name: torch.full((3, 1, 1), value) for name, value in colour.items()}
+    return {STATE: numbers, "action": numbers, FRONT: image}
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tokenizer, and of SmolVLA's backbone."""
+    folder = tmp_path_factory.mktemp("words")
+    write_backbone(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(
+    request: pytest.FixtureRequest, words: Path, small_gemma: None, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A checkpoint whose folder has the name of its family."""
+    import torch
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
+    from transformers import PreTrainedTokenizerFast
+
+    kind = request.param
+    torch.manual_seed(0)
+    inputs = {
+        FRONT: PolicyFeature(FeatureType.VISUAL, (3, *SIZE)),
+        STATE: PolicyFeature(FeatureType.STATE, (JOINTS,)),
+    }
+    outputs = {"action": PolicyFeature(FeatureType.ACTION, (JOINTS,))}
+    options = dict(FAMILIES[kind])
+    if kind in _NAMES_TOKENIZER:
+        options[_NAMES_TOKENIZER[kind]] = str(words)
+    config = make_policy_config(kind, input_features=inputs, output_features=outputs, device="cpu", **options)
+    policy = get_policy_class(kind)(config)
+    with patch("lerobot.processor.tokenizer_processor.AutoTokenizer") as hub:  # pi's code names one on the hub
+        hub.from_pretrained = lambda *_, **__: PreTrainedTokenizerFast.from_pretrained(words)
+        before, after = make_pre_post_processors(config, dataset_stats=statistics())
+    where = tmp_path_factory.mktemp("lerobot") / kind
+    for written in (policy, before, after):
+        written.save_pretrained(where)
+    return where
