@@ -34,6 +34,7 @@ from vla_ros.sim.tasks import SLOTS
 from vla_ros.types import FloatArray
 
 TOKENIZER = "tokenizer.json"
+_RETURN = 5  # steps in which a chunk returns to the expert's after given actions that missed it
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,13 @@ def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, he
     when = torch.rand(count, 1, generator=random, device=device) ** (1 / 1.5) * 0.999 + 0.001
     delay = torch.randint(max_delay + 1, (count, 1), generator=random, device=device)
     delay *= torch.rand(count, 1, generator=random, device=device) < 0.5
-    times = torch.where(torch.arange(horizon, device=device) < delay, 0.0, when)
+    past = torch.arange(horizon, device=device) - delay  # [R * K, H], negative where the action is given
+    times = torch.where(past < 0, 0.0, when)
+    if recipe.seam_noise:
+        missed = recipe.seam_noise * torch.randn(count, 1, ACTION_SIZE, generator=random, device=device)
+        missed[..., -1] = 0.0  # the gripper's
+        fade = (1 - (past + 1).clamp(min=0) / _RETURN).clamp(min=0) * (delay > 0)
+        chunks = chunks + missed * fade[..., None]
     return FlowBatch(
         images,
         prompts,

@@ -142,6 +142,8 @@ class FitRecipe:
         weight_decay: AdamW's, on matrices only.
         clip: Largest norm of the gradient.
         seed: Seed of the initial weights and of the order of frames.
+        seam_noise: Deviation by which the given actions of a chunk miss the expert's (normalised; flow matching
+            only). The actions after them return within a few steps.
         rotation_weight: Weight of the three rotation tokens, which hardly vary.
         location_weight: Weight of the auxiliary loss on the named object's patch.
         kind_weight: Weight of the auxiliary loss on the object in each patch.
@@ -160,6 +162,7 @@ class FitRecipe:
     weight_decay: float = 0.05
     clip: float = 1.0
     seed: int = 0
+    seam_noise: float = 0.0
     rotation_weight: float = 0.5
     location_weight: float = 0.5
     kind_weight: float = 0.5

@@ -142,7 +142,7 @@ class ControlLoop:
         if self._asker.answered:
             self._land()
             return Did.INFERRED
-        if not self._planned:
+        if not self._planned or (self._config.control.lockstep and not self._tick()):
             return Did.WAITED
         self._continue()
         return Did.CONTINUED
@@ -305,6 +305,13 @@ class ControlLoop:
             raise refused
         return answer
 
+    def _tick(self) -> bool:
+        """Wait for the frame with which the simulation asks for the next step of the plan (lockstep)."""
+        frame = self._frames.next(_PATIENCE)
+        if frame is not None:
+            self._frames.use(frame)
+        return frame is not None
+
     def _continue(self) -> None:
         """Execute the next step of the plan."""
         dt = self._limiter.planned_time(self._clock.steady())
@@ -349,6 +356,8 @@ class ControlLoop:
             self._stepper.schedule.reset()  # a hold may end before the next iteration could see it
             self._rest()
         if frame is None:
+            if self._config.control.lockstep:
+                self._frames.finish(COMMANDED if sent else SHOWN, ended=now.ros)
             return sent
         # Disarmed, too: a dry run shows the age that motion would have.
         total = (now.steady - frame.arrived.steady) / 1e6

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from vla_ros.errors import CheckpointError
+from vla_ros.policies.shipped import SHIPPED, folder_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DEMO = "demo"
-"""Name of the checkpoint that comes with the package: the one of the simulated table."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -62,15 +61,15 @@ class StoredTensor:
 
 
 def checkpoint_folder(text: str) -> Path:
-    """``policy.checkpoint`` as a folder that exists; ``demo`` is the checkpoint of the simulated table.
+    """``policy.checkpoint`` as a folder that exists, or the folder of a checkpoint that comes with the package.
 
     Raises:
         CheckpointError: It is empty or names no folder.
     """
     if not text:
         raise CheckpointError("policy.checkpoint: not set; name the folder that has the checkpoint's config.json")
-    if text == DEMO:
-        return Path(__file__).resolve().parent / "openvla" / "demo_checkpoint"
+    if text in SHIPPED:
+        return folder_of(text)
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise CheckpointError(

@@ -32,6 +32,7 @@ from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import Progress, create
+from vla_ros.policies.shipped import SHIPPED
 
 SWITCH_INTERVAL = 0.0005
 """Seconds until a thread that computes in Python lets the event loop in."""
@@ -165,8 +166,8 @@ def _tell(name: str, address: Any, port: int) -> None:
 
 
 def checkpoint(named: str) -> str:
-    """A checkpoint's folder; ``demo`` is a name."""
-    return named if named == "demo" else str(Path(named).expanduser().resolve())
+    """A checkpoint's folder, or the name of one that comes with the package."""
+    return named if named in SHIPPED else str(Path(named).expanduser().resolve())
 
 
 def api_key(arguments: argparse.Namespace) -> str:

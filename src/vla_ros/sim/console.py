@@ -63,6 +63,13 @@ def summary(result: DemoResult) -> None:
         f"{result.wall_s:.1f} s)",
         highlight=False,
     )
+    motion = result.motion
+    if motion["stalled_share"] is not None:
+        text = f"stalled {motion['stalled_share']:.1%} of the time, longest gap {motion['longest_gap_ms']:.0f} ms"
+        _CONSOLE.print(text, highlight=False)
+    if motion["seam_ratio"] is not None:
+        text = f"acceleration (p99) at seams {motion['seam_ratio']:.2f} times that within chunks"
+        _CONSOLE.print(text, highlight=False)
     if result.latency_ms:
         table = Table(title="latency in the policy node", title_justify="left")
         table.add_column("stage")

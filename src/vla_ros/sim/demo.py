@@ -5,6 +5,7 @@ ROS domain of their own on this host unless ROS_DOMAIN_ID is set. The seed of an
 objects on the table and the instruction.
 
   vla-ros demo --report out.html                the small OpenVLA that comes with the package
+  vla-ros demo --checkpoint demo-pi --real-time --delay-ms 200    the small pi0.5, as slow as a large one
   vla-ros demo --checkpoint DIR                 your own checkpoint
   vla-ros demo --policy expert                  the scripted expert, which needs no PyTorch
   vla-ros demo --policy expert --arms 2 --actions joint_position    it moves two arms by joint positions
@@ -30,10 +31,13 @@ from typing import TYPE_CHECKING, Any
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file, read_file
 from vla_ros.config.loading import parse_assignment
+from vla_ros.config.sections import SCHEDULES
 from vla_ros.config.show import add_config_arguments
+from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
+from vla_ros.policies.shipped import SHIPPED
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.process import PolicyProcess, private_graph
 from vla_ros.sim.results import DemoResult, EpisodeResult
@@ -64,8 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
     add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
-    add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, expert, hold)")
-    add("--checkpoint", metavar="DIR", help="another checkpoint; implies --policy openvla unless --policy is given")
+    add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, pi, expert, hold)")
+    add(
+        "--checkpoint",
+        metavar="DIR",
+        help=f"another checkpoint, or one of {', '.join(SHIPPED)}; without --policy a folder is openvla's",
+    )
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="what the expert answers with (default eef_delta)")
     add("--server", metavar="URL", help="ask a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
@@ -82,6 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=range(1, SLOTS + 1),
         metavar="N",
         help="objects on the table (default 3 or 4)",
+    )
+    add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
+    add(
+        "--delay-ms", type=_number(float, 0), default=0.0, metavar="MS", help="make each answer of the policy later"
     )
     add("--camera-hz", type=decimal, metavar="HZ", help="camera rate with --real-time (default control.rate_hz)")
     add(
@@ -137,7 +149,10 @@ def plan(arguments: argparse.Namespace) -> Plan:
         ConfigError: As :func:`vla_ros.config.load`.
     """
     two = arguments.arms == 2
-    files = (config_file("demo_two_arms" if two else "demo"), *arguments.config)
+    named = arguments.checkpoint in SHIPPED
+    policy = arguments.policy or (SHIPPED.get(arguments.checkpoint, "openvla") if arguments.checkpoint else "")
+    chunks = [config_file("demo_pi")] if policy == "pi" and not two else []
+    files = (config_file("demo_two_arms" if two else "demo"), *chunks, *arguments.config)
     mode = [] if arguments.real_time else list(_LOCKSTEP)
     model: list[str] = []
     if two and arguments.task != "pick":
@@ -146,14 +161,20 @@ def plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(f"--objects {arguments.objects}: found for two arms, which always have {SLOTS} objects")
     if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
         raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
-    if arguments.policy:
-        model.append(f"policy.name:={arguments.policy}")
+    if arguments.delay_ms and not arguments.real_time:
+        raise ConfigError(
+            f"--delay-ms {arguments.delay_ms:g}: in lockstep the simulation waits for each answer, so that none is "
+            "late; add --real-time"
+        )
+    if arguments.delay_ms:
+        mode.append(f"control.inject_delay_ms:={arguments.delay_ms}")
+    if policy:
+        model.append(f"policy.name:={policy}")
     if arguments.checkpoint:
-        if not arguments.policy:
-            model.append("policy.name:=openvla")
-        named = arguments.checkpoint == "demo"  # a name, not a folder
         folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
         model.append(f"policy.checkpoint:={folder}")
+    if arguments.schedule:
+        model.append(f"control.schedule:={arguments.schedule}")
     if arguments.server:
         model += ["policy.name:=remote", f"policy.server:={arguments.server}"]
     if arguments.actions:
@@ -251,9 +272,9 @@ def check_torch(config: Config) -> None:
     Raises:
         MissingDependencyError: It is not; the message names what to install and what runs without it.
     """
-    if config.policy.name == "openvla" and importlib.util.find_spec("torch") is None:
+    if config.policy.name in SHIPPED.values() and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError(
-            "the demo's policy is a small OpenVLA, and PyTorch is not installed: pip install 'vla_ros[openvla]' "
+            "the demo's policy is a neural network, and PyTorch is not installed: pip install 'vla_ros[openvla]' "
             "(without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu, which is a "
             "tenth of the size). Without PyTorch: vla-ros demo --policy expert"
         )
@@ -324,6 +345,14 @@ def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions
     )
 
 
+def _action(config: Config) -> tuple[Part, ...]:
+    """What the numbers of the policy's actions are."""
+    if config.policy.name == "expert":
+        return ExpertPolicy(config).spec.action
+    stated = parse_parts(" + ".join(config.features.action), action=True) if config.features.action else ()
+    return stated or PolicySpec().action
+
+
 def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:
     """Halve the images of long runs, so that the report can still be mailed."""
     if episodes <= 10:
@@ -350,10 +379,12 @@ def _result(
         policy=config.policy.name,
         checkpoint=getattr(config.policy, "checkpoint", ""),
         mode="real_time" if arguments.real_time else "lockstep",
+        schedule=config.control.schedule,
+        delay_ms=config.control.inject_delay_ms,
         rate_hz=config.control.rate_hz or 10.0,
         seed=arguments.seed,
         arms=tuple(arm.name for arm in config.arms),
-        action=ExpertPolicy(config).spec.action if config.policy.name == "expert" else PolicySpec().action,
+        action=_action(config),
         episodes=tuple(episodes),
         latency_ms=stats.get("latency_ms", {}),
         frames=stats.get("frames", {}),

@@ -16,13 +16,14 @@ from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.trace import Trace
 from vla_ros.sim.world import TIMESTEP, TableTop
-from vla_ros.types import UInt8Array
+from vla_ros.types import FloatArray, UInt8Array
 
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
 _SETTLE = 0.3  # s to wait for the command of the first frame after a new instruction; doubled at each attempt
 _SETTLE_ATTEMPTS = 4
 _ACTION_WAIT = 0.2  # s that an action may arrive after its command
 _TICK = 0.02  # s: joint states at 50 Hz or a little more
+_RETURN_SPEED = 1.5  # rad/s, and m/s of the fingers
 _MIN_SPIN = 0.002  # s: receive messages even when the simulation is late
 
 
@@ -124,10 +125,12 @@ class Lockstep(Runner):
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
         scene, instruction = self._begin(seed)
+        self._chunks: dict[str, int] = {}  # by driver, the stamp of the command that was obeyed last
         self._instruct(instruction)
         self._node.publish_episode(runs=True)
         trace = Trace()
         step, decided, silent = 0, False, False
+        self._node.forget_commands()
         while step < self._options.max_steps and not decided:
             if self._options.switch_at and step == self._options.switch_at:
                 scene = self._switched(scene)
@@ -147,6 +150,7 @@ class Lockstep(Runner):
             step += 1
         self._node.publish_episode(runs=False)
         trace.add(self._world, self._world.render())
+        trace.commands = self._node.commands(self._world)
         return trace.result(self._world, seed, scene, step, "no_command" if silent else "timeout")
 
     def _instruct(self, instruction: str) -> None:
@@ -163,7 +167,10 @@ class Lockstep(Runner):
                 return
 
     def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[ReceivedCommand]:
-        """Wait for a command to every driver with this stamp or a later one; none if they do not come in time."""
+        """Wait for a command to every driver that follows the frame ``stamp``; none if they do not come in time.
+
+        It has this stamp or a later one, or is the next step of the chunk whose command was obeyed last.
+        """
         deadline = time.monotonic() + timeout
         found: dict[str, ReceivedCommand] = {}
 
@@ -172,7 +179,13 @@ class Lockstep(Runner):
 
         def answered() -> bool:
             taken = self._node.take_commands()
-            found.update({topic: command for topic, command in taken.items() if command.stamp >= stamp})
+            found.update(
+                {
+                    topic: command
+                    for topic, command in taken.items()
+                    if command.stamp >= stamp or command.stamp == self._chunks.get(topic)
+                }
+            )
             return complete() or self._hopeless()
 
         again = stamp
@@ -186,6 +199,7 @@ class Lockstep(Runner):
                 again = 0
         if not complete():
             self._check()
+        self._chunks.update({topic: command.stamp for topic, command in found.items()})
         return list(found.values()) if complete() else []
 
 
@@ -196,7 +210,9 @@ class RealTime(Runner):
 
     def run(self, seed: int) -> EpisodeResult:
         """See :class:`Runner`."""
+        before = self._world.joint_positions()
         scene, instruction = self._begin(seed)
+        self._return(before)
         self._node.take_commands()
         self._node.publish_instruction(instruction)
         began = self._node.next_stamp()
@@ -205,6 +221,16 @@ class RealTime(Runner):
             trace.add(self._world, self._world.render())
             return trace.result(self._world, seed, scene, 0, "no_command")
         return self._drive(seed, scene, began)
+
+    def _return(self, before: FloatArray) -> None:
+        """Show the arm on its way to the start; the node takes joints that jump for those of two drivers."""
+        after = self._world.joint_positions()
+        ticks = int(np.ceil(np.abs(after - before).max() / (_RETURN_SPEED * _TICK)))
+        for tick in range(1, ticks):
+            self._node.publish_joints(
+                self._world, self._node.next_stamp(), before + (after - before) * (tick / ticks)
+            )
+            self._node.spin(lambda: False, _TICK)
 
     def _is_answered(self, began: int) -> bool:
         """Publish frames of the world at rest until the policy answers one; False if it does not in time."""
@@ -227,6 +253,7 @@ class RealTime(Runner):
         options, world, node = self._options, self._world, self._node
         trace = Trace()
         node.forget_actions()
+        node.forget_commands()
         node.publish_episode(runs=True)
         step_seconds = world.substeps * TIMESTEP
         ticks_per_step = next(
@@ -260,6 +287,7 @@ class RealTime(Runner):
         node.publish_episode(runs=False)
         self._check(waiting=False)
         trace.actions.extend(node.actions)
+        trace.commands = node.commands(world, time.monotonic())
         trace.add(world, world.render())
         return trace.result(world, seed, scene, -(-tick // ticks_per_step), "timeout")
 

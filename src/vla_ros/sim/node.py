@@ -14,6 +14,8 @@ from vla_ros.config import ArmConfig
 from vla_ros.control.command import message_type
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
+from vla_ros.sim.arm import JOINT_NAMES
+from vla_ros.sim.smoothness import Commands
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
 from vla_ros.sim.world import TableTop
 from vla_ros.types import FloatArray, JointState, UInt8Array
@@ -151,6 +153,7 @@ class SimNode:
         self._commands: dict[str, ReceivedCommand] = {}
         self._stamp = 0
         self.actions: list[FloatArray] = []
+        self._received: list[tuple[float, ReceivedCommand]] = []
 
     @property
     def command_topics(self) -> tuple[str, ...]:
@@ -172,9 +175,13 @@ class SimNode:
         """Publish whether an episode runs, by which ``vla-ros export`` divides a bag."""
         self._send(EPISODE_TOPIC, self._graph.message("std_msgs/msg/Bool")(data=runs))
 
-    def publish_joints(self, world: TableTop, stamp: int) -> None:
-        """Publish positions and velocities of all joints, in one message per arm as their drivers would."""
-        names, positions, velocities = world.joint_names, world.joint_positions(), world.joint_velocities()
+    def publish_joints(self, world: TableTop, stamp: int, positions: FloatArray | None = None) -> None:
+        """Publish positions and velocities of all joints, in one message per arm as their drivers would.
+
+        ``positions`` replace the measured ones.
+        """
+        names, velocities = world.joint_names, world.joint_velocities()
+        positions = world.joint_positions() if positions is None else positions
         for topic, rows in zip(self._joint_topics, np.split(np.arange(len(names)), len(world.mounts)), strict=True):
             state = JointState(tuple(names[row] for row in rows), positions[rows], stamp)
             self._send(topic, self._joint_state(state, velocities[rows]))
@@ -219,8 +226,28 @@ class SimNode:
         """Clear :attr:`actions`."""
         self.actions = []
 
+    def forget_commands(self) -> None:
+        """Forget all commands, whether taken or not."""
+        self._received, self._commands = [], {}
+
+    def commands(self, world: TableTop, end: float | None = None) -> Commands:
+        """The commands to the first arm since :meth:`forget_commands` and, with an ``end``, when they came."""
+        chosen = [name for name in self._drivers[0].joints if name in world.joint_names[: len(JOINT_NAMES)]]
+        rows = [dict(zip(one.names, one.values, strict=True)) for _, one in self._received]
+        values = np.array([[row[name] for name in chosen] for row in rows]).reshape(-1, len(chosen))
+        if self._received and self._received[0][1].is_velocity:
+            values = np.cumsum(values, axis=0) / world.options.rate_hz
+        return Commands(
+            np.array([] if end is None else [when for when, _ in self._received] + [end]),
+            np.array([one.stamp for _, one in self._received], np.int64),
+            values,
+        )
+
     def _on_command(self, driver: Driver, message: Any) -> None:
-        self._commands[driver.topic] = read_command(driver, message, self._node.get_clock().now().nanoseconds)
+        command = read_command(driver, message, self._node.get_clock().now().nanoseconds)
+        self._commands[driver.topic] = command
+        if driver is self._drivers[0]:
+            self._received.append((time.monotonic(), command))
         self._record(driver.topic, message)
 
     def _on_action(self, message: Any) -> None:

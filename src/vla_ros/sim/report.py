@@ -11,6 +11,7 @@ import numpy as np
 
 from vla_ros.config import Config, to_yaml
 from vla_ros.contract.parts import Part
+from vla_ros.policies.shipped import SHIPPED
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.report.versions import versions
@@ -31,8 +32,8 @@ def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
 
 def render(result: DemoResult, config: Config | None = None) -> str:
     """The report as HTML text."""
-    # "demo", the name of the checkpoint in the package, says little in a heading.
-    name = result.checkpoint if result.checkpoint not in ("", "demo") else result.policy
+    # The name of a checkpoint in the package says little in a heading.
+    name = result.policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
     lead = f"{len(result.episodes)} episodes, policy {result.policy}, {result.mode.replace('_', ' ')}"
     chosen = featured(result.episodes)
     left_out = len(result.episodes) - len(chosen)
@@ -80,6 +81,12 @@ def headline(result: DemoResult) -> list[tuple[str, str, str]]:
         ("Success", f"{100 * result.success_rate:.0f} %", f"wrong object {100 * result.wrong_object_rate:.0f} %"),
         ("Steps to success", significant(float(np.median(steps)) if steps else None), "median"),
     ]
+    motion = result.motion
+    if motion["stalled_share"] is not None:
+        gap = f"longest gap {significant(motion['longest_gap_ms'])} ms"
+        tiles.append(("Stalled", f"{100 * motion['stalled_share']:.1f} %", gap))
+    if motion["seam_ratio"] is not None:
+        tiles.append(("Seams", significant(motion["seam_ratio"]), "p99 acceleration over that within chunks"))
     if total:
         tiles.append(
             ("Latency", f"{significant(total.get('p50'))} ms", f"p50; p99 {significant(total.get('p99'))} ms")
@@ -199,6 +206,8 @@ def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
         "actions": " + ".join(map(str, result.action)),
         "checkpoint": result.checkpoint or "–",
         "mode": result.mode,
+        "schedule": result.schedule,
+        "delay": f"{result.delay_ms:g} ms",
         "first seed": result.seed,
     }
     parts = [page.facts({**run, **versions()})]

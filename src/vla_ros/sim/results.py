@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_ros.contract.parts import Part
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.sim.smoothness import Commands, longest_gap, seam_ratio, stalled_share
 from vla_ros.types import FloatArray, UInt8Array
 
 MAX_IMAGES = 12
@@ -36,6 +37,7 @@ class EpisodeResult:
         fingers: Float64 [T, arms], measured opening of one finger, metres (0 closed, 0.04 open).
         target: Names of the requested objects, for example ``red_cube and blue_ball``.
         touched: Name of the object that was moved instead, or "".
+        commands: What the first arm was told.
     """
 
     seed: int
@@ -49,6 +51,7 @@ class EpisodeResult:
     fingers: FloatArray = field(default_factory=lambda: np.zeros((0, 1)))
     target: str = ""
     touched: str = ""
+    commands: Commands = field(default_factory=Commands)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class DemoResult:
         policy: Name of the policy.
         checkpoint: Its folder, or "".
         mode: ``lockstep`` or ``real_time``.
-        rate_hz: Rate of the camera in hertz of simulated time.
+        schedule: ``control.schedule``.
+        delay_ms: What ``--delay-ms`` added to each answer of the policy.
+        rate_hz: Control steps a second of simulated time.
         seed: Seed of the first episode; the others follow by one.
         episodes: One result each.
         arms: Names of the arms.
@@ -77,6 +82,8 @@ class DemoResult:
     rate_hz: float
     seed: int
     episodes: tuple[EpisodeResult, ...]
+    schedule: str = "auto"
+    delay_ms: float = 0.0
     arms: tuple[str, ...] = ("arm",)
     action: tuple[Part, ...] = PolicySpec().action
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -95,11 +102,30 @@ class DemoResult:
         """Share of episodes that moved another object, 0 to 1; 0 without episodes."""
         return sum(episode.reason == "wrong_object" for episode in self.episodes) / max(1, len(self.episodes))
 
+    @property
+    def seconds_to_success(self) -> float | None:
+        """Mean duration of the successful episodes, seconds of simulated time; None without one."""
+        steps = [episode.steps for episode in self.episodes if episode.success]
+        return float(np.mean(steps)) / self.rate_hz if steps else None
+
+    @property
+    def motion(self) -> dict[str, float | None]:
+        """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None where a figure has no meaning."""
+        episodes = [episode.commands for episode in self.episodes]
+        gap = longest_gap(episodes)
+        return {
+            "stalled_share": stalled_share(episodes, self.rate_hz),
+            "longest_gap_ms": None if gap is None else 1e3 * gap,
+            "seam_ratio": seam_ratio(episodes, self.rate_hz),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """All figures as plain JSON values, without images and traces."""
-        plain = ("policy", "checkpoint", "mode", "rate_hz", "seed", "success_rate", "wrong_object_rate", "wall_s")
+        plain = ("policy", "checkpoint", "mode", "schedule", "delay_ms", "rate_hz", "seed", "wall_s")
+        rates = ("success_rate", "wrong_object_rate", "seconds_to_success")
         return {
-            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name) for name in (*plain, *rates)},
+            **self.motion,
             "arms": list(self.arms),
             "action": " + ".join(map(str, self.action)),
             "episodes": [{name: getattr(episode, name) for name in _EPISODE_FIGURES} for episode in self.episodes],

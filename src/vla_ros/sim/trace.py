@@ -7,6 +7,7 @@ import numpy as np
 from vla_ros.sim import arm
 from vla_ros.sim.results import MAX_IMAGES, EpisodeResult
 from vla_ros.sim.scene import Scene
+from vla_ros.sim.smoothness import Commands
 from vla_ros.sim.world import TableTop
 from vla_ros.types import FloatArray, UInt8Array
 
@@ -16,10 +17,12 @@ class Trace:
 
     Attributes:
         actions: The policy's actions so far, each float64 [D].
+        commands: What the first arm was told.
     """
 
     def __init__(self) -> None:
         self.actions: list[FloatArray] = []
+        self.commands = Commands()
         self._images: list[UInt8Array] = []
         self._tips: list[list[FloatArray]] = []
         self._fingers: list[FloatArray] = []
@@ -48,4 +51,5 @@ class Trace:
             fingers=np.array(self._fingers, dtype=np.float64),
             target=" and ".join(scene.task.targets),
             touched=world.judge.touched,
+            commands=self.commands,
         )

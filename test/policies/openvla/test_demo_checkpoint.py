@@ -22,10 +22,11 @@ from tools.train.rollouts import Rollout, roll_out
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.policies.checkpoint_files import DEMO, checkpoint_folder, read_manifest
+from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.openvla.architecture import read_architecture
 from vla_ros.policies.openvla.checkpoints import config_json
 
+DEMO = "demo"
 FOLDER = checkpoint_folder(DEMO)
 SEED = 8000
 MEGABYTE = 1e6

@@ -1,0 +1,133 @@
+"""Measures every schedule of chunks at several delays in real time, and prints one table.
+
+Each cell is a run of `vla-ros demo --checkpoint demo-pi --real-time`, with its own policy node and ROS domain.
+Of several at once (`--jobs`) each needs a core and a half; a machine without so many free cores measures itself.
+
+    python benchmarks/schedules.py [--episodes 100] [--jobs 1] [--json FILE] [-- OPTIONS OF THE DEMO]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+SCHEDULES = ("sync", "append", "blend", "ensemble", "rtc")
+FIRST_DOMAIN = 20
+HEADINGS = (
+    *(
+        "delay",
+        "schedule",
+        "success",
+        "time to success",
+        "stalled",
+        "longest gap",
+        "seam ratio",
+        "inference p50, p99",
+    ),
+)
+
+
+def main() -> int:
+    """Run all cells and print the table; returns 1 if a cell could not be run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=100, help="per cell")
+    parser.add_argument(
+        "--seed", type=int, default=10_000, help="seed of the first episode; every cell has the same"
+    )
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 200, 300], help="milliseconds")
+    parser.add_argument("--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES)
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--json", type=Path, help="write the figures; cells that it has already are kept")
+    parser.add_argument("options", nargs="*", help="further options of the demo, after --")
+    arguments = parser.parse_args()
+    known: dict[str, Any] = {}
+    if arguments.json is not None and arguments.json.exists():
+        known = json.loads(arguments.json.read_text(encoding="utf-8"))
+    # The longest cells first, so that none of them is left for the end.
+    cells = [
+        (delay, schedule) for delay in sorted(arguments.delays, reverse=True) for schedule in arguments.schedules
+    ]
+    missing = [cell for cell in cells if name_of(*cell) not in known]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        runs = {
+            pool.submit(measure, delay, schedule, FIRST_DOMAIN + index, arguments): name_of(delay, schedule)
+            for index, (delay, schedule) in enumerate(missing)
+        }
+        for run, name in runs.items():
+            found = run.result()
+            if found is None:
+                continue
+            known[name] = found
+            if arguments.json is not None:
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                arguments.json.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    print(markdown([known[name_of(*cell)] for cell in sorted(cells, key=cells_order) if name_of(*cell) in known]))
+    return 0 if all(name_of(*cell) in known for cell in cells) else 1
+
+
+def name_of(delay: float, schedule: str) -> str:
+    """Name of a cell in the JSON file."""
+    return f"{schedule} {delay:g} ms"
+
+
+def cells_order(cell: tuple[float, str]) -> tuple[float, int]:
+    """By delay, then in the order of :data:`SCHEDULES`."""
+    return cell[0], SCHEDULES.index(cell[1])
+
+
+def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Run the demo for one cell; None where it fails, which is printed."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "demo.json"
+        command = [sys.executable, "-m", "vla_ros.cli", "demo", "--checkpoint", "demo-pi", "--real-time"]
+        command += ["--delay-ms", str(delay), "--schedule", schedule, "--json", str(figures)]
+        command += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed), *arguments.options]
+        environment = {**os.environ, "ROS_DOMAIN_ID": str(domain)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            print(
+                f"{name_of(delay, schedule)}: {(done.stderr or done.stdout)[-2000:]}", file=sys.stderr, flush=True
+            )
+            return None
+        result: dict[str, Any] = json.loads(figures.read_text(encoding="utf-8"))
+    print(f"{name_of(delay, schedule)}: {result['success_rate']:.0%}, {time.monotonic() - began:.0f} s", flush=True)
+    return result
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table in Markdown."""
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def row(result: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table under :data:`HEADINGS`."""
+
+    def shown(key: str, form: str) -> str:
+        return "" if result[key] is None else form.format(result[key])
+
+    inference = result["latency_ms"].get("inference", {})
+    won = sum(episode["success"] for episode in result["episodes"])
+    return (
+        f"{result['delay_ms']:g} ms",
+        result["schedule"],
+        f"{won} of {len(result['episodes'])}",
+        shown("seconds_to_success", "{:.2f} s"),
+        shown("stalled_share", "{:.1%}"),
+        shown("longest_gap_ms", "{:.0f} ms"),
+        shown("seam_ratio", "{:.2f}"),
+        ", ".join(f"{inference[name]:.0f} ms" for name in ("p50", "p99") if name in inference),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

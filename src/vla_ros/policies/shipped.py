@@ -1,0 +1,11 @@
+"""The checkpoints that come with the package: what they are called, and which policy runs them."""
+
+from pathlib import Path
+
+SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
+"""``policy.checkpoint`` to ``policy.name``. All were trained on the simulated table."""
+
+
+def folder_of(name: str) -> Path:
+    """Folder of a checkpoint of :data:`SHIPPED`."""
+    return Path(__file__).resolve().parent / SHIPPED[name] / "demo_checkpoint"
