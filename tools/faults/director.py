@@ -154,6 +154,8 @@ class Director:
         if row.reaction is not Reaction.GOES_ON:
             grace = row.within + row.lag + GRACE
             self._permissions.append(Permission(injection.begin, False, grace, row.name))
+        if row.renews:
+            self._permissions.append(Permission(injection.begin, True, row.within + GRACE, renewed=True))
         self._linger(*row.lasts)
         if row.reaction is Reaction.GOES_ON:
             rig.wait(lambda: len(rig.motions) >= before + 3, "motions within the fault")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class Permission:
         grace: Seconds during which motions may still arrive after motion was forbidden.
         why: Reason, for the text of a violation.
         armed: True if a person armed: nothing that the node began before may move the arm.
+        renewed: True if the task changed: after ``grace``, the same.
     """
 
     time: float
@@ -59,6 +60,7 @@ class Permission:
     grace: float = GRACE
     why: str = ""
     armed: bool = False
+    renewed: bool = False
 
 
 class Judge:
@@ -120,7 +122,24 @@ class Judge:
             violation
             for command in commands
             for violation in self._one(command, frames, measured[: bisect_right(times, command.time)], permissions)
-        ]
+        ] + [*self._between(commands, frames)]
+
+    def _between(self, commands: Sequence[Record], frames: Mapping[int, float]) -> Iterator[Violation]:
+        """Commands between steps: each no further from the one before than the joints may go meanwhile.
+
+        Of commands that arrive faster than they are read, the older ones are lost.
+        """
+        control = self._config.control
+        if not control.command_rate_hz:
+            return
+        interval = self._period / max(1, round(self._period * control.command_rate_hz))
+        fastest = self._arm.velocity_limits * self._limits.velocity_scale
+        for before, command in pairwise(commands):
+            if before.stamp in frames and command.stamp in frames and FINGERS not in (before.names, command.names):
+                moved = np.abs(_arm(command) - _arm(before))
+                if np.any(moved > fastest * (interval + command.time - before.time) + _ROUNDING):
+                    found = f"{moved.max():.4g} rad from the command {command.time - before.time:.4g} s before"
+                    yield Violation("between", command.time, found)
 
     def _one(
         self,
@@ -315,6 +334,8 @@ def _permitted(command: Record, permissions: Sequence[Permission], sent: float) 
         yield Violation("forbidden", command.time, f"a motion {command.time - last.time:.3f} s after: {last.why}")
     if last.armed and sent < last.time - GRACE:
         yield Violation("before", command.time, f"on a frame from {last.time - sent:.3f} s before it was armed")
+    if last.renewed and sent < last.time - GRACE and command.time > last.time + last.grace:
+        yield Violation("task", command.time, f"on a frame from {last.time - sent:.3f} s before the task changed")
 
 
 def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[Violation]:

@@ -33,22 +33,26 @@ _CAMERAS = {
     "timeouts.joint_state_age": "1.0",
 }
 _THINKS = 0.2  # s; an answer of a large model
+_CHUNKS = ("--horizon", "16", "--think", str(_THINKS))
 
 
-def stopping(domain: int, count: int, rate: float) -> Mapping[str, Any]:
+def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) -> Mapping[str, Any]:
     """Times from the operator's stop message to the last motion and to the hold, as the robot receives them.
 
     Args:
         domain: DDS domain.
         count: Stops.
         rate: Motions per second; the more, the likelier one is in progress when the stop arrives.
+        command_rate: Of commands between the steps of chunks at 20 Hz instead (``control.command_rate_hz``).
     """
     last, hold = [], []
-    with Rig(domain, robot_words=("--rate", str(rate))) as rig:
+    options = {"control.rate_hz": "20.0", "control.command_rate_hz": str(command_rate)} if command_rate else {}
+    robot = () if command_rate else ("--rate", str(rate))
+    with Rig(domain, options, _CHUNKS if command_rate else (), robot) as rig:
         rig.ready()
         for _ in range(count):
             rig.arm()
-            time.sleep(random.uniform(0.05, 0.2))
+            time.sleep(random.uniform(0.05, 0.2) + (0.2 if command_rate else 0.0))
             rig.robot.order(do="stop")
             rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
             time.sleep(0.15)
@@ -61,7 +65,7 @@ def stopping(domain: int, count: int, rate: float) -> Mapping[str, Any]:
             rig.ready()
     return {
         "stops": count,
-        "motions_per_second": rate,
+        "motions_per_second": command_rate or rate,
         "last_motion_ms": _spread(np.array(last) * 1e3),
         "hold_ms": _spread(np.array(hold) * 1e3),
     }
@@ -154,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=float, default=100.0, help="motions per second while stopping (default: 100)"
     )
+    parser.add_argument("--command-rate", type=float, default=0.0, help="commands between steps while stopping")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each half of overload (default: 60)")
     parser.add_argument("--size", type=int, nargs=2, default=(320, 240), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak (default: 60)")
@@ -162,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     domain = random.choice(DOMAINS)
     before = os.getloadavg()
     if given.what == "stop":
-        figures = stopping(domain, given.count, given.rate)
+        figures = stopping(domain, given.count, given.rate, given.command_rate)
     elif given.what == "overload":
         figures = overload(domain, given.seconds, given.size)
     else:

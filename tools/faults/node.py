@@ -2,7 +2,9 @@
 
 Takes the arguments of ``vla-ros run`` and runs the same code with another policy. The instruction selects what it
 does: ``wave`` moves in steps that are often far beyond every limit; ``late 0.5`` takes half a second for each
-inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` fail in the way that their name says.
+inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` fail in the way that their name says. ``turn``
+needs joint positions: the first and the last joint say, as the angle of a slow circle, for which time an action is
+meant.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ _SPREAD: dict[str, FloatArray] = {
     "joint_position": np.array(0.5),
     "joint_velocity": np.array(0.5),
 }
+TURN_SECONDS = 10.0
+"""Of one circle of ``turn``."""
+_TURN = 0.2  # rad
 _WILD = 0.15  # share of steps that no arm should make
 
 
@@ -42,6 +47,7 @@ class WildPolicy(Policy):
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds = seconds
+        self._period = 1 / config.control.rate_hz if config.control.rate_hz else 0.0
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
         parts = parse_parts(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
         self._parts = tuple((part, part.size(len(ARM))) for part in parts)
@@ -55,7 +61,13 @@ class WildPolicy(Policy):
             raise RuntimeError("the model broke, as it was told to")
         time.sleep(float(amount or 0.5) if word == "late" else self._seconds)
         actions = np.stack([self._action(observation.stamp, step) for step in range(self.spec.horizon)])
-        if word == "nan":
+        if word == "turn":
+            meant = observation.stamp / 1e9 + self._period * np.arange(self.spec.horizon)
+            angle = 2 * np.pi * (meant % TURN_SECONDS) / TURN_SECONDS
+            actions[:, : len(ARM)] = HOME[: len(ARM)]
+            actions[:, 0] += _TURN * np.sin(angle)
+            actions[:, len(ARM) - 1] += _TURN * np.cos(angle)
+        elif word == "nan":
             actions[-1, 3] = np.nan
         elif word == "infinite":
             actions[0, 0] = -np.inf

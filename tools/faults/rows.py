@@ -57,6 +57,7 @@ class Row:
         fresh: Each injection needs a newly started node.
         launched: The node is started by a launcher, which gets the signals SIGTERM and SIGKILL.
         traced: The node records the outcome of each frame (``node.trace``).
+        renews: The fault changes the task: after ``within``, nothing begun before may move the arm.
         lease: Seconds after which DDS considers a silent process dead (Cyclone's default is 10).
     """
 
@@ -83,6 +84,7 @@ class Row:
     launched: bool = False
     traced: bool = False
     lease: float = 0.0
+    renews: bool = False
 
 
 OPTIONS: Mapping[str, str] = {
@@ -188,10 +190,16 @@ _VELOCITY: Mapping[str, Any] = {
     "robot_words": ("--listens", "velocity"),
 }
 _AHEAD: Mapping[str, Any] = {
-    "options": {"control.rate_hz": "20.0", "control.schedule": "blend"},
+    "options": {
+        "control.rate_hz": "20.0",
+        "control.schedule": "blend",
+        "limits.max_joint_acceleration": "12.0",
+    },
     "horizon": 8,
     "think": 0.15,
 }
+_FINE: Mapping[str, Any] = {**_AHEAD, "options": {**_AHEAD["options"], "control.command_rate_hz": "250.0"}}
+_EASED = 0.3 + _SUPERVISION  # s; an answer under way, and coming to rest
 _ARMS: Mapping[str, Any] = {
     "options": {
         "robot.arms": "[left, right]",
@@ -237,7 +245,7 @@ def _server(
         f"server {name}",
         Reaction.HOLDS,
         reasons,
-        within=0.3 * ahead + _SUPERVISION,
+        within=0.5 * ahead + _SUPERVISION,
         lasts=(0.6, 0.9),
         server=what if len(what) > 1 else (*what, ""),
         **more,
@@ -314,6 +322,7 @@ ROWS: tuple[Row, ...] = (
     _server("killed, ahead", "SIGKILL", "start", ahead=True),
     _server("loses answers, ahead", "lose", reasons=("server_lost", "inference_late"), ahead=True),
     _server("mixes answers up, ahead", "mix", reasons=_UNREADABLE, ahead=True),
+    _server("delays answers, ahead", "delay", reasons=("server_lost", "inference_late"), ahead=True),
     Row("operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION),
     Row(
         "operator stops in a chunk",
@@ -338,6 +347,29 @@ ROWS: tuple[Row, ...] = (
         simulated=True,
         lasts=(0.3, 0.6),
         **_AHEAD,
+    ),
+    Row(
+        "ahead, instruction changes",
+        _GOES_ON,
+        begin=({"do": "instruct", "text": "wave again"},),
+        end=(_WAVE,),
+        within=_EASED,
+        renews=True,
+        **_AHEAD,
+    ),
+    Row("ahead at 250 Hz, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_FINE),
+    Row("ahead at 250 Hz, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **_FINE),
+    _policy("fails, ahead at 250 Hz", "raise", "inference_error", within=_EASED, **_FINE),
+    _camera("silent, ahead at 250 Hz", _HOLDS, "drop", 1.0, "camera_stale", **_FINE),
+    _state("silent, ahead at 250 Hz", _HOLDS, "drop", 1.0, "joint_state_stale", **_FINE),
+    Row(
+        "ahead at 250 Hz, instruction changes",
+        _GOES_ON,
+        begin=({"do": "instruct", "text": "wave again"},),
+        end=(_WAVE,),
+        within=_EASED,
+        renews=True,
+        **_FINE,
     ),
     Row("operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION),
     Row(

@@ -215,7 +215,8 @@ class ArmController:
         if is_delta and origin is measured and reference is not None and reference is not joints:
             start = self._measured.positions(reference)
         target = self._target(numbers, start, dt)
-        positions = self._limited(target, measured, origin, self._last_velocity, dt)
+        positions, violations = self._limited(target, measured, origin, origin, self._last_velocity, dt)
+        self._apply(violations)
         command = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
         self._goal = self._made
         return command
@@ -252,7 +253,8 @@ class ArmController:
         else:
             change = self._limits.acceleration * dt
             target = origin + dt * (self._speed - np.clip(self._speed, -change, change))
-        positions = self._limited(target, measured, origin, self._speed, dt)
+        # The action was checked: what inertia and interpolation would exceed is shortened, and stops nothing.
+        positions, _ = self._limited(target, measured, origin, measured, self._speed, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
     def _command(
@@ -381,11 +383,25 @@ class ArmController:
         return solved
 
     def _limited(
-        self, target: FloatArray, measured: FloatArray, origin: FloatArray, before: FloatArray, dt: float
-    ) -> FloatArray:
-        """Positions [N] that may be sent, on the way from ``origin`` to ``target``, after the velocity ``before``.
+        self,
+        target: FloatArray,
+        measured: FloatArray,
+        origin: FloatArray,
+        tip_from: FloatArray,
+        before: FloatArray,
+        dt: float,
+    ) -> tuple[FloatArray, list[Violation]]:
+        """Positions [N] that may be sent, on the way from ``origin`` to ``target``, and what was wrong with it.
 
         Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
+
+        Args:
+            target: Wanted positions [N].
+            measured: Newest measured positions [N], from which the distance counts.
+            origin: Where the command starts, [N].
+            tip_from: From which the tip's step counts, [N].
+            before: Velocity of the command before, [N].
+            dt: Seconds until the next command.
         """
         limits, stands = self._limits, 1.0
         if self._sends_joint_velocities:
@@ -393,17 +409,16 @@ class ArmController:
             low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands
             limits = replace(limits, low=low, high=high)
         positions, violations = limit_joints(target, measured, origin, before, dt, limits)
-        self._apply(violations)
         if self._kinematics is None:
-            return positions
-        positions, wrong = shorten_for_tip(self._kinematics, origin, positions, self._arm.limits, stands)
-        if wrong is None:
-            return positions
-        if isinstance(self._motion, TipMotion):  # the target was right: what bent its path is not the policy
-            self.counters["tip_shortened"] += 1
-        else:
-            self._apply([wrong])
-        return positions
+            return positions, violations
+        positions, wrong = shorten_for_tip(
+            self._kinematics, origin, positions, self._arm.limits, stands, start=tip_from
+        )
+        if wrong is not None and isinstance(self._motion, TipMotion):
+            self.counters["tip_shortened"] += 1  # the target was right: what bent its path is not the policy
+        elif wrong is not None:
+            violations.append(wrong)
+        return positions, violations
 
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
         """A twist for a servo that does the kinematics itself; only the step limits apply."""

@@ -48,24 +48,30 @@ def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, l
 
 
 def shorten_for_tip(
-    kinematics: Kinematics, origin: FloatArray, positions: FloatArray, limits: LimitsConfig, stands: float = 1.0
+    kinematics: Kinematics,
+    origin: FloatArray,
+    positions: FloatArray,
+    limits: LimitsConfig,
+    stands: float = 1.0,
+    *,
+    start: FloatArray | None = None,
 ) -> tuple[FloatArray, Violation | None]:
     """Joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
 
     Kinematics and joint limits bend the tip's path, and a policy in joint space knows of no tip: so this looks at
     where the tip would really be. ``stands`` is for how many times the step a velocity may last: the tip stays in
-    the box until then.
+    the box until then. The tip's step counts from where it is with ``start`` [N]; None takes ``origin``.
 
     Returns:
         The positions, and what was wrong with the wanted ones.
     """
-    start = kinematics.forward(origin)
+    begin = kinematics.forward(origin if start is None else start)
     share, first = 1.0, None
     for _ in range(_HALVINGS):
         candidate = origin + share * (positions - origin)
-        excess, wrong = _excess(start, kinematics.forward(candidate), limits)
+        excess, wrong = _excess(begin, kinematics.forward(candidate), limits)
         if excess <= 1.0 and stands > 1.0:
-            excess, wrong = _out_of_box(start, kinematics.forward(origin + stands * (candidate - origin)), limits)
+            excess, wrong = _out_of_box(begin, kinematics.forward(origin + stands * (candidate - origin)), limits)
         if excess <= 1.0:
             return candidate, first
         first = first or wrong

@@ -124,6 +124,22 @@ def test_a_motion_on_a_frame_from_before_arming_is_named() -> None:
     assert found(records, [*PERMISSIONS, Permission(1.01 + GRACE, True)]) == set(), "a hold that ends is no arming"
 
 
+def test_a_motion_on_a_frame_from_before_the_task_changed_is_named() -> None:
+    late = [replace(r, time=1.5) if r.kind == "command" and r.time < 1.1 else r for r in good()]
+    for records, names in ((late, {"task"}), (good(), set())):
+        assert found(records, [*PERMISSIONS, Permission(1.01 + GRACE, True, renewed=True)]) == names
+        assert found(records, PERMISSIONS) == set()
+
+
+def test_a_command_between_steps_that_goes_too_far_is_named() -> None:
+    options = {**OPTIONS, "control.rate_hz": "20.0", "control.command_rate_hz": "250.0"}
+    judge = Judge(load((), [f"{name}:={value}" for name, value in options.items()]), KINEMATICS, 0.05)
+    last = good()[-1]
+    for after, names in ((0.004, {"between"}), (0.04, set())):
+        again = replace(last, time=last.time + after, positions=joint(0, HOME[0] - 0.01))
+        assert {each.name for each in judge.check([*good(), again], PERMISSIONS)} == names
+
+
 def test_a_hold_is_the_measured_position_that_it_names() -> None:
     records = good()
     stamp = next(record.stamp for record in records if record.kind == "joints" and record.time == 1.9)

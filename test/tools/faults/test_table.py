@@ -21,6 +21,7 @@ SLICE = (
     "camera garbage",
     "joint states nan",
     "operator stops in a chunk",
+    "ahead at 250 Hz, instruction changes",
     "driver unsubscribes",
     "armed while it thinks",
     "twist, late answers",
