@@ -17,7 +17,7 @@ help:
 	@echo "make bench   measure this machine (benchmarks/)"
 	@echo "make faults  inject every fault fifty times into the real node and print the table"
 	@echo "make soak    run the node for MINUTES=60 and watch memory, threads, descriptors, latency"
-	@echo "make fuzz    damaged messages, images and bags: 130,000 of them"
+	@echo "make fuzz    damaged messages, images and bags: 170,000 of them"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
 $(BIN)/python:

@@ -11,14 +11,16 @@ import pytest
 
 pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
 
-from rosbags.typesys import Stores, get_typestore
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from vla_ros.config.sections import OUTPUTS
 from vla_ros.control.command import Command, message_type, split, to_message
+from vla_ros.graph.definitions import MESSAGES
 from vla_ros.graph.messages import message_types
 
 Make = Callable[[str], Any]
 STORE = get_typestore(Stores.ROS2_JAZZY)
+STORE.register({name: kind for each in MESSAGES for name, kind in get_types_from_msg(MESSAGES[each], each).items()})
 STAMP = 1_700_000_000_250_000_000
 COMMAND = Command(
     names=("joint_1", "joint_2"),

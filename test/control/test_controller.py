@@ -302,11 +302,6 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
             "a twist from joint",
         ),
         ({"robot.joint_names": list("abcdefg"), "robot.home": [0.0]}, JOINT_SPEC, "robot.home: found 1 numbers"),
-        ({"robot.urdf": "demo"}, spec_of("left.joint_position", 7), r"left.joint_position\[rad\], expected one of"),
-        ({"robot.urdf": "demo"}, spec_of("arm.gripper", 1), "found nothing for 'arm', expected one of"),
-        ({"robot.urdf": "demo"}, spec_of("arm.tip_position + arm.gripper", 4), "expected one of .*tip_rotation"),
-        ({"robot.urdf": "demo"}, spec_of("arm.tip_delta + arm.joint_delta", 13), "expected one of joint_position"),
-        ({"robot.urdf": "demo"}, spec_of("arm.joint_delta + arm.gripper + arm.gripper", 9), "found 2 grippers"),
         (
             {"robot.joint_names": ["a"]},
             spec_of("arm.joint_velocity", 1),

@@ -71,7 +71,7 @@ def test_a_hold_without_a_finger_measurement_leaves_it_out_or_refuses(
     assert ArmController(configure(), POSE, arm).hold(joints).names == arm.joint_names
     for output in ("float64_multi_array", "joint_trajectory"):
         controller = ArmController(configure(control={"output": output}), POSE, arm)
-        with pytest.raises(Refused, match=rf"finger_left.*told nothing yet.*{output}") as refused:
+        with pytest.raises(Refused, match=rf"finger_left.*neither measured nor commanded.*{output}") as refused:
             controller.hold(joints)
         assert refused.value.reason is Reason.JOINT_STATE_INVALID
         controller.command(action(0.01, gripper=0.0), joints, STAMP, DT)

@@ -70,7 +70,7 @@ def sent(live: LiveLoop) -> np.ndarray:
     return np.array([at for at, _ in live.sent])
 
 
-def test_the_arm_does_not_stop_to_think() -> None:
+def test_the_arm_does_not_stop_during_an_inference() -> None:
     """Synchronous it stands still for a third of the time; ahead no gap is longer than a period and a half."""
     waits, goes_on = ahead(control__schedule="sync"), ahead()
     for live in (waits, goes_on):

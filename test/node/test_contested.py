@@ -216,7 +216,7 @@ def test_whoever_was_killed_is_followed_by_the_next_of_its_name(robot: Any, star
 
 
 class Leftover:
-    """A second publisher of something, which sends at its own pace until it is told to end."""
+    """A second publisher of something, which sends at its own rate until it is told to end."""
 
     def __init__(self, graph: Any, send: Callable[[], None], rate: float = 20.0) -> None:
         self._ended, self._send, self._period = threading.Event(), send, 1 / rate

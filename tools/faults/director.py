@@ -74,7 +74,7 @@ class Director:
         self._began = time.monotonic()
         self._log = ""
         clock = ("--ros-args", "-p", "use_sim_time:=true") if row.simulated else ()
-        chunks = ("--horizon", str(row.horizon), "--think", str(row.think))
+        chunks = ("--horizon", str(row.horizon), "--seconds", str(row.seconds))
         robot = ("--seed", str(self._rng.randrange(2**31)), *row.robot_words)
         robot += ("--simulated",) if row.simulated else ()
         self._rig = Rig(
@@ -120,7 +120,7 @@ class Director:
 
     def _arm(self) -> None:
         self._rig.ready()
-        self._linger(*(0.05, 0.15 + self._row.think))
+        self._linger(*(0.05, 0.15 + self._row.seconds))
         self._permissions.append(Permission(time.monotonic(), True, armed=True))
         self._rig.arm()
 

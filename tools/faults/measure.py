@@ -32,8 +32,8 @@ _CAMERAS = {
     "timeouts.joint_state": "1.0",
     "timeouts.joint_state_age": "1.0",
 }
-_THINKS = 0.2  # s; an answer of a large model
-_CHUNKS = ("--horizon", "16", "--think", str(_THINKS))
+_SECONDS = 0.2  # of an inference of a large model
+_CHUNKS = ("--horizon", "16", "--seconds", str(_SECONDS))
 
 
 def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) -> Mapping[str, Any]:
@@ -81,8 +81,8 @@ def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, A
     """
     ages: dict[str, Any] = {}
     for name, factor in (("unloaded", 0.5), ("overloaded", 10.0)):
-        words = ("--cameras", "4", "--rate", str(factor / _THINKS), "--size", *map(str, size))
-        with Rig(domain, _CAMERAS, ("--think", str(_THINKS)), words) as rig:
+        words = ("--cameras", "4", "--rate", str(factor / _SECONDS), "--size", *map(str, size))
+        with Rig(domain, _CAMERAS, ("--seconds", str(_SECONDS)), words) as rig:
             rig.ready()
             rig.arm()
             rig.forget()
@@ -95,7 +95,7 @@ def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, A
                 "frames": rig.status["frames"],
             }
     ratio = ages["overloaded"]["age_ms"]["p99"] / ages["unloaded"]["age_ms"]["p99"]
-    return {"policy_seconds": _THINKS, "size": list(size), **ages, "p99_ratio": round(ratio, 3)}
+    return {"policy_seconds": _SECONDS, "size": list(size), **ages, "p99_ratio": round(ratio, 3)}
 
 
 def soak(domain: int, minutes: float, every: float = 5.0) -> Mapping[str, Any]:

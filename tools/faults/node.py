@@ -99,11 +99,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")
-    parser.add_argument("--think", type=float, default=0.0, help="seconds per answer")
+    parser.add_argument("--seconds", type=float, default=0.0, help="seconds per answer")
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.param)
     remote = config.policy.name == "remote"
-    policy = create(config) if remote else WildPolicy(config, arguments.horizon, arguments.think)
+    policy = create(config) if remote else WildPolicy(config, arguments.horizon, arguments.seconds)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     return run.serve(config, ros_args, stats=arguments.stats, policy=policy)
 

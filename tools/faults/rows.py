@@ -49,7 +49,7 @@ class Row:
         robot_words: Further arguments of the robot.
         arms: Names of its arms where there are several; orders name one of them but the first.
         horizon: Steps per chunk of the policy.
-        think: Seconds of each inference.
+        seconds: Duration of each inference.
         simulated: With simulated time.
         lag: Seconds by which the fault delays the robot's process.
         memory: Seconds during which the fault keeps the node from measuring.
@@ -75,7 +75,7 @@ class Row:
     robot_words: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
     horizon: int = 1
-    think: float = 0.0
+    seconds: float = 0.0
     simulated: bool = False
     lag: float = 0.0
     memory: float = 0.0
@@ -196,7 +196,7 @@ _AHEAD: Mapping[str, Any] = {
         "limits.max_joint_acceleration": "12.0",
     },
     "horizon": 8,
-    "think": 0.15,
+    "seconds": 0.15,
 }
 _FINE: Mapping[str, Any] = {**_AHEAD, "options": {**_AHEAD["options"], "control.command_rate_hz": "250.0"}}
 _EASED = 0.3 + _SUPERVISION  # s; an answer under way, and coming to rest
@@ -373,11 +373,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION),
     Row(
-        "armed while it thinks",
+        "armed during an inference",
         _DISARMED,
         node=("SIGUSR2",),
         within=_SUPERVISION,
-        think=0.5,
+        seconds=0.5,
         options={"timeouts.inference": "1.0", "timeouts.frame_age": "1.0"},
     ),
     Row(

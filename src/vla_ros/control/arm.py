@@ -91,8 +91,6 @@ class ArmController:
             ((part, place) for part, place in columns if part.quantity != "gripper"),
             key=lambda each: each[0].quantity,
         )
-        if len(grippers) > 1:
-            raise ConfigError(f"features.action: found {len(grippers)} grippers of '{name}', expected one")
         self._motion = make_motion([part for part, _ in motion], arm, config.control, kinematics)
         self._motion_columns = np.concatenate([np.arange(place.start, place.stop) for _, place in motion])
         if isinstance(self._motion, JointMotion) and len(self._motion_columns) != len(self.arm_names):

@@ -1,4 +1,4 @@
-"""What the numbers of an action want of an arm: joint positions or a pose of the tip."""
+"""Reads the numbers of an action as joint positions or a pose of the tip."""
 
 from __future__ import annotations
 
@@ -85,20 +85,13 @@ Motion = JointMotion | TipMotion
 def make_motion(
     parts: Sequence[Part], arm: ArmConfig, control: ControlConfig, kinematics: Kinematics | None
 ) -> Motion:
-    """The motion that the parts of an action want of one arm.
+    """The motion that the parts of an action describe, as :func:`vla_ros.contract.binding.bind` has checked them.
 
     Raises:
-        ConfigError: They are no motion, or the arm's description lacks what they need.
+        ConfigError: The arm has no URDF, or it has no limits, where they need them.
     """
     found = {part.quantity: part for part in parts}
-    motions = [name for name in found if name in MOTIONS]
-    paired = ("tip_rotation" in found) == ("tip_position" in found)
-    if len(motions) != 1 or len(found) < len(parts) or not paired:
-        raise ConfigError(
-            f"features.action: found {' + '.join(map(str, parts)) or 'nothing'} for '{arm.name}', expected one of "
-            f"{', '.join(MOTIONS)} (tip_position with tip_rotation) and at most one gripper"
-        )
-    (quantity,) = motions
+    [quantity] = found.keys() & MOTIONS
     part = found[quantity]
     if kinematics is None and (quantity == "tip_position" or part.range is not None):
         raise _lacks(arm, part, "found no value")

@@ -16,7 +16,6 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Level, Reason, Refused
-from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import ActionChunk, FloatArray, JointState
 
@@ -40,7 +39,7 @@ class RobotController:
 
     Args:
         config: The whole tree.
-        spec: What the policy's numbers mean.
+        spec: What the policy's numbers mean, as :func:`vla_ros.contract.binding.bind` has checked it.
         kinematics: By arm; an arm without a URDF has none.
 
     Attributes:
@@ -60,9 +59,6 @@ class RobotController:
         self._spec = spec
         columns = spec.columns(counts)
         self.rotations = tuple((place, part.form) for part, place in columns if part.quantity == "tip_rotation")
-        unknown = [str(part) for part, _ in columns if part.arm and part.arm not in names]
-        if unknown:
-            raise ConfigError(f"features.action: found {', '.join(unknown)}, expected one of the arms {names}")
         self.arms = tuple(
             ArmController(config, [each for each in columns if each[0].arm == name], kinematics.get(name), name)
             for name in names

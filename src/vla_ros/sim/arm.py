@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vla_ros.kinematics import urdf
+from vla_ros.kinematics.transforms import rotation_vector
 from vla_ros.types import FloatArray
 
 ASSETS = Path(__file__).parent / "assets"
@@ -102,17 +103,6 @@ def _jacobian(pose: FloatArray, axes: FloatArray, origins: FloatArray) -> FloatA
     """Geometric Jacobian of the tool, linear above angular, [6, 7]."""
     (ax, ay, az), (lx, ly, lz) = axes.T, (pose[:3, 3] - origins).T
     return np.stack((ay * lz - az * ly, az * lx - ax * lz, ax * ly - ay * lx, ax, ay, az))
-
-
-def rotation_vector(rotation: FloatArray) -> FloatArray:
-    """Axis times angle, float64 [3] radians, of a rotation matrix [3, 3] that turns by less than pi."""
-    skew = np.array(
-        [rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]]
-    )
-    sine = float(np.linalg.norm(skew)) / 2
-    angle = math.atan2(sine, (float(np.trace(rotation)) - 1) / 2)
-    factor = 0.5 if sine < 1e-9 else angle / (2 * sine)
-    return factor * skew
 
 
 def inverse(position: FloatArray, start: FloatArray = HOME, iterations: int = 60) -> FloatArray:

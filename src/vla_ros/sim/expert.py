@@ -22,7 +22,7 @@ from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import write_rotation
-from vla_ros.kinematics.transforms import rotation_vector_matrix
+from vla_ros.kinematics.transforms import rotation_vector, rotation_vector_matrix
 from vla_ros.policies.base import Policy, Session
 from vla_ros.sim import arm
 from vla_ros.sim.tasks import KINDS, SIDES, Task, parse
@@ -97,7 +97,7 @@ def decide(
     if length > longest:
         step *= longest / length
     # TOOL_DOWN R^T turns the hand back to straight down; a small rotation vector is (roll, pitch, yaw).
-    turn = gain * arm.rotation_vector(arm.TOOL_DOWN @ pose[:3, :3].T)
+    turn = gain * rotation_vector(arm.TOOL_DOWN @ pose[:3, :3].T)
     turn = np.clip(turn, -MAX_TURN * share, MAX_TURN * share)
     return np.concatenate([step, turn, [gripper]])
 

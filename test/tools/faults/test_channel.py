@@ -15,11 +15,11 @@ from vla_ros.graph.messages import message_types
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import encode_image, image_header, image_stamp
 
-PICTURE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(6, 8, 3)
+IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(6, 8, 3)
 
 
 def message(stamp: int = 1_000_000_001) -> bytes:
-    return encode_image(PICTURE, stamp, "camera")
+    return encode_image(IMAGE, stamp, "camera")
 
 
 def through(kind: str, amount: float, count: int = 200, seed: int = 3) -> list[tuple[float, bytes]]:

@@ -104,9 +104,9 @@ def test_limits_count_from_a_joint_state_that_the_node_may_know_and_no_older_one
 
 
 def test_a_joint_state_that_no_arm_can_be_in_excuses_nothing() -> None:
-    mad = joint(0, 5.0)
-    records = [replace(record, positions=mad) if record.kind == "joints" else record for record in good()]
-    records = [replace(record, positions=mad) if record.kind == "command" else record for record in records]
+    wild = joint(0, 5.0)
+    records = [replace(record, positions=wild) if record.kind == "joints" else record for record in good()]
+    records = [replace(record, positions=wild) if record.kind == "command" else record for record in records]
     assert found(records) == {"blind"}
 
 

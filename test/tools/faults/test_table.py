@@ -23,7 +23,7 @@ SLICE = (
     "operator stops in a chunk",
     "ahead at 250 Hz, instruction changes",
     "driver unsubscribes",
-    "armed while it thinks",
+    "armed during an inference",
     "twist, late answers",
     "node suspended",
     "clock goes back 10 s",

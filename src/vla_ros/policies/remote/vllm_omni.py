@@ -1,6 +1,6 @@
 """vLLM-Omni: openpi's framing; a bare array or named actions come back, errors as maps.
 
-After vLLM-Omni 0.30.0. A connection is closed after 30 s without a request; the first sight of a session's name
+After vLLM-Omni 0.30.0. A connection is closed after 30 s without a request; the first request of a session's name
 tells the model to begin an episode.
 """
 
