@@ -62,12 +62,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--horizon", type=int, default=1)
-    parser.add_argument("--think", type=float, default=0.0, help="seconds per answer")
+    parser.add_argument("--seconds", type=float, default=0.0, help="seconds per answer")
     parser.add_argument("--api-key", default="")
     parser.add_argument("-p", action="append", default=[], metavar="NAME:=VALUE", help="of the policy's options")
     arguments = parser.parse_args()
     config = load((), [*(f"{name}:={value}" for name, value in OPTIONS.items()), *arguments.p])
-    service = BreakingService(WildPolicy(config, arguments.horizon, arguments.think), "wild", Limits())
+    service = BreakingService(WildPolicy(config, arguments.horizon, arguments.seconds), "wild", Limits())
     service.load()
 
     def listen() -> None:

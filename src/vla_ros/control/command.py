@@ -120,7 +120,7 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
         data = command.positions if output == "float64_multi_array" else np.array(list(velocities.values()))
         return _fill(make(message_type(output)), layout=layout, data=data)
     if output == "joint_group_command":
-        return _fill(make(message_type(output)), name=_GROUP, cmd=command.positions)
+        return _fill(make(message_type(output)), name=_GROUP, cmd=command.positions.astype(np.float32))
     if output == "joint_single_command":
         return _fill(make(message_type(output)), name=command.names[0], cmd=float(command.positions[0]))
     stamp = now if output in VELOCITY_OUTPUTS and command.hold and now is not None else command.stamp
