@@ -1,4 +1,4 @@
-"""The Python that has what this package needs, where the one that runs it has not."""
+"""Switches to the Python that has the libraries this package needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
 
 
 def use_environment(module: str) -> None:
-    """Run ``module`` with the Python of the active virtual environment where this one lacks a library.
+    """Run ``module`` with the active virtual environment's Python if this one lacks a library.
 
     `colcon` may belong to another Python than the libraries (Ubuntu's does), and with ``--symlink-install`` the
     programs that it installs are run by that one.

@@ -30,8 +30,8 @@ class JointState:
         names: Joint names, N of them.
         positions: Float64 [N], radians (revolute) or metres (prismatic).
         stamp: Nanoseconds of the ROS clock at the measurement.
-        velocities: Float64 [N], rad/s or m/s; empty where the driver gives none.
-        efforts: Float64 [N], Nm or N; empty where the driver gives none.
+        velocities: Float64 [N], rad/s or m/s; empty if the driver sets none.
+        efforts: Float64 [N], Nm or N; empty if the driver sets none.
     """
 
     names: tuple[str, ...]
@@ -149,7 +149,7 @@ class ImageProcessor(ABC):
         """
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """The same as resampling steps that any device does to the bit; None where the host alone can do it.
+        """The same as resampling steps that any device computes to the bit; None if only the host can.
 
         Args:
             source: (height, width) of the upright image.
@@ -220,7 +220,7 @@ class ActionChunk:
     Attributes:
         actions: Float64 [K, D], un-normalised: metres, radians and the dataset's gripper convention.
         stamp: Stamp of the observation that it answers, nanoseconds.
-        normalized: Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None where it does not exist.
+        normalized: Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None if there are none.
         tokens: Int64 action tokens in decoding order; None for policies without tokens.
         stages_ms: Stage name to milliseconds (``preprocess``, ``vision``, ``prefill``, ``decode``, ...).
         info: Anything else that reports may show (logit margins, draft acceptance). ``outside_bins`` counts tokens

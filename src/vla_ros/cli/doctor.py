@@ -1,6 +1,6 @@
 """Show what is installed, what is wrong and the command that fixes it.
 
-It reads only: it loads neither torch nor a model and opens no socket.
+It changes nothing, loads neither torch nor a model, and opens no socket.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _graph() -> Iterator[Finding]:
 
 
 def _rclpy(distro: str) -> Finding:
-    """Whether rclpy loads, and with which RMW. In another process: rclpy ends one whose RMW is not installed."""
+    """Check that rclpy loads, and with which RMW, in another process: rclpy exits if its RMW is not installed."""
     question = "import rclpy; print(rclpy.get_rmw_implementation_identifier())"
     try:
         command = [sys.executable, "-c", question]

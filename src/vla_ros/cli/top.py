@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the node until Ctrl-C, or once."""
+    """Show the node until Ctrl-C, or a single time."""
     from rich.console import Console
     from rich.live import Live
 

@@ -30,7 +30,7 @@ class ActionWriter:
         control: Scales and frames of end-effector deltas.
 
     Raises:
-        ConfigError: A part needs something that the robot lacks.
+        ConfigError: A part needs something that the robot does not have.
     """
 
     def __init__(self, parts: Sequence[Part], arms: Mapping[str, Arm], control: ControlConfig) -> None:

@@ -20,7 +20,7 @@ class Binding:
 
     Attributes:
         spec: The policy's, with all that its checkpoint leaves open.
-        cameras: Image key to position in ``camera.topics``, in the policy's order; optional images may lack.
+        cameras: Image key to position in ``camera.topics``, in the policy's order; optional images may be missing.
         states: Readers of the state vectors, in the policy's order.
         columns: Every part of the action with its columns.
         rows: What :meth:`table` prints: feature, part, numbers, source or target.
@@ -62,10 +62,10 @@ def _kinematics(arm: ArmConfig, named: bool) -> Kinematics | None:
 
 
 def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
-    """Decide what feeds what.
+    """Bind a policy's features to the robot.
 
     Args:
-        spec: What the policy says of itself.
+        spec: The policy's own.
         config: The whole tree.
         arms: From :func:`make_arms`.
 

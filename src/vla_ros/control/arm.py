@@ -57,14 +57,14 @@ class ArmController:
     Args:
         config: The whole tree; the arm's sections and ``control`` are read.
         columns: The arm's parts of an action, with their columns.
-        kinematics: The arm's; None where it has no URDF (then only ``limits.max_joint_step`` limits its joints, and
+        kinematics: The arm's; None without a URDF (then only ``limits.max_joint_step`` limits its joints, and
             only the step limits a twist).
         name: Which of ``config.arms``.
 
     Attributes:
         arm_names: Joints in command order; empty for a twist without kinematics.
         names: Joints of a command: the arm's and then the fingers.
-        joint_speeds: Velocity limits by joint, where there are some.
+        joint_speeds: Velocity limits by joint; empty without kinematics.
         counters: How often each limit changed a target, by the reason's value. Besides: ``gripper_speed``,
             ``not_reached`` (kinematics stayed more than 5 mm away from the target) and ``tip_shortened`` (joint
             limits bent the tip's path, and the step was shortened for it). These three never stop the arm.
@@ -107,7 +107,7 @@ class ArmController:
         self.reset()
 
     def configure(self, config: Config) -> None:
-        """Take new options that may change while running; where the arm is stays known.
+        """Apply options that may change while running; the last command is kept.
 
         Raises:
             ConfigError: The limits leave a joint no room.
@@ -145,14 +145,14 @@ class ArmController:
 
     @property
     def binary(self) -> tuple[int, ...]:
-        """The gripper's column, where it only opens and closes."""
+        """The gripper's column in binary mode, else nothing."""
         if self._gripper_column is None or self._arm.gripper.mode != "binary":
             return ()
         return (self._gripper_column,)
 
     @property
     def unused_gripper(self) -> str:
-        """A warning where the policy opens and closes a gripper that nobody will hear of; "" where all is well."""
+        """A warning if the policy commands a gripper that has no finger joints to move, else ""."""
         if self._gripper_column is None or not self._gripper.is_used or self._finger_names:
             return ""
         section = "robot" if self.name == "arm" else self.name
@@ -162,7 +162,7 @@ class ArmController:
         )
 
     def reset(self) -> None:
-        """Forget what was commanded (new episode, after a hold of the driver); the counters stay."""
+        """Forget previous commands (new episode, hold by the driver); counters are kept."""
         self._gripper.reset()
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
@@ -172,7 +172,7 @@ class ArmController:
         self._speed: FloatArray = self._last_velocity  # from one command to the next
 
     def check_joints(self, joints: JointState) -> None:
-        """Refuse a measurement that no command may be built on; from any thread.
+        """Refuse a measurement that no command may be based on; from any thread.
 
         Raises:
             Refused: ``joint_state_invalid``, with what is wrong.
@@ -221,13 +221,13 @@ class ArmController:
 
     @property
     def is_moving(self) -> bool:
-        """True where the last command has a speed from which the arm must come to rest by further ones."""
+        """True if the arm needs further commands to come to rest from the last one."""
         if self._goal is None or not (self._sends_velocities or math.isfinite(self._limits.acceleration)):
             return False
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
     def onward(self, joints: JointState | None, dt: float, left: float) -> Command | None:
-        """The command between two actions: on the straight way to where the last one leads, or to rest.
+        """The command between two actions: straight towards the last one's target, or to rest.
 
         Args:
             joints: Newest joint state.
@@ -235,7 +235,7 @@ class ArmController:
             left: Seconds until the last action's positions are due; 0 comes to rest within the acceleration limit.
 
         Returns:
-            None where there is no action to go on from.
+            None if there is no earlier action.
 
         Raises:
             Refused: As :meth:`command`.
@@ -258,7 +258,7 @@ class ArmController:
     def _command(
         self, positions: FloatArray, origin: FloatArray, fingers: list[float], stamp: int, dt: float
     ) -> Command:
-        """What takes the arm from ``origin`` to ``positions`` [N] in ``dt`` seconds, as its driver wants it."""
+        """The command from ``origin`` to ``positions`` [N] in ``dt`` seconds, in the driver's form."""
         velocity = (positions - origin) / dt
         command = Command(
             arm=self.name,
@@ -278,9 +278,9 @@ class ArmController:
         return command
 
     def executed(self) -> None:
-        """The command that was made last was sent: what follows starts from it.
+        """Record that the last command was sent; the next one starts from it.
 
-        A command that was made and not sent (the arm holds) leaves no trace without this.
+        A command that was made but not sent (the arm holds) does not affect later ones.
         """
         made, self._made = self._made, None
         if made is not None:
@@ -335,7 +335,7 @@ class ArmController:
         """Names and positions of the fingers in a hold; without those neither commanded nor measured.
 
         Raises:
-            Refused: The message would lack a joint that its driver insists on.
+            Refused: A joint that the driver requires would be missing.
         """
         target = self._gripper.target
         found = {name: target if target is not None else position_of(joints, name) for name in self._finger_names}
@@ -354,7 +354,7 @@ class ArmController:
         return tuple(known), list(known.values())
 
     def _shortest(self, distance: FloatArray) -> float:
-        """Seconds that a way of ``distance`` [N] takes at the velocity limits."""
+        """Seconds that a motion of ``distance`` [N] takes at the velocity limits."""
         seconds = [d / v for d, v in zip(distance.tolist(), self._limits.velocity.tolist(), strict=True) if v > 0]
         return max(seconds, default=0.0)
 
@@ -367,7 +367,7 @@ class ArmController:
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
     def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Joint positions [N] that the motion's numbers want from ``start`` [N]."""
+        """Target joint positions [N] of the motion's numbers, counted from ``start`` [N]."""
         if isinstance(self._motion, JointMotion):
             return self._motion.target(numbers, start, dt)
         assert self._kinematics is not None
@@ -437,7 +437,7 @@ class ArmController:
         )
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
-        """Positions of the finger joints, all the same."""
+        """Positions of the finger joints, which are all equal."""
         if not self._finger_names or self._gripper_column is None:
             return []
         measured = position_of(joints, self._finger_names[0])
@@ -447,7 +447,7 @@ class ArmController:
         return [position] * len(self._finger_names)
 
     def _apply(self, violations: Iterable[Violation]) -> None:
-        """Count violations; refuse where the options say that they stop the arm.
+        """Count violations; refuse if ``limits.on_violation`` is ``stop``.
 
         Raises:
             Refused: With ``limits.on_violation: stop``.

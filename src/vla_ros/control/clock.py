@@ -1,4 +1,4 @@
-"""The clock that everything which reads the time or waits is given.
+"""The injected clock, for everything that reads the time or waits.
 
 Timeouts are measured on the steady clock, ages of stamps on the ROS clock (see :class:`Now`). A simulated clock
 advances only while somebody waits or works on it, so that replay and tests run the live control loop without
@@ -95,7 +95,7 @@ class SimulatedClock(Clock):
         self._job_seconds: float | None = None  # that the job under way has slept
 
     def now(self) -> Now:
-        """The simulated present."""
+        """The current simulated time."""
         return Now(self._now - self._begin, self._now)
 
     def steady(self) -> float:
@@ -108,11 +108,11 @@ class SimulatedClock(Clock):
         return self._next is None and not self._later
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call ``action`` in so many seconds."""
+        """Call ``action`` after so many seconds."""
         heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
-        """What ``do`` returns, and how many seconds it takes where others go on meanwhile."""
+        """Run ``do``; return its result and the simulated seconds that it takes in the background."""
         began, self._job_seconds = time.perf_counter(), 0.0
         try:
             value = do()

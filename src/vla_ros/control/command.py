@@ -1,4 +1,4 @@
-"""A command to arm and fingers, and the ROS messages that it can become."""
+"""Commands for an arm and its fingers, and their ROS messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PERIODS = 2  # for which a velocity lasts where timeouts.twist is 0
 
 @dataclass(frozen=True)
 class Command:
-    """What the driver of one arm is told.
+    """A command for the driver of one arm.
 
     Attributes:
         names: Joints, the arm's first and then the fingers, N of them; the fingers alone where a twist has no
@@ -39,11 +39,11 @@ class Command:
         positions: Float64 [N], radians or metres.
         stamp: Nanoseconds; stamp of the frame from which it came (of the joint state for a hold).
         arm: Which of ``Config.arms``.
-        hold: True where the arm is to keep its last measured position.
+        hold: True to keep the last measured position.
         duration: Seconds in which the positions are to be reached; of a hold, what the way back takes at least.
         frame_id: Frame in which the twist is given.
         twist: Linear [3] m/s and angular [3] rad/s of the tip, or None.
-        velocities: The arm's joints to rad/s or m/s, in command order, where its driver wants those; else None.
+        velocities: Joint to rad/s or m/s in command order, for a driver that takes velocities; else None.
         refused: Why this arm holds while others move (``control.arms_hold_alone``), or None.
     """
 
@@ -60,7 +60,7 @@ class Command:
 
     @property
     def moves_on(self) -> bool:
-        """True where it moves the arm until another command comes."""
+        """True if it moves the arm until another command arrives."""
         return not self.hold and (self.twist is not None or self.velocities is not None)
 
     def stopped(self) -> Command:
@@ -71,7 +71,7 @@ class Command:
 
 
 def lifetime(config: Config) -> float:
-    """Seconds for which a velocity moves the arm at most, where no other command follows it."""
+    """Seconds after which a velocity ends at the latest, unless another command follows."""
     rate = config.control.rate_hz
     return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
 

@@ -1,4 +1,4 @@
-"""Detects two of something that must be unique, with their nodes' names; pure functions of discovery's data."""
+"""Detects two publishers of what must be unique, and names their nodes, from discovery data."""
 
 from __future__ import annotations
 

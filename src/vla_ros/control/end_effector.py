@@ -1,4 +1,4 @@
-"""Steps of the tip: how far one may go, and what the tip really does."""
+"""Limits steps of the tip, and checks where the tip would really go."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HALVINGS = 6
 
 
 def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, list[Violation]]:
-    """A pose on the way from ``start`` to ``wanted``, no further than a step may go, in the workspace box."""
+    """The pose between ``start`` and ``wanted`` that respects step limits and workspace box."""
     violations = []
     position, rotation = wanted.position, wanted.rotation
     step, shortened = limit_length(position - start.position, limits.max_translation_step)
@@ -80,7 +80,7 @@ def shorten_for_tip(
 
 
 def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Infinite, and what is wrong, where ``end`` leaves the box or goes further out of it; else 0."""
+    """Infinite and the violation if ``end`` leaves the box or moves further out of it; else 0."""
     if limits.workspace_low:
         _, outside = limit_box(end.position, start.position, limits.workspace_low, limits.workspace_high)
         if outside:
@@ -90,7 +90,7 @@ def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Vi
 
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """By what factor a step from ``start`` to ``end`` is too long (at most 1 is right), and what is wrong."""
+    """The factor by which a step from ``start`` to ``end`` exceeds its limits (at most 1: fine), and how."""
     if end is start:  # kinematics remembers poses: nothing moves
         return 0.0, None
     worst, wrong = _out_of_box(start, end, limits)

@@ -27,7 +27,7 @@ class Gripper:
         self.reset()
 
     def configure(self, config: GripperConfig) -> None:
-        """Take new options; what is remembered stays."""
+        """Apply new options; the state is kept."""
         self._config = config
         self._closed, self._open_value = config.closed_value, config.open_value
         if self._part is not None and self._part.form:
@@ -50,7 +50,7 @@ class Gripper:
         self._target: float | None = None
 
     def opening(self, value: float) -> float:
-        """How far open ``value`` means, in [0, 1] (1 is open).
+        """The opening in [0, 1] that ``value`` means; 1 is open.
 
         In binary mode 0 or 1: open above ``threshold + hysteresis``, closed at or below
         ``threshold - hysteresis``, and between them as before (by the threshold alone at first).
@@ -84,10 +84,10 @@ class Gripper:
         """Finger position to send now, no further than ``max_speed * dt`` from the last one sent.
 
         The last *sent* position counts, not the measured one: fingers that grip something never reach their
-        target, and the distance is what presses them together. The first step counts from ``measured``, if it is.
+        target, and the distance is what presses them together. The first step counts from ``measured``, if known.
 
         Returns:
-            The position, and True where the speed limit shortened the way. :meth:`sent` makes it the last one.
+            The position, and True if the speed limit shortened the step. :meth:`sent` makes it the last one.
         """
         wanted = self.position(self.opening(value))
         before = self._target if self._target is not None else measured
@@ -97,5 +97,5 @@ class Gripper:
         return min(max(wanted, before - reach), before + reach), abs(wanted - before) > reach * (1 + 1e-9)
 
     def sent(self, position: float) -> None:
-        """The fingers were told to go to ``position``."""
+        """Record that the fingers were commanded to ``position``."""
         self._target = position

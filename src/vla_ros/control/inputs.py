@@ -1,4 +1,4 @@
-"""The newest of everything besides images: joint state, further feeds, the instruction.
+"""The newest inputs besides images: joint states, further feeds and the instruction.
 
 Receiving threads write, the working thread reads one consistent snapshot. Nothing is queued.
 """
@@ -63,7 +63,7 @@ class Inputs:
             self._changed.notify_all()
 
     def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:
-        """Each arm's newest joint state, where it came within ``timeout`` seconds.
+        """Each arm's newest joint state, if it arrived within ``timeout`` seconds.
 
         A command built on an older one must not be sent, even if a fresh one arrives and ends the hold before the
         command goes out: the arm may have moved meanwhile.
@@ -90,7 +90,7 @@ class Inputs:
         """Store an instruction.
 
         Returns:
-            True where it differs from the one before (and a new epoch begins).
+            True if it differs from the previous one, which begins a new epoch.
         """
         with self._changed:
             old = self._snapshot

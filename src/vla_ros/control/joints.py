@@ -1,7 +1,7 @@
-"""The arm's joint state, whoever publishes it: one driver, or several that each tell of some joints.
+"""Merges the joint states of one driver, or of several that each publish some joints.
 
 On many robots the arm's and the gripper's drivers publish on the same ``/joint_states``, each its own joints, as
-``joint_state_publisher``'s ``source_list`` merges them elsewhere. None of their messages is whole.
+``joint_state_publisher``'s ``source_list`` merges them elsewhere. None of their messages is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SETTLE = 0.1  # s; a joint that jumps further than it can move is believed wher
 
 @dataclass(frozen=True)
 class _Joint:
-    """What was said of one joint last; velocity and effort are NaN where its publisher gives none."""
+    """The last measurement of one joint; velocity and effort are NaN if not published."""
 
     position: float
     velocity: float
@@ -35,12 +35,12 @@ class _Joint:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A joint state made of the newest of every joint.
+    """A joint state merged from the newest measurement of every joint.
 
     Attributes:
-        joints: All joints that were heard of within the timeout; its stamp is that of the oldest among the needed
+        joints: All joints measured within the timeout; its stamp is that of the oldest among the needed
             joints. Velocities and efforts are empty where no joint has one.
-        stamp: The same, or 0 where one of those came without a stamp: its age is not known then.
+        stamp: The same, or 0 if one of those has no stamp, so that its age is unknown.
     """
 
     joints: JointState
@@ -48,10 +48,10 @@ class Whole:
 
 
 class JointStates:
-    """Puts the joint states of several publishers together. Safe to use from several threads.
+    """Merges the joint states of several publishers. Thread-safe.
 
     Args:
-        needed: Joints without which nothing can be commanded (the arm's). Empty gives every message back as it is.
+        needed: Joints that every command needs (the arm's). Empty returns every message unchanged.
         speeds: Velocity limits of joints, where they are known.
         own: The only joints of interest, where several arms are on one topic; empty for all.
     """
@@ -75,22 +75,22 @@ class JointStates:
             self._known.clear()
 
     def contest(self, steady: int) -> Contest | None:
-        """Two that tell of one needed joint in turn, at a time of the steady clock."""
+        """Two publishers that alternate on one needed joint, at a time of the steady clock."""
         return self._sources.contest(steady)
 
     def add(
         self, message: JointState, stamp: int, steady: int, timeout: float, publisher: bytes = b""
     ) -> Whole | None:
-        """A message came.
+        """Add a message.
 
-        Of a needed joint that two publishers tell of, the one is believed that was heard first, until it is silent.
+        If two publishers measure a needed joint, the first one counts until it goes silent.
 
         Args:
-            message: Its joints; its stamp is the time of arrival where the publisher gives none.
+            message: Its joints; its stamp is the time of arrival if the publisher sets none.
             stamp: What its header says, nanoseconds; 0 for none.
             steady: When it came, nanoseconds of a steady clock.
-            timeout: Seconds for which what was said of a joint counts.
-            publisher: Id of whoever sent it; b"" where it is not known.
+            timeout: Seconds for which a joint's measurement counts.
+            publisher: Id of its publisher; b"" if unknown.
 
         Returns:
             The newest of everything, or None where the message told nothing about a needed joint while all of
@@ -133,7 +133,7 @@ class JointStates:
 
 
 def together(states: Iterable[JointState]) -> JointState | None:
-    """One joint state with the joints of all and the oldest stamp; None for none."""
+    """One joint state with the joints of all and the oldest stamp; None if there are none."""
     each = tuple(states)
     if len(each) < 2:
         return each[0] if each else None
@@ -152,5 +152,5 @@ def _padded(values: FloatArray, state: JointState) -> list[float]:
 
 
 def _unless_empty(values: list[float]) -> FloatArray:
-    """The values, or none where no joint has one."""
+    """The values, or an empty array if no joint has one."""
     return np.zeros(0) if all(map(math.isnan, values)) else np.array(values)

@@ -28,7 +28,7 @@ class JointMotion:
     Attributes:
         quantity: ``joint_position``, ``joint_delta`` or ``joint_velocity``.
         scale: Float64 [N], radians or metres (per second) per unit.
-        offset: Float64 [N], position that 0 means.
+        offset: Float64 [N], the position that 0 stands for.
     """
 
     quantity: str
@@ -36,7 +36,7 @@ class JointMotion:
     offset: FloatArray
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Joint positions [N] that ``numbers`` [N] want ``dt`` seconds after ``start`` [N]."""
+        """Target joint positions [N] of ``numbers`` [N], ``dt`` seconds after ``start`` [N]."""
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -48,7 +48,7 @@ class TipMotion:
     """A pose of the tip, or a step of it.
 
     Attributes:
-        quantity: ``tip_position`` (with the rotation behind it) or ``tip_delta``.
+        quantity: ``tip_position`` (followed by the rotation) or ``tip_delta``.
         form: Of the rotation.
     """
 
@@ -56,7 +56,7 @@ class TipMotion:
     form: str
 
     def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
-        """The pose that ``numbers`` [3 + rotation] want, from ``start``.
+        """Target pose of ``numbers`` [3 + rotation], counted from ``start``.
 
         Raises:
             Refused: ``action_invalid``: the rotation has no direction.

@@ -1,4 +1,4 @@
-"""What became of a step and of a frame: the two records that leave the control loop."""
+"""The control loop's two records: the result of a step and the outcome of a frame."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class StepResult:
         stamp: Stamp of the frame behind it, nanoseconds.
         index: Position of the step in its chunk.
         action: Float64 [D], un-normalised, before limits and kinematics.
-        commands: What may be sent, one of each arm; empty where it was refused.
-        refused: Why not, or None.
-        chunk: The policy's answer where it was asked for this step, else None.
-        observation: What the policy was asked, where it was.
+        commands: One for each arm; empty if refused.
+        refused: Why there is no command, or None.
+        chunk: The policy's answer if it was asked for this step, else None.
+        observation: What the policy was asked then.
         stages_ms: Milliseconds by stage: ``preprocess`` (including what the policy prepared while it ran, which
             ``inference`` does not count), the policy's own stages, ``inference``, ``control``.
     """
@@ -46,12 +46,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class FrameOutcome:
-    """What became of one frame. Every frame that is received has exactly one.
+    """The outcome of one frame. Every received frame has exactly one.
 
     Attributes:
         stamp: Stamp of its header, nanoseconds; 0 where it could not be read.
         camera: Topic.
-        received: Nanoseconds of the ROS clock when it came.
+        received: Nanoseconds of the ROS clock when it arrived.
         outcome: ``command``: a motion was sent. ``shown``: answered, and the arm might not move. ``replaced``: a
             newer frame came before this one was used. ``before_arming``: it waited when somebody armed. Else the
             value of ``reason``.

@@ -1,4 +1,4 @@
-"""Why the arm does not move: every reason by a stable name, with what it does to the arm.
+"""Every reason why the arm does not move: a stable name, and its effect on the arm.
 
 The values are what ``/diagnostics``, reports and counters show; they do not change between releases.
 ``docs/safety.md`` has the table with triggers, timeouts and tests.

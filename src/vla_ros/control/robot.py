@@ -1,4 +1,4 @@
-"""All arms of a robot: every arm's command is made before any is sent, and what one refuses, all refuse."""
+"""Commands all arms together: all commands are made before any is sent, and one refusal stops all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ArmJoints = JointState | Mapping[str, JointState] | None
 
 
 def make_kinematics(config: Config) -> dict[str, Kinematics]:
-    """The arms' geometry by name, of those with a URDF.
+    """Kinematics by arm, for arms with a URDF.
 
     Raises:
         ConfigError: A URDF, a joint or a frame does not exist.
@@ -92,7 +92,7 @@ class RobotController:
         return sum((arm.counters for arm in self.arms), Counter())
 
     def reset(self) -> None:
-        """Forget what was commanded."""
+        """Forget previous commands."""
         for arm in self.arms:
             arm.reset()
 
@@ -115,7 +115,7 @@ class RobotController:
     def command(
         self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
     ) -> tuple[Command, ...]:
-        """The commands for one action, one of each arm. Call :meth:`executed` once they were sent.
+        """The commands for one action, one for each arm. Call :meth:`executed` once they were sent.
 
         Args:
             action: Float64 [D], un-normalised.
@@ -148,7 +148,7 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def _beside(self, arm: ArmController, made: Command | Refused, joints: ArmJoints) -> Command | Refused:
-        """The arm's command or, beside others that move, its hold where the last joint state was good."""
+        """The arm's command or, while others move, a hold at its last good joint state."""
         if isinstance(made, Command):
             self._known[arm.name] = of_arm(joints, arm.name)
             return made
@@ -157,7 +157,7 @@ class RobotController:
 
     @property
     def is_moving(self) -> bool:
-        """True where an arm must come to rest by further commands."""
+        """True if an arm needs further commands to come to rest."""
         return any(arm.is_moving for arm in self.arms)
 
     def onward(self, joints: ArmJoints, dt: float, left: float) -> tuple[Command, ...]:
@@ -173,12 +173,12 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def executed(self) -> None:
-        """The commands that were made last were sent: what follows starts from them."""
+        """Record that the last commands were sent; the next ones start from them."""
         for arm in self.arms:
             arm.executed()
 
     def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Hold every arm (:meth:`ArmController.hold`); one that cannot keeps no other from holding.
+        """Hold every arm (:meth:`ArmController.hold`); an arm that cannot does not prevent the others.
 
         Returns:
             The commands, and why an arm has none.
@@ -188,7 +188,7 @@ class RobotController:
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
     def _try(self, arm: ArmController, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
-        """What ``make`` gives, or why not, with the arm's name where there are several."""
+        """The result of ``make`` or its refusal, with the arm's name if there are several."""
         try:
             return make(*arguments)
         except Refused as refused:

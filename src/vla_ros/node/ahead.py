@@ -1,4 +1,4 @@
-"""Asks the policy: on the control thread, or ahead of time on a thread of its own while the plan is executed.
+"""Asks the policy: on the control thread, or ahead of time on another thread while the plan is executed.
 
 Ahead, a chunk is asked for when the plan has as few steps left as the answer takes to come (or
 ``control.refill_steps``). With the schedule ``rtc`` the observation says what is left of the plan, and how much of
@@ -23,7 +23,7 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the policy was asked last.
+    """The last question to the policy.
 
     Attributes:
         frame: Of the first camera.
@@ -32,7 +32,7 @@ class Question:
         task: Epoch of the inputs and number of the arming.
         interruptions: Of motion until then.
         previous: What the answer continues, or None.
-        ahead: True where the plan is executed meanwhile.
+        ahead: True if the plan is executed meanwhile.
     """
 
     frame: Frame
@@ -64,7 +64,7 @@ class Asker:
 
     @property
     def answered(self) -> bool:
-        """True where :meth:`take` has something to return or raise."""
+        """True if :meth:`take` has something to return or raise."""
         return self._worker.ready
 
     def refill(self, control: ControlConfig, period: float) -> float:
@@ -82,7 +82,7 @@ class Asker:
         *,
         ahead: bool,
     ) -> None:
-        """Ask about a frame; where not ``ahead``, it is answered on return.
+        """Ask about a frame; without ``ahead``, wait for the answer.
 
         Args:
             frame: Of the first camera.
@@ -113,7 +113,7 @@ class Asker:
         self._worker.begin(job, beside=ahead)
 
     def take(self) -> tuple[Inference, bool]:
-        """The answer, and True where it came within ``timeouts.inference``.
+        """The answer, and True if it came within ``timeouts.inference``.
 
         Raises:
             ImageError: A frame cannot be decoded.
@@ -123,7 +123,7 @@ class Asker:
         return self._worker.result(), self._in_time
 
     def close(self, timeout: float) -> bool:
-        """Wait for the answer under way; False where that took longer than ``timeout`` seconds."""
+        """Wait for the pending answer; False after ``timeout`` seconds."""
         return self._worker.close(timeout)
 
     def _ended(self) -> None:

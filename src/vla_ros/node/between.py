@@ -31,7 +31,7 @@ class Between:
 
     @property
     def divides(self) -> bool:
-        """True where there are commands between two steps."""
+        """True if there are commands between two steps."""
         return self._count > 1
 
     @property
@@ -40,7 +40,7 @@ class Between:
         return self._dt
 
     def begin(self, step: StepResult, end: float) -> None:
-        """A step was sent, and the next one is due at ``end``."""
+        """Record a step that was sent; the next one is due at ``end``."""
         self.step, self._end, self.rests = step, end, False
         self.due = end - self._period + self._dt
 

@@ -1,4 +1,4 @@
-"""Claims what only one node of a host may have: its name, a command topic.
+"""Claims what only one node per host may have: a node name, a command topic.
 
 Discovery may take seconds. An abstract Unix socket decides at once, even between nodes that start at the same
 moment, and the kernel frees it with its process. Nodes on other hosts, or in containers with a network of their

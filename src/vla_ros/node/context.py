@@ -53,7 +53,7 @@ class Context:
     Attributes:
         inputs: Newest joint state, feeds and instruction.
         watchdog: Which inputs are stale, frozen, late or invalid.
-        sink: Shows or keeps what happens; decides nothing.
+        sink: Shows or records what happens; decides nothing.
         throttled: For log lines that may come with every message.
     """
 

@@ -1,6 +1,6 @@
 """The control loop: sends the steps of the plan when they are due, and asks the policy for more.
 
-Receiving threads only leave things behind (mailboxes, inputs); the loop decides and sends. It never waits without a
+Receiving threads only store data (mailboxes, inputs); the loop decides and sends. It never waits without a
 bound, and uses a frame once. The live node runs :meth:`ControlLoop.run_once` on a thread of its own; replay and
 tests call it on a simulated clock.
 """
@@ -49,8 +49,8 @@ class ControlLoop:
         mailboxes: One per ``camera.topics``; the loop follows the first camera, and takes the newest of the others.
         prepare: Makes the messages of all arms' commands; what it returns sends them, and is called only while
             motion is allowed.
-        supervise: Asks the watchdog and tells ``safety``; called before each command, so that a frame which ends a
-            hold is itself answered.
+        supervise: Reports the watchdog's findings to ``safety``; called before each command, so that a frame which
+            ends a hold is itself answered.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class ControlLoop:
 
     @property
     def alive(self) -> bool:
-        """False before :meth:`start`, after :meth:`stop`, and where the thread ended with an error."""
+        """False before :meth:`start`, after :meth:`stop`, and after the thread ended with an error."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """End for good; an inference under way is waited for.
+        """Stop permanently, after the current inference.
 
         Returns:
-            False where it did not end within ``timeout`` seconds.
+            False if it did not end within ``timeout`` seconds.
         """
         with self._ended:
             self._sender.ended = True
@@ -117,7 +117,7 @@ class ControlLoop:
             self._refuse(told, self._asker.question.frame)
 
     def run_once(self) -> Did:
-        """Make one iteration: wait, a tenth of a second at most, for what is due next, and do it.
+        """Run one iteration: wait at most 0.1 s for what is due next, and do it.
 
         That is the next step of the plan, a command on the way to it, an answer of the policy, or a frame to ask
         about.
@@ -162,7 +162,7 @@ class ControlLoop:
 
     @property
     def _is_ahead(self) -> bool:
-        """True where the plan is executed while the policy infers."""
+        """True if the plan is executed while the policy infers."""
         return self._stepper.schedule.kind != "sync" and not self._config.control.lockstep
 
     @property
@@ -180,7 +180,7 @@ class ControlLoop:
         return schedule.left <= self._asker.refill(self._config.control, self._limiter.period)
 
     def _take_options(self) -> None:
-        """Follow options that changed; one step sees one set of them, and the policy none while it is asked."""
+        """Apply changed options: between two steps, and to the policy not while it infers."""
         config, asking = self._context.options.current, self._asker.question is not None
         if config is not self._config or (self._unconfigured and not asking):
             self._config, self._unconfigured = config, asking
@@ -214,7 +214,7 @@ class ControlLoop:
             self._sender.ease()
 
     def _take_task(self) -> Snapshot:
-        """The newest inputs; where they belong to another task or arming, the policy and the plan begin anew."""
+        """The newest inputs; a new task or arming resets the policy and the plan."""
         armings, snapshot = self._safety.armings, self._inputs.snapshot
         if self._sender.task != (snapshot.epoch, armings):
             self._sender.task = snapshot.epoch, armings
@@ -227,7 +227,7 @@ class ControlLoop:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _next_frame(self) -> Frame | None:
-        """The newest frame of the first camera, or the one that is about to come."""
+        """The newest frame of the first camera, or the one about to arrive."""
         patience = max(0.0, min(_PATIENCE, self._sender.due - self._clock.steady()))
         frame = self._frames.next(patience)
         if frame is None or self._config.control.lockstep:
@@ -332,7 +332,7 @@ class ControlLoop:
             self._sender.begin(step, self._limiter.planned_due)
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
-        """Show the action, and send the step's command where it may be sent; True where it was."""
+        """Show the action, and send the step's command if that is allowed; True if it was sent."""
         self._context.sink.step(step)
         try:
             if step.refused is not None:
@@ -367,7 +367,7 @@ class ControlLoop:
         return sent
 
     def _send_between(self) -> None:
-        """Send the command that is due between two steps, or towards rest where none follows."""
+        """Send the command that is due between two steps, or towards rest after the last."""
         try:
             sent = self._sender.send_between(asking=self._asker.question is not None)
         except Refused as refused:

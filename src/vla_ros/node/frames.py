@@ -28,7 +28,7 @@ class Frames:
         return [frame.data if frame else None for frame in self._newest]
 
     def waiting(self) -> Frame | None:
-        """The first camera's frame that has come meanwhile, or None."""
+        """The first camera's frame that has arrived meanwhile, or None."""
         return self._first.take()
 
     def next(self, patience: float) -> Frame | None:
@@ -36,7 +36,7 @@ class Frames:
         return self._first.take(patience)
 
     def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
-        """``frame``, or the one about to come, where the limiter finds it worth waiting for."""
+        """``frame``, or the one about to arrive if the limiter finds it worth waiting for."""
         now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
         wait = min(limiter.patience(now, arrived, arrived + frame.interval), patience)
         newer = self._first.take(wait) if wait else None
@@ -53,7 +53,7 @@ class Frames:
                 self._use(index, other)
 
     def refuse(self, frame: Frame, reason: Reason, detail: str) -> None:
-        """Report that nothing came of the first camera's newest frame."""
+        """Report why the first camera's newest frame led to no command."""
         self._unreported.discard(0)
         self._context.report(frame.outcome(reason.value, reason=reason, detail=detail))
 

@@ -1,4 +1,4 @@
-"""Detects other nodes that do what only one may do, through claims and discovery, ten times a second."""
+"""Detects other nodes in this one's role, through claims and discovery, ten times a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends finger positions as goals to a gripper's action server, which may take its time."""
+"""Sends finger positions as goals to a gripper's action server, without waiting for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATES = ("unknown", "accepted", "executing", "canceling", "succeeded", "cancel
 class GripperGoals:
     """Sends a goal when the wanted position changes; the newest replaces the one before.
 
-    Goals leave on the thread that spins, so that no gripper delays the arm. What fails is reported as
+    Goals leave on the thread that spins, so that no gripper delays the arm. A failure is reported as
     ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has a grip on
     something and has not failed.
 

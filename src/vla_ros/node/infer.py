@@ -1,4 +1,4 @@
-"""Ask a policy about one observation from files and print its answer: images and state as the node would give them.
+"""Ask a policy about one observation from files and print its answer, prepared as in the node.
 
 vla-ros infer --checkpoint DIR --image front.png --instruction "pick up the cup"
 vla-ros infer --config robot.yaml --image front=a.png --image wrist=b.png --state joints=0,0.4,0,-2,0,2,0
@@ -84,13 +84,13 @@ def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Pat
     """Load the policy of ``config`` and ask it once.
 
     Args:
-        config: The robot's part of it need not be there.
+        config: Its robot sections may be empty.
         images: ``[KEY=]FILE`` each.
         states: ``[KEY=]1,2,3`` each.
         noise: Array that a sampling policy starts from (``PolicySpec.noise``).
 
     Returns:
-        What was asked and answered, fit for JSON.
+        Question and answer, ready for JSON.
 
     Raises:
         VlaRosError: The policy does not load or fails, or an image, state or noise is missing or wrong.
@@ -134,7 +134,7 @@ def _observation(
 
 
 def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
-    """One camera for each image: the configured one of its name, or one that needs no preparation."""
+    """One camera for each image: the configured one of its name, or one with default options."""
     known = {camera.key: camera for camera in config.camera.each}
     plain = CameraConfig().each[0]
     found = [known.get(image.camera or image.key, plain) for image in spec.images]
@@ -148,7 +148,7 @@ def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
 
 
 def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str, list[str]]:
-    """What is given for each key; what is given without one is for the keys in order."""
+    """Arguments by key; those without a key go to the keys in order."""
     found: dict[str, list[str]] = {}
     waiting = list(keys)
     for text in given:

@@ -127,7 +127,7 @@ class PolicyNode:
         """Hold and infer on no more frames; everything stays loaded.
 
         Returns:
-            False where an inference did not end in time; it is left behind, and its command is not sent.
+            False if an inference did not end in time; it is abandoned, and its command is not sent.
         """
         self.safety.disarm()
         loop, self._loop = self._loop, None
@@ -148,7 +148,7 @@ class PolicyNode:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody new can reach the node any more: its process should end, and be started again."""
+        """True if new processes can no longer reach the node; its process should be restarted."""
         return Reason.MIDDLEWARE_GONE in self.safety.status.blocks
 
     # What a person decides
@@ -157,7 +157,7 @@ class PolicyNode:
         """Arm or disarm.
 
         Returns:
-            Whether that is the state now, and a sentence.
+            True if that is the state now, and a sentence.
         """
         if not armed:
             self.safety.disarm()
@@ -195,7 +195,7 @@ class PolicyNode:
         """Give an instruction.
 
         Returns:
-            Whether it was taken, and a sentence. One that is too long or empty leaves the old one in force.
+            True if it was accepted, and a sentence. One that is too long or empty is ignored.
         """
         text = instruction.strip()
         longest = self.config.policy.max_instruction_length
@@ -211,7 +211,7 @@ class PolicyNode:
         return True, ""
 
     def reconfigure(self, config: Config) -> None:
-        """Put changed options in force, all at once; only those that may change while running (``Option.live``)."""
+        """Apply changed options at once; only those that may change while running (``Option.live``)."""
         changed = config.policy.instruction != self.config.policy.instruction
         self._options.current = config
         if changed:
@@ -314,7 +314,7 @@ class PolicyNode:
         return response
 
     def _ambiguous(self, service: str) -> str:
-        """Why a call is not taken as a person's consent, or "": another server has heard the same call."""
+        """Why a call does not count as a person's consent ("" if it does): another server received it, too."""
         who = self._watch.servers(service)
         if who:
             who = (
@@ -341,7 +341,7 @@ class PolicyNode:
             self._telemetry.changed()
 
     def _hold(self) -> None:
-        """Send a hold at the newest joint states, also at those that a busy graph thread has not taken yet."""
+        """Send a hold at the newest joint states, including those that a busy graph thread has not taken yet."""
         if self._stepper is None:
             return
         try:

@@ -56,7 +56,7 @@ class FrameReceiver:
 
     Args:
         mailboxes: One for each camera.
-        observer: Hears of every frame where a policy looks at past ones.
+        observer: Gets every frame if a policy uses past ones.
 
     Attributes:
         sources: Which publisher of each topic is followed.
@@ -146,7 +146,7 @@ class StateReceiver:
         }
 
     def contests(self, steady: int) -> Iterator[tuple[str, Contest]]:
-        """Two that tell of one of an arm's joints in turn at this time of the steady clock, with the topic."""
+        """Two publishers that alternate on an arm's joint at this time of the steady clock, with the topic."""
         for topic, arms in self.topics.items():
             for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
                 yield topic, contest

@@ -18,7 +18,7 @@ _FEEDBACK = 0.5  # s
 
 
 def has_run_policy(graph: Vocabulary) -> bool:
-    """Whether the action's type is there: rclpy needs the package rosetta_interfaces."""
+    """True if the action's type is available; rclpy needs the package rosetta_interfaces."""
     try:
         graph.action(TYPE)
     except VlaRosError:
@@ -35,7 +35,7 @@ class RunPolicy:
 
     Args:
         instruct: Gives an instruction; whether it was taken, and a sentence.
-        remaining: Steps left of the plan.
+        remaining: Remaining steps of the plan.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RunPolicy:
             self._end(ABORTED, "the node was shut down")
 
     def _look(self) -> None:
-        """End the goal where something has ended it; else tell how far it is."""
+        """End the goal if it is over, else send feedback."""
         goal, now, safety = self._goal, self._context.clock.steady(), self._context.safety
         if goal is None:
             return

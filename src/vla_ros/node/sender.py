@@ -1,4 +1,4 @@
-"""Sends commands for as long as they may be sent: of the steps of the plan, between them, and to rest."""
+"""Sends commands while they are allowed: of the plan's steps, between them, and to rest."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Sender:
     Args:
         prepare: Makes the messages of all arms' commands; what it returns sends them, and is called only while
             motion is allowed.
-        supervise: Asks the watchdog and tells ``safety``; called before each command, so that a frame which ends a
-            hold is itself answered.
+        supervise: Reports the watchdog's findings to ``safety``; called before each command, so that a frame which
+            ends a hold is itself answered.
 
     Attributes:
         task: Epoch of the inputs and number of the arming to which the plan belongs.
@@ -56,16 +56,16 @@ class Sender:
         return self._between.due
 
     def is_void(self, task: tuple[int, int]) -> bool:
-        """True where ``task`` is an earlier one, or was begun before a person armed."""
+        """True if ``task`` has ended, or began before a person armed."""
         return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
 
     def is_interrupted(self) -> bool:
-        """True where motion is not allowed, or was not for a moment since the last call."""
+        """True if motion is not allowed, or was not at some moment since the last call."""
         before, self._interruptions = self._interruptions, self._safety.interruptions
         return before != self._interruptions or not self._safety.may_move
 
     def ease(self) -> bool:
-        """Come to rest by further commands; False where that needs none."""
+        """Come to rest by further commands; False if none are needed."""
         self._between.ease(self._clock.steady())
         return self._between.step is not None and self._stepper.is_moving
 
@@ -74,9 +74,9 @@ class Sender:
         self._between.stop()
 
     def check_age(self, step: StepResult, late: int = 0) -> None:
-        """No motion on a frame that is older than it may be when it comes, and inference and its turn may take.
+        """Refuse motion on a frame that is older than its maximal age plus inference and its period.
 
-        The watchdog looks at frames as they come. This catches what happens to them later: a process that was
+        The watchdog checks frames on arrival. This catches what happens to them later: a process that was
         suspended, or a frame that waited behind a slow answer.
 
         Args:
@@ -94,7 +94,7 @@ class Sender:
             raise Refused(Reason.FRAME_OLD, found)
 
     def send(self, step: StepResult, dt: float, *, ahead: bool) -> bool:
-        """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True where sent.
+        """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True if sent.
 
         Raises:
             Refused: Nothing may be made or sent.
@@ -114,9 +114,9 @@ class Sender:
         self._between.begin(step, end)
 
     def send_between(self, *, asking: bool) -> bool:
-        """Send the command that is due between two steps, or towards rest where none follows; True where sent.
+        """Send the command that is due between two steps, or towards rest after the last; True if sent.
 
-        Where the arm rests, there is nothing to send any more. ``asking``: the policy has not answered in time.
+        Once the arm rests, nothing more is sent. ``asking``: the policy has not answered in time.
 
         Raises:
             Refused: Nothing may be made or sent.
@@ -137,9 +137,9 @@ class Sender:
         return self._context.inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
-        """Send the commands where they may be sent, and call ``done``; True where they were.
+        """Send the commands if that is allowed, and call ``done``; True if they were sent.
 
-        A process that was suspended between the watchdog's look and the sending looks again. What remains is the
+        A process that was suspended between the watchdog's check and the sending checks again. What remains is the
         sending itself: a driver that wants certainty looks at the stamp. A loop that was told to end sends nothing:
         it may have been left behind, and the arm be armed for another. Coming to rest needs no valid task.
         """

@@ -1,4 +1,4 @@
-"""Tells MoveIt Servo to take twists, which it ignores until it is told."""
+"""Switches MoveIt Servo to twists, which it ignores until then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Servo:
 
     Attributes:
         name: Of the service.
-        is_ready: Servo has said that it takes twists, and is still there.
+        is_ready: Servo has switched to twists, and is still there.
     """
 
     def __init__(self, context: Context, wiring: Wiring, name: str) -> None:

@@ -1,7 +1,7 @@
 """From camera bytes to a command, the same for the live node and for replay.
 
 :meth:`Stepper.infer` makes the observation and asks the policy, :meth:`Stepper.next_command` turns the next step of
-its chunk into a command. Where frames come from and where commands go is the caller's business.
+its chunk into a command. The caller provides the frames and sends the commands.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Stepper:
         self.bind()
 
     def bind(self) -> None:
-        """Start a session of the loaded policy and fit everything to what it expects.
+        """Start a session of the loaded policy, and bind it to robot and options.
 
         Raises:
             ConfigError: Policy, robot and options do not belong together.
@@ -77,7 +77,7 @@ class Stepper:
         self.fit(self._policy.spec)
 
     def fit(self, spec: PolicySpec) -> None:
-        """Decide what feeds and moves what, for a policy that says this of itself; it need not be loaded.
+        """Bind a policy's spec to the robot; the policy need not be loaded.
 
         Raises:
             ConfigError: Policy, robot and options do not belong together.
@@ -91,7 +91,7 @@ class Stepper:
         )
 
     def close(self) -> None:
-        """Free what session and policy hold."""
+        """Free the session's and the policy's resources."""
         self._session.close()
         self._policy.close()
 
@@ -102,11 +102,11 @@ class Stepper:
 
     @property
     def wants_frame(self) -> bool:
-        """True where the next step needs an answer of the policy, and so a frame."""
+        """True if the next step needs an inference, and so a frame."""
         return self.schedule.wants_chunk
 
     def configure(self, config: Config, *, asking: bool = False) -> None:
-        """Apply changed options from the next step on; not to the policy while it is being asked."""
+        """Apply changed options from the next step on; not to the policy while it infers."""
         self._config = config
         with self._lock:
             self.controller.configure(config)
@@ -117,7 +117,7 @@ class Stepper:
         self._policy.configure(config.policy)
 
     def new_task(self) -> None:
-        """Begin another task: forget the chunk and what the policy remembers.
+        """Begin another task: forget the chunk and the session's state.
 
         The last command is kept, because arm and fingers do not change with the instruction: a hold that comes now
         must not drop what is gripped.
@@ -127,7 +127,7 @@ class Stepper:
         self.observer.begin()
 
     def reset(self) -> None:
-        """Begin an episode: forget the chunk, the last command and what the policy remembers."""
+        """Begin an episode: forget the chunk, the last command and the session's state."""
         self.new_task()
         self.forget_commands()
 
@@ -249,7 +249,7 @@ class Stepper:
             return self.controller.onward(joints, dt, left)
 
     def sent(self) -> None:
-        """The commands that were made last were sent: what follows starts from them."""
+        """Record that the last commands were sent; the next ones start from them."""
         with self._lock:
             self.controller.executed()
 
