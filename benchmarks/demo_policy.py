@@ -22,6 +22,7 @@ from typing import Any
 from tools.train.controls import Control, chosen, markdown
 from tools.train.evaluate import machine
 from tools.train.recipe import DATASET
+from vla_ros.policies.shipped import SHIPPED
 
 REAL_TIME = Control("real_time", "in real time, camera at 10 Hz", ("--real-time",), at_least=0.9)
 
@@ -29,7 +30,7 @@ REAL_TIME = Control("real_time", "in real time, camera at 10 Hz", ("--real-time"
 def main() -> int:
     """Run all controls and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", default="demo", help="its folder, or demo: the one of the package")
+    parser.add_argument("--checkpoint", default="demo", help="its folder, or demo or demo-pi")
     parser.add_argument("--episodes", type=int, default=100, help="per control")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode")
     parser.add_argument("--only", default="", help="controls, separated by commas")
@@ -64,8 +65,9 @@ def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-m", "vla_ros.cli", "demo"]
         command += ["--checkpoint", arguments.checkpoint, "--json", str(figures)]
         command += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed)]
+        own = () if SHIPPED.get(arguments.checkpoint) else (f"policy.unnorm_key:={DATASET}",)
         for option in (
-            f"policy.unnorm_key:={DATASET}",
+            *own,
             f"policy.device:={arguments.device}",
             f"policy.threads:={arguments.threads}",
         ):

@@ -11,6 +11,7 @@ from tools.train.recipe import (
     FOREIGN_DATASET,
     DataRecipe,
     FitRecipe,
+    FlowNetworkRecipe,
     LabelRecipe,
     NetworkRecipe,
     as_json,
@@ -107,6 +108,56 @@ length of the accepted prefix, share of drafts accepted in full.
 ## Limits
 
 {_LIMITS}"""
+
+
+def flow_card(facts: Mapping[str, Any], curve: list[dict[str, Any]]) -> str:
+    """The text of ``README.md`` of the small pi0.5; ``facts`` as its ``training.json``."""
+    data, fit, network = facts["data"], facts["fit"], facts["network"]
+    options = _options(
+        {name: value for name, value in {**network, **fit}.items() if name != "steps"},
+        {**as_json(FlowNetworkRecipe()), **as_json(FitRecipe())},
+    )
+    frames = fit["batch"] * fit["accumulate"] * facts["steps_done"]
+    return f"""# A small pi0.5 for the simulated table
+
+{facts["parameters"] / 1e6:.1f} million parameters in pi0.5's architecture and LeRobot's file layout, trained by
+flow matching on demonstrations of the scripted expert of `vla_ros`. Apache-2.0, weights included. No pre-trained
+weights were used.
+
+- **Use**: `vla-ros demo --policy pi --checkpoint DIR`; `vla-ros demo --checkpoint demo-pi` runs the one that comes
+  with the package
+- **Instructions**: "pick up the (red, green, blue, yellow) (cube, cylinder, ball)"{_pushes(data["tasks"])}
+- **Image**: the front camera, upright, 224 x 224
+- **State**: seven joint positions (rad) and the gripper's opening (0 to 1), as numbers in the prompt
+- **Action**: chunks of {data["horizon"]} steps at {data["rate_hz"]:g} Hz, joint positions (relative to the state
+  in the network) and gripper; 1 opens
+- **Real-time chunking**: trained for up to {network["max_delay"]} given actions
+
+## Training
+
+| | |
+| --- | --- |
+| demonstrations | {data["episodes"]} episodes, seeds {data["seed"]} to {data["seed"] + data["episodes"] - 1} |
+| steps | {facts["steps_done"]} |
+| frames | {frames}, with {fit["prompts"]} instructions and {fit["samples"]} noises each |
+| time | {facts["seconds"]:.0f} s |
+| stored as | float16 |
+
+```
+python -m tools.train data work/chunks{_options(data, as_json(DataRecipe()))}
+python -m tools.train fit-flow work/chunks work/flow{options}
+python -m tools.train export-flow work/flow work/pi
+```
+{facts["note"]}
+On held-out episodes, during training (`first`, `middle` and `last`: mean joint error of three steps of a sampled
+chunk, milliradians, over all instructions):
+
+{_curve(curve)}
+## Limits
+
+It knows one simulated table, one camera pose and one arm. It has never seen a real image and must not be run on a
+real robot. Success under each schedule and control: `docs/chunks.md` and `docs/demo-policy.md`.
+"""
 
 
 def _curve(rows: list[dict[str, Any]]) -> str:

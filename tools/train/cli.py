@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export = stages.add_parser("export-flow", help="export the small pi0.5")
     export.add_argument("run_folder", type=Path, metavar="run", help="folder of the run")
     export.add_argument("folder", type=Path, help="folder of the checkpoint")
+    export.add_argument("--note", default="", metavar="TEXT", help="a sentence about the training, for the card")
 
     evaluate = stages.add_parser("evaluate", help="measure success under each control")
     evaluate.add_argument("folder", type=Path, help="folder of the checkpoint")
@@ -223,7 +224,7 @@ def _fit_flow(arguments: argparse.Namespace) -> int:
 def _export_flow(arguments: argparse.Namespace) -> int:
     from tools.train.flow_export import export
 
-    size = export(arguments.run_folder, arguments.folder)
+    size = export(arguments.run_folder, arguments.folder, arguments.note)
     print(f"wrote {arguments.folder}: {size / 1e6:.1f} MB of weights")
     return 0
 

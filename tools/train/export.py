@@ -11,7 +11,7 @@ import torch
 
 from tools.train import state
 from tools.train.card import model_card
-from tools.train.fit import LOG, RECIPE, STATE, STATISTICS
+from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
 from tools.train.network import Trainee, architecture_of, token_ids
 from tools.train.recipe import NetworkRecipe, from_json
 from vla_ros.errors import CheckpointError, ConfigError

@@ -13,10 +13,12 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 from tools.train import state
-from tools.train.fit import RECIPE, STATE, STATISTICS
+from tools.train.card import flow_card
+from tools.train.export import curve
 from tools.train.flow_fit import TOKENIZER
 from tools.train.flow_network import ACTION_SIZE, STATE_SIZE, FlowTrainee, architecture_of
 from tools.train.flow_words import FORM, VOCABULARY
+from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
 from tools.train.recipe import FlowNetworkRecipe, from_json
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.checkpoint_files import read_json
@@ -29,8 +31,10 @@ IMAGE = "observation.images.image"
 JOINTS = [f"joint_{number}" for number in range(1, ACTION_SIZE)]
 
 
-def export(run: Path, folder: Path) -> int:
-    """Write the checkpoint of a run to ``folder``; returns the bytes of its weights.
+def export(run: Path, folder: Path, note: str = "") -> int:
+    """Write the checkpoint of a run to ``folder``, with its card; returns the bytes of its weights.
+
+    ``note`` is what the card should say about the training besides.
 
     Raises:
         CheckpointError: The run has no state, or a weight is out of range.
@@ -39,7 +43,7 @@ def export(run: Path, folder: Path) -> int:
     network, horizon = from_json(FlowNetworkRecipe, recipe["network"]), recipe["data"]["horizon"]
     architecture = architecture_of(network, len(VOCABULARY), horizon)
     trainee = FlowTrainee(architecture)
-    state.restore(run / STATE, trainee)
+    step, seconds = state.restore(run / STATE, trainee)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     for name, parts in parameter_parts(architecture, ()).items():
@@ -88,6 +92,9 @@ def export(run: Path, folder: Path) -> int:
     ]
     _write(folder / PREPROCESSOR, {"name": "policy_preprocessor", "steps": before})
     _write(folder / POSTPROCESSOR, {"name": "policy_postprocessor", "steps": after})
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    done = {"steps_done": step, "seconds": seconds, "parameters": parameters, "note": f"\n{note}\n" if note else ""}
+    (folder / "README.md").write_text(flow_card({**recipe, **done}, curve(run / LOG)), encoding="utf-8")
     return (folder / "model.safetensors").stat().st_size
 
 

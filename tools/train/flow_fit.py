@@ -1,15 +1,13 @@
-"""Trains the small pi0.5 on chunks of joint positions: a resumable loop on CUDA or the CPU.
+"""Trains the small pi0.5 on chunks of joint positions.
 
 Flow matching as openpi trains it (times from Beta(1.5, 1)). In half of the rows the first actions are given, as
-real-time chunking gives them. Counterfactual prompts and auxiliary losses are those of :mod:`tools.train.fit`.
+real-time chunking gives them. Counterfactual prompts and auxiliary losses are those of the small OpenVLA.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tools.train import data, shards, state
+from tools.train import data, shards
 from tools.train.batches import NOT_ASKED, augment, kind_map, load_images, split
-from tools.train.fit import LOG, RECIPE, STATE, STATISTICS, make_optimizer, rate
 from tools.train.flow_network import ACTION_SIZE, FlowTrainee, architecture_of, initialize
 from tools.train.flow_words import VOCABULARY, FlowPrompts, write_tokenizer
 from tools.train.labels import KINDS
-from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, claim, from_json
-from vla_ros.errors import ConfigError, VlaRosError
+from tools.train.loop import STATISTICS, Training
+from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
+from vla_ros.errors import ConfigError
 from vla_ros.policies.pi.normalization import make_normalization
 from vla_ros.policies.pi.prompt import state_bins
 from vla_ros.sim import arm
@@ -34,6 +32,7 @@ from vla_ros.sim.tasks import SLOTS
 from vla_ros.types import FloatArray
 
 TOKENIZER = "tokenizer.json"
+_EULER_STEPS = 10
 _RETURN = 5  # steps in which a chunk returns to the expert's after given actions that missed it
 
 
@@ -66,7 +65,7 @@ class FlowFrames:
     prompts: FlowPrompts
 
 
-class Run:
+class Run(Training[FlowFrames, FlowTrainee]):
     """A training run in ``folder``, on the demonstrations in ``dataset``; resumes from a saved state.
 
     Raises:
@@ -76,27 +75,14 @@ class Run:
     def __init__(
         self, folder: Path, dataset: Path, network: FlowNetworkRecipe, fit: FitRecipe, options: FitOptions
     ) -> None:
-        self.folder, self.recipe, self.options, self.network = folder, fit, options, network
-        self._dataset = dataset
+        self._dataset, self.network = dataset, network
         self._data = from_json(DataRecipe, json.loads((dataset / data.MANIFEST).read_text(encoding="utf-8")))
         if self._data.horizon < 2:
             raise ConfigError(f"{dataset}: found single actions, expected chunks; record them with --horizon 16")
+        trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), self._data.horizon))
+        initialize(trainee, fit.seed)
         recipes = {"data": as_json(self._data), "network": as_json(network), "fit": as_json(fit)}
-        claim(folder / RECIPE, recipes)
-        choice = options.device
-        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if choice == "auto" else choice)
-        self.trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), self._data.horizon))
-        initialize(self.trainee, fit.seed)
-        self.trainee.to(self.device)
-        self.optimizer = make_optimizer(self.trainee, fit)
-        self.step, self.seconds = 0, 0.0
-        if (folder / STATE).exists():
-            self.step, self.seconds = state.restore(folder / STATE, self.trainee, self.optimizer)
-
-    @property
-    def done(self) -> bool:
-        """Whether all steps are done."""
-        return self.step >= self.recipe.steps or 0 < self.recipe.span <= self.seconds
+        super().__init__(folder, recipes, trainee, flow_losses, fit, options)
 
     def load(self, progress: Callable[[int, int], None] = lambda done, total: None) -> FlowFrames:
         """Load the demonstrations onto the device; write their statistics and the tokenizer."""
@@ -133,79 +119,28 @@ class Run:
             prompts=FlowPrompts(self.folder / TOKENIZER, self._data.tasks, self.device),
         )
 
-    def train(self, frames: FlowFrames, progress: Callable[[int, dict[str, float]], None]) -> dict[str, float]:
-        """Train to the end or the time limit; returns the latest figures on held-out frames."""
-        torch.set_float32_matmul_precision("high")
-        compute = torch.compile(flow_losses, dynamic=False) if self.options.compile else flow_losses
-        recipe, options = self.recipe, self.options
-        began = saved = time.monotonic()
-        before, figures = self.seconds, {}
-        self.trainee.train()
-        while not self.done:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate(self.step, recipe, self.seconds)
-            for part in range(recipe.accumulate):
-                batch = draw(frames, self.step * recipe.accumulate + part, recipe, self.network.max_delay)
-                with self._autocast():
-                    newest = compute(self.trainee, batch, recipe)
-                (newest.total / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
-                newest = FlowLosses(*(value.detach() for value in newest))
-            torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), recipe.clip)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.step += 1
-            now = time.monotonic()
-            self.seconds = before + now - began
-            late = bool(options.time_limit) and now - began > options.time_limit
-            if self.step % options.log_every == 0 or self.done:
-                figures = {name: round(float(value), 5) for name, value in newest._asdict().items()}
-                if not np.isfinite(figures["total"]):
-                    raise VlaRosError(f"step {self.step}: the loss is {figures['total']}; lower --learning-rate")
-                figures = self._log("step", {**figures, "seconds": round(self.seconds, 1)})
-                progress(self.step, figures)
-            if self.step % (10 * options.log_every) == 0 or self.done or late:
-                figures = self._log("held_out", self.evaluate(frames))
-            if now - saved > options.save_every or self.done or late:
-                state.save(self.folder / STATE, self.trainee, self.optimizer, self.step, self.seconds)
-                saved = now
-            if late:
-                break
-        return figures
+    def draw(self, frames: FlowFrames, step: int, *, held_out: bool = False) -> FlowBatch:
+        """See :class:`Training`."""
+        return draw(frames, step, self.recipe, self.network.max_delay, held_out=held_out)
 
-    @torch.no_grad()
-    def evaluate(self, frames: FlowFrames) -> dict[str, float]:
-        """Losses and errors of sampled chunks on held-out frames, averaged over a few fixed batches.
+    def measure(self, frames: FlowFrames, batch: FlowBatch) -> Mapping[str, float]:
+        """Losses, and errors of chunks sampled without given actions.
 
         ``first``, ``middle`` and ``last`` are mean joint errors of three steps in milliradians.
         """
-        self.trainee.eval()
-        found = []
-        for number in range(4):
-            batch = draw(frames, number, self.recipe, self.network.max_delay, held_out=True)
-            with self._autocast():
-                losses = flow_losses(self.trainee, batch, self.recipe)
-                wanted = batch.chunks[:: self.recipe.samples]
-                prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, wanted.shape[1])
-                missed = self.trainee.sample(prefix, batch.noise[:: self.recipe.samples], 10) - wanted
-            joints = (missed[..., :7].abs() * frames.scale[:7]).mean((0, 2)) * 1e3  # [H]
-            wrong = (missed[..., 7].abs() > 1.0).float().mean()
-            errors = {
-                "first": joints[0],
-                "middle": joints[len(joints) // 2],
-                "last": joints[-1],
-                "gripper_wrong": wrong,
-            }
-            found.append({**losses._asdict(), **errors})
-        self.trainee.train()
-        return {name: round(float(np.mean([float(each[name]) for each in found])), 5) for name in found[0]}
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
-
-    def _log(self, kind: str, figures: dict[str, float]) -> dict[str, float]:
-        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"kind": kind, "step": self.step, **figures}) + "\n")
-        return figures
+        every = self.recipe.samples
+        losses = flow_losses(self.trainee, batch, self.recipe)
+        wanted = batch.chunks[::every]
+        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, wanted.shape[1])
+        missed = self.trainee.sample(prefix, batch.noise[::every], _EULER_STEPS) - wanted
+        joints = (missed[..., :7].abs() * frames.scale[:7]).mean((0, 2)) * 1e3  # [H]
+        return {
+            **{name: float(value) for name, value in losses._asdict().items()},
+            "first": float(joints[0]),
+            "middle": float(joints[len(joints) // 2]),
+            "last": float(joints[-1]),
+            "gripper_wrong": float((missed[..., 7].abs() > 1.0).float().mean()),
+        }
 
 
 class FlowBatch(NamedTuple):

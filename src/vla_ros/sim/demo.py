@@ -388,6 +388,7 @@ def _result(
         episodes=tuple(episodes),
         latency_ms=stats.get("latency_ms", {}),
         frames=stats.get("frames", {}),
+        execution=stats.get("execution", {}),
         latency_samples_ms={stage: np.asarray(values, dtype=np.float64) for stage, values in samples.items()},
         controls=controls,
         wall_s=wall,

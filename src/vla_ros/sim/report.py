@@ -50,6 +50,7 @@ def render(result: DemoResult, config: Config | None = None) -> str:
         ),
         page.section("Latency", latency(result), "Measured in the policy node, warm-up apart."),
         page.section("Frames", frames(result.frames)),
+        page.section("Plan", execution(result.execution), "As the policy node counted it, also between episodes."),
         page.section("Configuration and versions", configuration(result, config)),
     ]
     return page.document(f"vla_ros demo: {name}", lead, body, "Written by vla-ros demo --report.")
@@ -196,6 +197,15 @@ def frames(counters: Mapping[str, object]) -> Markup:
     if not rows:
         return tag("p", "The policy node reported no frame counters.", class_="note")
     return page.table(("frames", "number"), rows)
+
+
+def execution(figures: Mapping[str, float]) -> Markup:
+    """Steps, chunks, skipped steps, stalls, ages, accelerations and jerk."""
+    if not figures:
+        return tag("p", "The policy node reported nothing.", class_="note")
+    return page.table(
+        ("plan", ""), [(name.replace("_", " "), significant(value)) for name, value in figures.items()]
+    )
 
 
 def configuration(result: DemoResult, config: Config | None) -> list[Markup]:

@@ -71,6 +71,7 @@ class DemoResult:
         action: What the numbers of the policy's actions are.
         latency_ms: Stage of the policy node to ``{"p50": ms, "p99": ms}``.
         frames: ``received``, ``used`` and ``dropped`` (reason to number), as the policy node counted them.
+        execution: How steadily the policy node executed its plan (``ExecutionStats.summary``); may be empty.
         latency_samples_ms: Stage to single measurements in milliseconds; may be empty.
         controls: Options that made the task harder (dimmed camera, bumps, ...).
         wall_s: Seconds that the episodes took.
@@ -88,6 +89,7 @@ class DemoResult:
     action: tuple[Part, ...] = PolicySpec().action
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     frames: Mapping[str, Any] = field(default_factory=dict)
+    execution: Mapping[str, float] = field(default_factory=dict)
     latency_samples_ms: Mapping[str, FloatArray] = field(default_factory=dict)
     controls: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
@@ -131,6 +133,7 @@ class DemoResult:
             "episodes": [{name: getattr(episode, name) for name in _EPISODE_FIGURES} for episode in self.episodes],
             "latency_ms": {stage: dict(values) for stage, values in self.latency_ms.items()},
             "frames": dict(self.frames),
+            "execution": dict(self.execution),
             "controls": dict(self.controls),
         }
 

@@ -16,8 +16,9 @@ from tools.train.card import command
 from tools.train.controls import Control, chosen
 from tools.train.evaluate import evaluate
 from tools.train.export import FACTS, add_evaluation, export
-from tools.train.fit import STATE, Run
+from tools.train.fit import Run
 from tools.train.labels import KINDS
+from tools.train.loop import STATE
 from tools.train.recipe import (
     DATASET,
     FOREIGN_DATASET,

@@ -11,8 +11,9 @@ import torch
 
 from tools.train import state
 from tools.train.batches import Frames, augment, kind_map
-from tools.train.fit import LOG, STATE, Run, rate
+from tools.train.fit import Run
 from tools.train.labels import KINDS
+from tools.train.loop import LOG, STATE, rate
 from tools.train.objective import losses, step_losses
 from tools.train.recipe import FitOptions, FitRecipe, LabelRecipe, NetworkRecipe
 from vla_ros.errors import CheckpointError, ConfigError

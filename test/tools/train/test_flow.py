@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tools.train import data, shards
-from tools.train.fit import LOG, STATISTICS
 from tools.train.flow_export import export
 from tools.train.flow_fit import TOKENIZER, Run, relative, states_of
 from tools.train.flow_network import FlowTrainee, architecture_of
 from tools.train.flow_words import FORM, VOCABULARY
 from tools.train.labels import KINDS
+from tools.train.loop import LOG, STATISTICS
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe
 from vla_ros.config import load
 from vla_ros.config.files import config_file
