@@ -201,5 +201,5 @@ def golden() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def conftest_reasons() -> tuple[str, str]:
-    """Why rclpy, and why DDS, cannot be used; empty where they can."""
+    """Why rclpy, and why DDS, cannot be used; empty if they can."""
     return rclpy_missing(), dds_missing()

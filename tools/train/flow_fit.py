@@ -149,7 +149,7 @@ class FlowBatch(NamedTuple):
     Attributes:
         images: [F, H, W, 3], float32 in [0, 1] where augmented, else uint8.
         prompts: Int64 [R, L], padded.
-        lengths: Int64 [R]; None where no prompt is padded.
+        lengths: Int64 [R]; None if no prompt is padded.
         chunks: Float32 [R * K, H, 8], normalised.
         noise: Float32 [R * K, H, 8].
         times: Float32 [R * K, H]; 0 where real-time chunking gives the action.

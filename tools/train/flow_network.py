@@ -91,7 +91,7 @@ class FlowTrainee(nn.Module):
         Args:
             images: [F, S, S, 3] RGB, uint8, or float in [0, 1].
             prompts: Int64 [R, L], padded; R / F consecutive rows belong to one frame.
-            lengths: Int64 [R], tokens of each prompt; None where none is padded.
+            lengths: Int64 [R], tokens of each prompt; None if none is padded.
             noisy: Float32 [R * K, H, A], normalised actions at ``times``; K consecutive samples share a prompt.
             times: Float32 [R * K, H], 1 for noise, 0 for actions; 0 where real-time chunking gives the action.
         """

@@ -11,7 +11,7 @@ from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 
 def contradictions(config: Config) -> list[str]:
-    """What is wrong between options that are each right, one line each."""
+    """Contradictions between options that are each valid, one line each."""
     found = [*_of_cameras(config), *_of_control(config), *_between_arms(config)]
     for arm in config.arms:
         found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]
@@ -40,7 +40,7 @@ def _of_cameras(config: Config) -> Iterator[str]:
 
 
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
-    """The option that says this of an arm: its own, or the one that arms share."""
+    """The arm's own option, or the one that all arms share."""
     own = f"{arm.name}.{leaf}"
     return own if own in config.own else OF_AN_ARM[leaf]
 

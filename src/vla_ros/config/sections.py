@@ -57,7 +57,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """What the cameras publish, and what differs from the image processors that the policy names."""
+    """What the cameras publish, and deviations from the policy's image processors."""
 
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
     keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the same order")
@@ -216,7 +216,7 @@ class ControlConfig:
 
 @dataclass(frozen=True)
 class GripperConfig:
-    """What the gripper number means and what the fingers are told."""
+    """What the gripper number means, and how the fingers are commanded."""
 
     mode: str = option(
         "binary",
@@ -263,7 +263,7 @@ class GripperConfig:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """What a command may be at most; checked before anything is sent."""
+    """Upper bounds of a command; checked before anything is sent."""
 
     on_violation: str = option(
         "clamp", "clamp scales the step down, stop stops the arm", choices=("clamp", "stop"), live=True
@@ -361,7 +361,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True)
 class FeaturesConfig:
-    """What the robot gives a policy and takes from it, where the checkpoint does not say; docs/features.md."""
+    """What the robot provides to a policy and takes from it, unless the checkpoint says; docs/features.md."""
 
     images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? may be missing")
     state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")

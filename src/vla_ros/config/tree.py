@@ -39,7 +39,7 @@ class ArmConfig:
         name: As the parts of a policy's features name it; ``arm`` where there is one.
         output: As ``control.output``.
         command: As ``topics.command``.
-        gripper_topic: As ``topics.gripper``; empty where the fingers are in ``command``.
+        gripper_topic: As ``topics.gripper``; empty if the fingers are in ``command``.
         joint_states: As ``topics.joint_states``; several arms may share one.
     """
 

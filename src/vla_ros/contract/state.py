@@ -48,9 +48,9 @@ class Measured:
     """What was measured last.
 
     Attributes:
-        joints: Of all arms; None where it is stale.
+        joints: Of all arms; None if it is stale.
         feeds: Newest message of each feed of ``robot.state_topics`` that has come.
-        arms: Arm to joint state, without those that are stale; empty where ``joints`` has all.
+        arms: Arm to joint state, without those that are stale; empty if ``joints`` has all.
     """
 
     joints: JointState | None = None

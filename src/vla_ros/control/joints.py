@@ -39,7 +39,7 @@ class Whole:
 
     Attributes:
         joints: All joints measured within the timeout; its stamp is that of the oldest among the needed
-            joints. Velocities and efforts are empty where no joint has one.
+            joints. Velocities and efforts are empty if no joint has one.
         stamp: The same, or 0 if one of those has no stamp, so that its age is unknown.
     """
 
@@ -93,7 +93,7 @@ class JointStates:
             publisher: Id of its publisher; b"" if unknown.
 
         Returns:
-            The newest of everything, or None where the message told nothing about a needed joint while all of
+            The newest of everything, or None if the message told nothing about a needed joint while all of
             those are known. Where needed joints are missing, the answer lacks them, so that whoever asks for them
             says which. A message with other numbers of names and positions comes back as it is, to be refused.
         """

@@ -58,7 +58,7 @@ class FrameOutcome:
         reason: Why it was dropped or refused, or None.
         detail: What was found then.
         ended: Nanoseconds of the ROS clock when its command was sent or its action shown; None otherwise.
-        stages_ms: As :attr:`StepResult.stages_ms`; empty where the policy gave no answer.
+        stages_ms: As :attr:`StepResult.stages_ms`; empty if the policy gave no answer.
     """
 
     stamp: int

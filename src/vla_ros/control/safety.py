@@ -158,7 +158,7 @@ class Safety:
         """Allow motion.
 
         Returns:
-            False where it is stopped (reset first) or a watchdog's reason to stop is active; :meth:`explain`
+            False if it is stopped (reset first) or a watchdog's reason to stop is active; :meth:`explain`
             says which.
         """
         with self._lock:
@@ -198,7 +198,7 @@ class Safety:
         """Stop until a person resets, armed or not.
 
         Returns:
-            True where this is the first reason; later ones are counted only.
+            True if this is the first reason; later ones are counted only.
 
         Raises:
             ValueError: The reason's level is not stop.
@@ -275,7 +275,7 @@ class Safety:
         """End a stop, by a person's decision, and leave the arm disarmed. Hold reasons stay until they end.
 
         Returns:
-            False where it was not stopped (nothing changes).
+            False if it was not stopped (nothing changes).
         """
         with self._lock:
             if self._stop is None:

@@ -90,7 +90,7 @@ class Watchdog:
 
     Args:
         arms: Those that need joint states (a twist without kinematics does not).
-        simulated: True where the ROS clock is simulated: it may stand still and run fast.
+        simulated: True if the ROS clock is simulated: it may stand still and run fast.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Watchdog:
             arm: Whose joints it has.
 
         Returns:
-            True where it may be used: right, newer than the one before, and not further from the present than
+            True if it may be used: right, newer than the one before, and not further from the present than
             ``timeouts.joint_state_age``.
         """
         with self._lock:

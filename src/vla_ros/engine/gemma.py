@@ -36,7 +36,7 @@ class GemmaLayer:
         gate_up: Gate, then up [2 * mlp_width, width].
         down: [width, mlp_width].
         qkv_shift: The product of ``qkv`` with the norm's shift at each time, float32 [times, outputs], for kernels
-            that finish the norm behind the product; None where norms have no shift.
+            that finish the norm behind the product; None if norms have no shift.
         gate_up_shift: The same of ``gate_up``.
     """
 

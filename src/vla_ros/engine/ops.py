@@ -56,14 +56,14 @@ class Positions:
 
     Attributes:
         at: Int32 [B, R].
-        prompt: True where these are rows 0 to R - 1 of every observation.
+        prompt: True if these are rows 0 to R - 1 of every observation.
         causal: Whether a prompt's rows see only those before them.
         cosine: Of the rows, [B or 1, R, 1, head_dim / 2]; Triton's kernels take the whole table.
         sine: The same.
         slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
         end: Cache positions that torch reads.
-        mask: Bool [B, 1, R or 1, end], True where a row sees a position (or numbers that are added to the scores);
-            None where causality or nothing hides any.
+        mask: Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores);
+            None if causality or nothing hides any.
         rows_dtype: Type of what attention of few rows returns; None for that of its queries.
     """
 

@@ -23,7 +23,7 @@ class Runner:
     """Runs stages when they are called: for CPUs and tests. :class:`CudaRunner` overrides what differs on a GPU."""
 
     graphs = False
-    """True where :meth:`capture` makes stages faster."""
+    """True if :meth:`capture` makes stages faster."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """Run the enclosed code on the engine's stream."""

@@ -76,9 +76,9 @@ class TowerShape:
             takes the second to last block, so ``blocks - 1`` run.
         patch_size: Side of a patch in pixels.
         image_size: Side of the square input in pixels.
-        class_token: True where a class token precedes the patches.
+        class_token: True if a class token precedes the patches.
         register_tokens: Number of register tokens between class token and patches.
-        layer_scale: True where each residual branch is multiplied by a learned vector.
+        layer_scale: True if each residual branch is multiplied by a learned vector.
         mean: Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
         std: Divides each channel afterwards.
     """

@@ -55,7 +55,7 @@ class Video:
 
 @dataclass(frozen=True)
 class Schema:
-    """What every episode of a data set has in common.
+    """Properties that all episodes of a data set share.
 
     Attributes:
         rate: Frames per second.
@@ -111,10 +111,10 @@ class DatasetWriter:
         """Writes one episode of T frames.
 
         Args:
-            name: Unique; episodes come in the order of their names.
-            task: What the robot was told.
+            name: Unique; episodes are sorted by name.
+            task: The instruction.
             vectors: Key to [T, N].
-            images: Key to T images, uint8 [H, W, 3] RGB; each is asked for once.
+            images: Key to T images, uint8 [H, W, 3] RGB; each is read once.
         """
         folder = self._partial / f"{name}.part"
         shutil.rmtree(folder, ignore_errors=True)

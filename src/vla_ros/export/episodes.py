@@ -38,7 +38,7 @@ class Options:
     Attributes:
         state: Parts of the state vector, as text; "" takes joint positions and gripper of every arm.
         action: Parts of the action; "" takes ``features.action``, or else the same.
-        goal: What actions lead to: the ``commands``, or the ``measured`` position one tick later.
+        goal: Target of the actions: the ``commands``, or the ``measured`` position one tick later.
         clock: Times of the recorder (``received``), of the headers (``stamp``), or none: every image of the first
             camera is a tick (``frames``; a simulation in lockstep).
         rate: Ticks per second; 0 takes the first camera's.

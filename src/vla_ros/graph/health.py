@@ -101,7 +101,7 @@ class TopicHealth:
 
 
 def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
-    """What keeps a publisher's messages from this node."""
+    """Why a publisher's messages do not reach this node."""
     name = _full_name(publisher)
     if _is_other_type(item, publisher):
         return [
@@ -127,7 +127,7 @@ def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
 
 
 def _unheard(item: Watched, listener: Any) -> list[Finding]:
-    """What keeps this node's messages from a subscription."""
+    """Why this node's messages do not reach a subscription."""
     begin = f"{_full_name(listener)} will get nothing on {item.topic}: "
     if _is_other_type(item, listener):
         return [

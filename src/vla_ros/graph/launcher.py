@@ -1,4 +1,4 @@
-"""A process that ends with the one that launched it, however that one ended.
+"""Ends a process together with its launcher, however the launcher ended.
 
 `ros2 launch` leaves its processes behind when SIGTERM or SIGKILL ends it, and an armed node would continue
 unattended. Linux's parent-death signal is not used: it is sent when the *thread* that started the process ends, and
@@ -23,12 +23,12 @@ _PERIOD = 0.05  # s between checks where the kernel cannot report the end of a p
 
 
 def launched() -> dict[str, str]:
-    """Environment of a child that is to end with this process."""
+    """Environment of a child process that ends with this one."""
     return {VARIABLE: str(os.getpid())}
 
 
 def end_with_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Send this process SIGTERM once its launcher is gone; does nothing where no launcher is named.
+    """Send this process SIGTERM once its launcher is gone; does nothing without a launcher.
 
     The variable is taken out of ``environment``: what this process starts has this process for a launcher, or none.
     """

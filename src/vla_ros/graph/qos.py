@@ -80,7 +80,7 @@ def profile(name: str) -> QoSProfile:
 
 
 def incompatibilities(requested: Any, offered: Any) -> list[str]:
-    """What keeps a subscription (``requested``) from matching a publisher (``offered``); empty when they match.
+    """Why a subscription (``requested``) does not match a publisher (``offered``); empty if it does.
 
     Takes profiles of either backend. The rules are those of DDS (request against offer): a reliable
     subscription needs a reliable publisher, a transient-local subscription a transient-local publisher.

@@ -1,4 +1,4 @@
-"""An action server of rclpy whose goals end when the node says so, without a thread for each."""
+"""An action server on rclpy whose goals the node ends itself, without a thread for each."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class _Plain:
         self._node, self._subscription = node, subscription
 
     def poll(self) -> None:
-        """Nothing: what waits comes with the next spin."""
+        """Nothing to do: the next spin takes waiting messages."""
 
     def destroy(self) -> None:
         self._node.destroy_subscription(self._subscription)

@@ -15,7 +15,7 @@ T = TypeVar("T", bound="SpinningGraph")
 
 
 class SpinningGraph(ABC):
-    """What both backends share; see :class:`vla_ros.graph.node.Graph` for the public methods."""
+    """Common parts of both backends; see :class:`vla_ros.graph.node.Graph` for the public methods."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""Sets up the middleware of a launch: environment, daemon, and a line that says whether it is active."""
+"""Sets up the middleware of a launch: environment, daemon, and a log line on whether it is active."""
 
 from __future__ import annotations
 

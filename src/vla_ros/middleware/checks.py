@@ -1,4 +1,4 @@
-"""Checks whether a middleware profile is in force, and says what to install or set if it is not.
+"""Checks that a middleware profile is in force, or says what to install or set.
 
 It reads the environment, the files named there and the state of the host; it starts and sends nothing.
 """
@@ -45,7 +45,7 @@ class Report:
     """Result of :func:`examine`.
 
     Attributes:
-        name: The profile that was asked for.
+        name: The requested profile.
         facts: Settings in force.
         problems: Empty if the profile is active.
         fatal: Whether nothing can run until the problems are fixed (the RMW is not installed).

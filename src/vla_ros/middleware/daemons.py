@@ -63,7 +63,7 @@ def wait_for_roudi(
 
     Args:
         ended: Called ten times a second; True ends the wait.
-        say: Called once with what is being waited for.
+        say: Called once with the reason for waiting.
         clock: Seconds.
 
     Returns:
@@ -111,7 +111,7 @@ class RoudiWatch:
     Args:
         is_up: Whether a RouDi runs.
         memory: Its shared memory.
-        maps: What this process has mapped.
+        maps: Memory mappings of this process.
     """
 
     def __init__(

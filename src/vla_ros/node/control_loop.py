@@ -173,7 +173,7 @@ class ControlLoop:
 
     @property
     def _is_time_to_ask(self) -> bool:
-        """True where the plan may end before an answer to a question asked now has come."""
+        """True if the plan may end before an answer to a question asked now has come."""
         schedule = self._stepper.schedule
         if schedule.wants_chunk or not self._is_ahead:
             return schedule.wants_chunk

@@ -24,7 +24,7 @@ class Frames:
 
     @property
     def data(self) -> list[CdrBytes | None]:
-        """The newest message of each camera; None where none has come yet."""
+        """The newest message of each camera; None if none has come yet."""
         return [frame.data if frame else None for frame in self._newest]
 
     def waiting(self) -> Frame | None:

@@ -145,7 +145,7 @@ class Stepper:
         """Decode the images that the policy needs; orientation, crop and resize are deferred until first access.
 
         Args:
-            frames: One serialised camera message per ``camera.topics``; None where none has come yet.
+            frames: One serialised camera message per ``camera.topics``; None if none has come yet.
             inputs: Joint state, feeds and instruction at that moment.
 
         Raises:
@@ -235,7 +235,7 @@ class Stepper:
 
     @property
     def is_moving(self) -> bool:
-        """True where the arm must come to rest by further commands."""
+        """True if the arm must come to rest by further commands."""
         with self._lock:
             return self.controller.is_moving
 

@@ -75,7 +75,7 @@ class Worker(Generic[T]):
         return value  # type: ignore[return-value]
 
     def close(self, timeout: float) -> bool:
-        """End after the job under way; False where that took longer than ``timeout`` seconds."""
+        """End after the job under way; False if that took longer than ``timeout`` seconds."""
         self._jobs.put(None)
         if self._thread is None:
             return True

@@ -160,7 +160,7 @@ def create(config: Config) -> Policy:
 
 
 def policy_of(checkpoint: Path) -> str:
-    """The policy that runs a checkpoint's folder, by its ``config.json``; ``openvla`` where that does not say."""
+    """The policy for a checkpoint's folder, by its ``config.json``; ``openvla`` if that does not say."""
     try:
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is and what its file's header says about it.
+    """A tensor's place in its file, and its entry in the header.
 
     Attributes:
         file: Safetensors file.

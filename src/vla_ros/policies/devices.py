@@ -42,7 +42,7 @@ def choose_device(text: str) -> torch.device:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes that a model takes on its device.
+    """Memory that a model needs on its device, in bytes.
 
     Attributes:
         weights: All weights that run.

@@ -173,7 +173,7 @@ class _Progress:
         self._bar.stop()
 
     def ask(self, question: str, candidates: Sequence[str]) -> str:
-        """Ask a person; the progress line, which would overwrite the question, pauses."""
+        """Ask a question on the terminal; the progress line pauses meanwhile."""
         self._bar.stop()
         print(question)
         for number, name in enumerate(candidates, start=1):

@@ -38,7 +38,7 @@ MEASURES: tuple[tuple[str, str, int], ...] = (
 
 
 class Row(NamedTuple):
-    """One figure of both results; None if a file lacks it.
+    """One figure of both results; None if a file does not have it.
 
     ``better`` is ``A``, ``B`` or "" without preference; ``clear`` is True if the intervals do not overlap.
     """

@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The samples of a bag, or the problem that left none."""
+    """The samples of a bag, or why there are none."""
 
     samples: Samples | None
     spec: PolicySpec | None
@@ -106,7 +106,7 @@ Flat = tuple[Path, str, Options, Path | None]
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
-    """Plays jobs in so many processes and gives outcomes in order; Ray's where Ray is installed.
+    """Plays jobs in several processes, in Ray's if Ray is installed, and yields outcomes in order.
 
     Ray spreads them over its cluster (``RAY_ADDRESS``; else this machine) and shares out its GPUs.
     """

@@ -42,7 +42,7 @@ class Comparer:
         return self.spec.motion == "tip_delta"
 
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-        """Direction cosine of each frame, [M]; NaN where actions have no direction."""
+        """Direction cosine of each frame, [M]; NaN if actions have no direction."""
         if not self.is_pose:
             return np.full(len(predicted), np.nan)
         return metrics.direction_cosines(predicted[:, :3], recorded[:, :3])

@@ -64,7 +64,7 @@ class Options:
 
 
 class _Row(NamedTuple):
-    """What is kept of one frame; its images are not."""
+    """A frame's recorded values, without its images."""
 
     time: int
     episode: int

@@ -151,7 +151,7 @@ def load(path: Path) -> Samples:
 def resumed(first: Samples, rest: Samples) -> Samples:
     """Joins two parts of one bag: ``rest`` continues where ``first`` was interrupted.
 
-    Both were paired with recorded actions separately, so only the frame at the seam can lack one.
+    Both were paired with recorded actions separately, so only the frame at the seam can be without one.
     """
     if not len(first.times):
         return rest
@@ -175,7 +175,7 @@ def gather(bags: Sequence[Samples]) -> Samples:
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:
-    """The arrays one after the other and the sums of the counters; other fields are those of the last part."""
+    """Concatenates the arrays and adds the counters; other fields are those of the last part."""
     if len({part.command_names for part in parts}) > 1:  # commands of different joints do not fit into one array
         parts = [dataclasses.replace(p, commands=np.empty((len(p.times), 0)), command_names=()) for p in parts]
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}

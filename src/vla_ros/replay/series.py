@@ -75,7 +75,7 @@ class Feed:
         return time - max(received, default=0)
 
     def at(self, time: int, stamp: int) -> JointState | None:
-        """The newest message at ``time``; in lockstep (``stamp`` is not 0) the one that belongs to this stamp."""
+        """The newest message at ``time``; in lockstep (``stamp`` is not 0) the one with this stamp."""
         return (self.from_stamp(stamp) if stamp else None) or self.newest(time)
 
     def from_stamp(self, stamp: int) -> JointState | None:
@@ -122,7 +122,7 @@ class Recording:
         truth: Recorded commands or actions, or None.
         instructions: (time, text), ascending; only changes.
         state: Further feeds by name.
-        skipped: What was left out of these topics, and how often.
+        skipped: What was left out, and how often.
     """
 
     joints: Feed | None
@@ -132,7 +132,7 @@ class Recording:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
-        """The newest messages at ``time``; in lockstep (``stamp`` is not 0) those that belong to this stamp."""
+        """The newest messages at ``time``; in lockstep (``stamp`` is not 0) those with this stamp."""
         state = {key: found for key, feed in self.state.items() if (found := feed.at(time, stamp))}
         return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
 

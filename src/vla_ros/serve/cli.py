@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _end_with_parent(drain: float) -> None:
-    """Ends this process when whoever holds the other end of its standard input has ended."""
+    """Ends this process when the process at the other end of its standard input has ended."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -202,7 +202,7 @@ def read_key(path: Path) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True where only this machine reaches ``host``."""
+    """True if only this machine can reach ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

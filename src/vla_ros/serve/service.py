@@ -71,7 +71,7 @@ class Service:
     Args:
         policy: Not loaded yet.
         name: Of the policy, for the metadata.
-        limits: What it does at most.
+        limits: Upper bounds on its work.
         aliases: The policy's feature keys to those on the wire.
         max_instruction_length: In characters.
         own_metadata: Sent in place of the server's own, for clients that expect certain keys (RoboArena).
@@ -115,7 +115,7 @@ class Service:
         self.metadata = pack(self._own_metadata or wire.metadata(self._name, spec))
 
     def close(self, timeout: float) -> bool:
-        """Answers waiting requests and ends; False if that takes longer than ``timeout`` seconds."""
+        """Answers waiting requests and stops; False if that takes longer than ``timeout`` seconds."""
         self._pool.shutdown(wait=False)
         return self.worker.stop(timeout)
 

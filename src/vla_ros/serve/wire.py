@@ -26,7 +26,7 @@ _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a request may hold, fixed once the policy is loaded.
+    """What a request may contain, fixed once the policy is loaded.
 
     Attributes:
         spec: The policy's inputs and outputs.
@@ -77,7 +77,7 @@ class Request:
 
 
 def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
-    """What the server says about itself: the policy's features, so that a robot can check its preset."""
+    """The server's metadata: the policy's features, against which a robot checks its preset."""
     sizes = {key: list(one.size) for key, one in spec.processors.items()}
     return {
         "server": OWN,

@@ -41,11 +41,11 @@ class BusyError(VlaRosError):
 
 
 class ExpiredError(VlaRosError):
-    """A request's deadline passed before its turn came."""
+    """A request's deadline passed before it was processed."""
 
 
 class Robot:
-    """What the worker keeps for one connection; its session belongs to the worker's thread."""
+    """The worker's state for one connection; its session belongs to the worker's thread."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -62,7 +62,7 @@ class Job:
         arrived: Seconds of the worker's clock.
         deadline: Seconds of the same clock; after it the answer is useless.
         reset: True at the beginning of an episode.
-        wanted: False once nobody waits for it.
+        wanted: False once the client has stopped waiting.
     """
 
     robot: Robot

@@ -52,7 +52,7 @@ class Mount(NamedTuple):
 
     Attributes:
         name: As ``robot.arms`` names it; ``arm`` where there is one.
-        prefix: What its joint names begin with.
+        prefix: Prefix of its joint names.
         position: Its base in the table's frame, metres; not turned.
     """
 

@@ -39,7 +39,7 @@ class EpisodeOptions:
         blank: Publish black images; a policy that still succeeds ignores them.
         shuffle: Ask for another object and judge by the original one; a policy that still succeeds ignores the
             instruction.
-        switch_at: Step from which a distractor is asked for and judged by; 0 never.
+        switch_at: Step from which a distractor becomes the target; 0 for never.
     """
 
     max_steps: int = 80
@@ -70,7 +70,7 @@ class Runner(ABC):
         """
 
     def _begin(self, seed: int) -> tuple[Scene, str]:
-        """Reset the world; returns the scene to judge by and the instruction to give."""
+        """Reset the world; returns the scene that counts and its instruction."""
         scene = self._world.reset(seed)
         return scene, shuffled_instruction(scene) if self._options.shuffle else scene.instruction
 
@@ -223,7 +223,7 @@ class RealTime(Runner):
         return self._drive(seed, scene, began)
 
     def _return(self, before: FloatArray) -> None:
-        """Show the arm on its way to the start; the node takes joints that jump for those of two drivers."""
+        """Publish the arm's way back to the start: the node takes joints that jump for those of two drivers."""
         after = self._world.joint_positions()
         ticks = int(np.ceil(np.abs(after - before).max() / (_RETURN_SPEED * _TICK)))
         for tick in range(1, ticks):

@@ -207,7 +207,7 @@ def plan(
 
 @dataclass(frozen=True)
 class ExpertOptions(PolicyConfig):
-    """What the scripted expert answers with."""
+    """Options of the scripted expert."""
 
     actions: str = option("eef_delta", "What moves the arms", choices=tuple(ACTIONS))
     horizon: int = option(1, "Steps in a chunk; control.rate_hz of them a second", low=1, high=100)

@@ -34,12 +34,12 @@ class Judge:
 
     @property
     def success(self) -> bool:
-        """Whether the named objects were moved as the instruction says."""
+        """True if the named objects were moved as instructed."""
         return self.reason == "success"
 
     @property
     def decided(self) -> bool:
-        """Whether the outcome is final."""
+        """True if the outcome is final."""
         return bool(self.reason)
 
     def update(self, positions: Mapping[str, FloatArray]) -> bool:

@@ -47,7 +47,7 @@ Tap = Callable[[str, str, Any], None]
 
 @dataclass(frozen=True)
 class Driver:
-    """What listens for the commands to some joints, as a real robot's driver does.
+    """Receives the commands to some joints, as a real robot's driver does.
 
     Attributes:
         topic: Where.
@@ -88,7 +88,7 @@ class ReceivedCommand:
         names: Joints, N of them.
         values: [N], positions (radians, metres) or velocities (per second).
         is_velocity: Which of the two.
-        stamp: Of the frame, nanoseconds; of the arrival where the message has none.
+        stamp: Of the frame, nanoseconds; time of arrival if the message has none.
     """
 
     names: tuple[str, ...]
@@ -157,7 +157,7 @@ class SimNode:
 
     @property
     def command_topics(self) -> tuple[str, ...]:
-        """Where commands come from."""
+        """Command topics."""
         return tuple(driver.topic for driver in self._drivers)
 
     # --- out ---
@@ -218,7 +218,7 @@ class SimNode:
     # --- in ---
 
     def take_commands(self) -> dict[str, ReceivedCommand]:
-        """The newest command of each driver's topic, where it was not taken yet."""
+        """The newest untaken command of each driver's topic."""
         commands, self._commands = self._commands, {}
         return commands
 
@@ -300,7 +300,7 @@ class SimNode:
 
 
 def read_command(driver: Driver, message: Any, now: int) -> ReceivedCommand:
-    """What a message asks of its driver; ``now`` (nanoseconds) is the stamp of a message without one."""
+    """Reads a driver's command from a message; ``now`` (nanoseconds) replaces a missing stamp."""
     is_velocity = driver.output.startswith("joint_velocity")
     if driver.output in _UNNAMED:
         return ReceivedCommand(driver.joints, tuple(map(float, message.data)), is_velocity, now)

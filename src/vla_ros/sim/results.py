@@ -26,9 +26,9 @@ class EpisodeResult:
     """Result and traces of one episode.
 
     Attributes:
-        seed: Seed of the scene; the same seed gives the same scene and instruction.
+        seed: Seed of the scene; the same seed yields the same scene and instruction.
         instruction: The instruction by which the episode was judged.
-        success: True where the named objects ended as the instruction says.
+        success: True if the named objects ended up as instructed.
         steps: Control steps until success or the end.
         reason: ``success``, ``wrong_object``, ``timeout`` or ``no_command``.
         images: At most :data:`MAX_IMAGES` upright images, uint8 [H, W, 3] RGB, in order of time.
@@ -63,7 +63,7 @@ class DemoResult:
         checkpoint: Its folder, or "".
         mode: ``lockstep`` or ``real_time``.
         schedule: ``control.schedule``.
-        delay_ms: What ``--delay-ms`` added to each answer of the policy.
+        delay_ms: Delay that ``--delay-ms`` added to each answer of the policy.
         rate_hz: Control steps a second of simulated time.
         seed: Seed of the first episode; the others follow by one.
         episodes: One result each.
@@ -112,7 +112,7 @@ class DemoResult:
 
     @property
     def motion(self) -> dict[str, float | None]:
-        """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None where a figure has no meaning."""
+        """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None if a figure has no meaning."""
         episodes = [episode.commands for episode in self.episodes]
         gap = longest_gap(episodes)
         return {

@@ -142,7 +142,7 @@ def _apart(places: FloatArray) -> bool:
 
 
 def _lane_is_free(places: FloatArray, side: float) -> bool:
-    """No distractor lies where the hand comes down, or where it and the object go."""
+    """True if no distractor lies where the hand comes down, or where it moves the object."""
     across = np.abs(places[1:, 0] - places[0, 0])
     along = side * (places[1:, 1] - places[0, 1])
     return bool(np.all((across > _PUSH_LANE) | (along > PUSH_ROOM) | (along < -PUSH_ROOM * 0.75)))

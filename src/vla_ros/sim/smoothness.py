@@ -1,4 +1,4 @@
-"""How evenly commands come, and how smooth the motion is where one chunk follows another."""
+"""Measures how regularly commands arrive, and how smooth the motion is between chunks."""
 
 from __future__ import annotations
 

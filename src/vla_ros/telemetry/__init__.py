@@ -1,1 +1,1 @@
-"""What the node reports about itself: diagnostics, status, metrics, trace, debug image."""
+"""The node's own reports: diagnostics, status, metrics, trace, debug image."""

@@ -28,7 +28,7 @@ def annotate(
         image: Uint8 [H, W, 3] RGB, as the policy saw it.
         instruction: The instruction it was given.
         action: Float64 [D], un-normalised.
-        spec: What the action's numbers mean.
+        spec: Meaning of the action's numbers.
         scale: ``control.translation_scale``, metres per unit of the action's translation.
         state: One line about the arm's state.
 

@@ -59,7 +59,7 @@ class _Encoding:
     """Layout of an 8-bit encoding: bytes per pixel, conversion to RGB, and the divisor of valid widths."""
 
     channels: int
-    code: int | None  # of cv2.cvtColor; None where the bytes are RGB already
+    code: int | None  # of cv2.cvtColor; None if the bytes are RGB already
     multiple: int = 1
 
 

@@ -20,7 +20,7 @@ class WideEncoding:
 
     channels: int
     value_bytes: int
-    code: int | None  # of cv2.cvtColor; None where the values are RGB already
+    code: int | None  # of cv2.cvtColor; None if the values are RGB already
 
     @property
     def pixel_bytes(self) -> int:

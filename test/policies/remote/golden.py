@@ -22,7 +22,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {"openpi": openpi, "npy": npy, "msgpa
 
 @dataclass(frozen=True)
 class Recorded:
-    """One message: who sent it, its bytes, and its meaning as a tree (None where it is no valid msgpack)."""
+    """One message: who sent it, its bytes, and its meaning as a tree (None if it is no valid msgpack)."""
 
     family: str
     scenario: str
@@ -86,7 +86,7 @@ def layout_of(meaning: Any) -> str:
 
 
 def agrees(value: Any, meaning: Any) -> bool:
-    """True where a decoded value is what the recording says."""
+    """True if a decoded value is what the recording says."""
     [(kind, said)] = list(meaning.items())[:1]
     if kind == "map":
         pairs = [(key["str"] if "str" in key else base64.b64decode(key["bin"]), entry) for key, entry in said]

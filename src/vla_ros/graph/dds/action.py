@@ -20,7 +20,7 @@ _UNKNOWN, _TERMINATED = 2, 3  # action_msgs/srv/CancelGoal
 
 
 class DdsGoalHandle:
-    """What a server said to a goal (``rclpy.action.client.ClientGoalHandle``)."""
+    """A server's response to a goal (``rclpy.action.client.ClientGoalHandle``)."""
 
     def __init__(self, client: DdsActionClient, goal_id: Any, accepted: bool) -> None:
         self._client, self._goal_id, self.accepted = client, goal_id, accepted
@@ -39,7 +39,7 @@ class DdsActionClient:
         self._results = node.create_client(action_type.GetResult, f"{name}/_action/get_result")
 
     def server_is_ready(self) -> bool:
-        """Whether a server takes goals."""
+        """True if a server accepts goals."""
         return self._goals.service_is_ready() and self._results.service_is_ready()
 
     def send_goal_async(self, goal: Any) -> Future[DdsGoalHandle]:
@@ -77,7 +77,7 @@ class DdsServedGoal:
         self._server.publish_feedback(self.goal_id, feedback)
 
     def end(self, status: int, result: Any) -> None:
-        """End it with a final status; who asked for the result gets it."""
+        """End it with a final status, and send the result to those who asked for it."""
         self.status = status
         self._server.publish_status()
         self.result.set_result((status, result))

@@ -80,7 +80,7 @@ class Discovery:
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Announce the endpoints of an own node, or ``None`` for its end. Nodes of one name differ in ``key``."""
+        """Announce the endpoints of an own node, None when it ends. Nodes of one name differ in ``key``."""
         with self._lock:
             if self._closed:
                 return

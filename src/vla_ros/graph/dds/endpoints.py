@@ -142,7 +142,7 @@ class DdsSubscription(Inbox):
         self.callback(*((message, publisher) if self.tells_publisher else (message,)))
 
     def _publisher(self, item: Any) -> bytes:
-        """Gid of a sample's publisher; its handle where that has left already. The lock is held."""
+        """Gid of a sample's publisher, or its handle if that has left already. The lock is held."""
         handle = int(item.sample_info.publication_handle)
         if self.tells_publisher and handle not in self._publishers:
             assert self._reader is not None

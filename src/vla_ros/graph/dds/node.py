@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """What all nodes of one graph share.
+    """State that all nodes of one graph share.
 
     Attributes:
         arguments: Remaps and parameters of the command line.
@@ -185,7 +185,7 @@ class DdsNode:
     def get_service_names_and_types_by_node(
         self, node_name: str, node_namespace: str
     ) -> list[tuple[str, list[str]]]:
-        """Each service of a node; none where there is no such node."""
+        """Each service of a node; none if there is no such node."""
         return self._context.discovery.services(node_name, node_namespace)
 
     def get_node_names(self) -> list[str]:

@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<Qq")
 
 
 class _End(Inbox):
-    """One end of a service: a reader, a writer, and the identity by which the other end knows them."""
+    """One side of a service: a reader, a writer, and their identity for the other side."""
 
     def __init__(self, participant: Participant, srv_type: Any, name: str, kind: str) -> None:
         self.srv_name, self.srv_type = name, srv_type
@@ -98,14 +98,14 @@ class DdsClient(_End):
         self._waiting: dict[int, Future[Any]] = {}
 
     def service_is_ready(self) -> bool:
-        """Whether a server would hear a request, and this client its response."""
+        """True if a server would receive a request, and this client its response."""
         with self._lock:
             if self._reader is None:
                 return False
             return bool(self._writer.get_matched_subscriptions() and self._reader.get_matched_publications())
 
     def call_async(self, request: Any) -> Future[Any]:
-        """Send a request; the future has the response. Nobody promises that one comes."""
+        """Send a request; the future has the response, which may never come."""
         number, future = next(self._count), Future[Any]()
         self._waiting[number] = future
         self._waiting.pop(number - _PENDING, None)

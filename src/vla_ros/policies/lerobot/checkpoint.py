@@ -60,10 +60,10 @@ class Checkpoint:
 
 
 def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
-    """Load a checkpoint without asking the network.
+    """Load a checkpoint without network access.
 
     Args:
-        folder: What LeRobot's ``save_pretrained`` wrote.
+        folder: Written by LeRobot's ``save_pretrained``.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         tokenizer: Folder of the tokenizer; "" takes the one that the processors name, where it is a folder.
 
@@ -127,11 +127,11 @@ def _continues_chunks(policy: Any) -> bool:
 
 
 def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
-    """Inputs and outputs as ``config.json`` has them; what state and action are made of it does not say.
+    """Inputs and outputs from ``config.json``, which does not say what state and action consist of.
 
     Args:
         folder: The checkpoint.
-        horizon: K, as the policy's answer has it; 0 takes what the file says.
+        horizon: K of the policy's answers; 0 takes the file's.
         dimension: D, likewise.
 
     Raises:
@@ -163,7 +163,7 @@ def key_of(name: str) -> str:
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """[H, W, 3] of an image whose file says [3, H, W].
+    """[H, W, 3] of an image that the file gives as [3, H, W].
 
     Raises:
         CheckpointError: It says something else.
@@ -174,9 +174,9 @@ def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _moments(config: Mapping[str, Any]) -> tuple[Moment, ...]:
-    """When the policy wants its observations, oldest first.
+    """Moments of the policy's observations, oldest first.
 
-    Of the families that LeRobot 0.6.1 loads, those that look back say how far by ``n_obs_steps``.
+    The families of LeRobot 0.6.1 that use past observations declare their number as ``n_obs_steps``.
     """
     return tuple(Moment(steps) for steps in reversed(range(int(config.get("n_obs_steps") or 1))))
 

@@ -18,7 +18,7 @@ from vla_ros.types import ActionChunk, Observation
 
 
 class LeRobotChild(Policy):
-    """Starts ``policy.python`` with the checkpoint, asks it over loopback, and ends it."""
+    """Starts ``policy.python`` with the checkpoint, queries it over loopback, and stops it."""
 
     Options = LeRobotOptions
 

@@ -49,7 +49,7 @@ class LeRobotPolicy(Policy):
         return read_spec(Path(self._options.checkpoint))
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the checkpoint, and ask it once: only its answer says how long its chunks are."""
+        """Load the checkpoint, and infer once: only the answer shows how long its chunks are."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
         device = options.device

@@ -1,7 +1,7 @@
 """OpenVLA-OFT: the network of OpenVLA, answering with a whole chunk in one bidirectional pass.
 
-``checkpoint`` reads the published files, ``network`` is what OpenVLA lacks, ``inference`` runs it, ``policy`` puts
-it behind :class:`~vla_ros.policies.base.Policy`. Importing from here needs no torch.
+``checkpoint`` reads the published files, ``network`` is what it adds to OpenVLA, ``inference`` runs it, and ``policy``
+implements :class:`~vla_ros.policies.base.Policy`. Importing from here needs no torch.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def make_chunk_engine(
     Args:
         model: On its device.
         weights: The decoder, if it was quantised while it was read; None fuses that of ``model``.
-        ops: How it computes; None takes what suits the device.
+        ops: Operations; None chooses them for the device.
         encode: The vision encoder; None makes it.
         steps: Denoising steps.
         quantization: Of weights that are fused here.

@@ -35,7 +35,7 @@ class Weights:
         manifest: Shape and type of each tensor.
         loaded: Tensors that are already in memory: of components, merged adapters.
         adapter: To merge when a tensor is read.
-        predicts_noise: Whether a component file says that its action head is a diffusion head.
+        predicts_noise: True if a component file declares a diffusion head.
     """
 
     manifest: dict[str, StoredTensor]
@@ -60,7 +60,7 @@ def read_weights(folder: Path, base: Path | None = None) -> Weights:
 
     Args:
         folder: The checkpoint.
-        base: Folder of the base model, into which the checkpoint's LoRA adapter is merged; None where the
+        base: Folder of the base model, into which the checkpoint's LoRA adapter is merged; None if the
             checkpoint's own shards are final, as published ones are (their ``lora_adapter`` is a left-over).
 
     Raises:

@@ -72,7 +72,7 @@ class StepBuffers:
     Args:
         owner: The network and how it runs.
         length: Of the sequence, with padding.
-        padded: False where no sequence of this length has padding, so that attention needs no mask.
+        padded: False if no sequence of this length has padding, so that attention needs no mask.
     """
 
     def __init__(self, owner: ChunkInference, length: int, padded: bool) -> None:

@@ -119,7 +119,7 @@ class OFTModel(OpenVLAModel):
 
 
 class Plan(NamedTuple):
-    """Where everything stands in a sequence; indices into the rows of :func:`sources`.
+    """Layout of a sequence; indices into the rows of :func:`sources`.
 
     Attributes:
         order: Int64 [S], the source row of each position; padding takes row 0, which is zero.

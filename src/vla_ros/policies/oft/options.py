@@ -10,7 +10,7 @@ from vla_ros.policies.openvla.options import CheckpointOptions
 
 @dataclass(frozen=True)
 class OFTOptions(CheckpointOptions):
-    """Which checkpoint answers, and what its files do not say."""
+    """The checkpoint, and what its files leave open."""
 
     chunk: int = option(
         0,

@@ -59,7 +59,7 @@ MARGIN = 1e-8
 
 @dataclass(frozen=True)
 class Platform:
-    """What the published code takes from a robot's name.
+    """Constants that the published code derives from a robot's name.
 
     Attributes:
         chunk: K.
@@ -80,7 +80,7 @@ PLATFORMS = {"libero": Platform(8, 7), "aloha": Platform(25, 14, "min_max", 256)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded checkpoint; ``state`` is None where it takes none."""
+    """A loaded checkpoint; ``state`` is None if it takes none."""
 
     model: OFTModel
     prompt: PromptEncoder
@@ -119,7 +119,7 @@ class OFTPolicy(Policy):
 
     @property
     def loaded(self) -> Loaded:
-        """The network and its two ends.
+        """The network with its preprocessing and postprocessing.
 
         Raises:
             VlaRosError: :meth:`load` has not been called.
@@ -353,7 +353,7 @@ class OFTPolicy(Policy):
     def _start(
         self, model: OFTModel, prompt: PromptEncoder, fast: bool, decoder: DecoderWeights | None
     ) -> ChunkInference:
-        """The inference that runs: the engine's where it passes its tests, else plain torch."""
+        """The engine's inference if it passes its tests, else plain torch's."""
         options, ids = self._options, prompt.encode(SELF_TEST_INSTRUCTION)
         size = model.architecture.image_size
         pair = two_images(size, size)

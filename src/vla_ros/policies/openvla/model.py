@@ -77,7 +77,7 @@ class OpenVLAModel(nn.Module):
         architecture: Sizes, from ``config.json``.
         attention: ``eager``, ``sdpa`` or ``flash_attention_2`` for the decoder. The towers know eager and SDPA,
             which takes its own flash kernel where there is one.
-        film: True where a mean text embedding modulates the towers' blocks.
+        film: True if a mean text embedding modulates the towers' blocks.
     """
 
     def __init__(self, architecture: Architecture, attention: str = "sdpa", film: bool = False) -> None:

@@ -20,7 +20,7 @@ class CheckpointOptions(PolicyConfig):
     base: str = option(
         "",
         "Folder of the base model into which the checkpoint's LoRA adapter (lora_adapter/, or itself) is merged; "
-        "empty where its own weights are merged already",
+        "empty if its own weights are merged already",
     )
     unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")

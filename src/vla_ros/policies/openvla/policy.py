@@ -108,7 +108,7 @@ class OpenVLAPolicy(Policy):
 
     @property
     def loaded(self) -> Loaded:
-        """The network and its two ends.
+        """The network with its preprocessing and postprocessing.
 
         Raises:
             VlaRosError: :meth:`load` has not been called.

@@ -17,7 +17,7 @@ _BICUBIC = (3, "bicubic")  # Pillow's number, or torchvision's name
 
 
 def normalization(config: Mapping[str, Any], path: Path, side: int, towers: int) -> list[dict[str, Any]]:
-    """``mean`` and ``std`` of each tower; empty where the file does not say.
+    """``mean`` and ``std`` of each tower; empty if the file does not say.
 
     Raises:
         CheckpointError: An entry is not supported; names key, found and expected value.

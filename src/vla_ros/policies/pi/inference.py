@@ -161,7 +161,7 @@ def make_engine(
         steps: Euler steps.
         runner: Runs the stages; None takes what suits the device.
         quantization: Of the prefix: ``none`` or ``fp8``.
-        ops: How it computes; None takes what suits the device.
+        ops: Operations; None chooses them for the device.
         keep: False frees the parameters of ``network`` that are quantised.
         jacobian: As for :class:`~vla_ros.engine.flow_engine.FlowEngine`.
     """

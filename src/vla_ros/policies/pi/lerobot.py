@@ -155,7 +155,7 @@ def _delta(
     size: int,
     path: Path,
 ) -> tuple[bool, ...]:
-    """True where an action is relative to the measured state; empty where none is."""
+    """True if an action is relative to the measured state; empty if none is."""
     step = _options(before, "relative_actions_processor")
     said = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),

@@ -61,7 +61,7 @@ class GemmaParameters(nn.Module):
     Args:
         shape: Sizes.
         adaptive: True for pi0.5's expert.
-        keys_only: True where the last layer has only keys and values: nothing else of the prefix is ever used.
+        keys_only: True if the last layer has only keys and values: nothing else of the prefix is ever used.
     """
 
     def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:

@@ -88,7 +88,7 @@ class PiPolicy(Policy):
 
     @property
     def model(self) -> PiModel:
-        """The network and its two ends.
+        """The network with its preprocessing and postprocessing.
 
         Raises:
             VlaRosError: :meth:`load` has not been called.

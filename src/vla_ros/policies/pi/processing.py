@@ -42,7 +42,7 @@ class Processing:
         action_size: Numbers in its actions.
         state: Normalisation of the state.
         actions: Normalisation of the actions.
-        delta: True where an action is relative to the state; empty for none.
+        delta: True if an action is relative to the state; empty for none.
         raw_state: True adds the state as measured (LeRobot); False the state after normalisation and back (openpi).
         adapt: True converts ALOHA's joints and grippers.
         summed_times: Which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`.

@@ -36,8 +36,8 @@ class Robot:
         state: Numbers in the state.
         actions: Numbers in one action.
         delta: By model: True for every number that the model gives relative to the state; absent means none.
-        adapt: True where joints and grippers are converted to the space of openpi's own ALOHA arms.
-        prompt_state: False where pi0.5 was trained without the state in its prompt.
+        adapt: True if joints and grippers are converted to the space of openpi's own ALOHA arms.
+        prompt_state: False if pi0.5 was trained without the state in its prompt.
     """
 
     name: str

@@ -73,10 +73,10 @@ class Dialect:
         answer: Its answer; raises :class:`WireError` for anything but actions.
         port: Where its servers listen unless told otherwise.
         path: Where its servers take requests; other paths mean that the user named one.
-        hello: What asks for metadata, or None where the server sends them first (or has none).
+        hello: What asks for metadata, or None if the server sends them first (or has none).
         metadata: Reads them.
-        reset: Session to the message that begins an episode, or None where there is none.
-        secret: Adds an API key to a message that carries it inside; None where it travels in a header.
+        reset: Session to the message that begins an episode, or None if there is none.
+        secret: Adds an API key to a message that carries it inside; None if it travels in a header.
     """
 
     name: str

@@ -143,7 +143,7 @@ class Link:
         Args:
             query: The observation.
             seconds: How long the answer may take.
-            begins: True where an episode begins; servers that know resets are told.
+            begins: True if an episode begins; servers that know resets are told.
 
         Raises:
             ServerLostError: There is no connection, or no answer came in time; the connection is made anew.

@@ -61,7 +61,7 @@ class Transport(ABC):
     """A connection to one server."""
 
     greets = False
-    """True where the server speaks first."""
+    """True if the server speaks first."""
 
     @abstractmethod
     def send(self, message: bytes, deadline: float) -> None:
