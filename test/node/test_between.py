@@ -83,6 +83,7 @@ def test_an_arm_whose_plan_runs_out_comes_to_rest_within_its_acceleration_and_go
     assert speed[before - 1] == pytest.approx(0, abs=1e-6), "it stopped at once"
     assert accelerations(live)[5 : before - 1].max() <= ACCELERATION * 1.02
     assert at[before + 1 :].size, "it did not go on"
+    assert np.diff(at).min() >= 0.9 / max(rate, RATE) - 1e-9, "a command had not had its time"
 
 
 def fails(live: LiveLoop) -> None:
@@ -146,6 +147,7 @@ def test_nothing_follows_a_stop_and_an_instruction_voids_the_plan(
     assert len(live.policy.asked) == asked or live.policy.asked[-1].instruction == "another"
     assert positions[-1, 0] < goal + 0.4**2 / (2 * ACCELERATION), "the old plan goes on"
     assert accelerations(live, sent - 2).max() <= ACCELERATION * 1.02
+    assert np.diff([live.sent[sent - 1][0], *at]).min() >= 0.9 / max(rate, RATE) - 1e-9
 
 
 @pytest.mark.parametrize("rate", [60.0, 240.0])

@@ -213,7 +213,9 @@ class ArmController:
         if is_delta and origin is measured and reference is not None and reference is not joints:
             start = self._measured.positions(reference)
         target = self._target(numbers, start, dt)
-        positions, violations = self._limited(target, measured, origin, origin, self._last_velocity, dt)
+        positions, violations = self._limited(
+            self._limits, target, measured, origin, origin, self._last_velocity, dt
+        )
         self._apply(violations)
         command = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
         self._goal = self._made
@@ -251,8 +253,15 @@ class ArmController:
         else:
             change = self._limits.acceleration * dt
             target = origin + dt * (self._speed - np.clip(self._speed, -change, change))
-        # The action was checked: what inertia and interpolation would exceed is shortened, and stops nothing.
-        positions, _ = self._limited(target, measured, origin, measured, self._speed, dt)
+        # As of the action, velocity and the tip's step count from the measured position, too. The action was
+        # checked: what inertia and interpolation would exceed is shortened, and stops nothing.
+        reach = self._limits.velocity * goal.dt
+        limits = replace(
+            self._limits,
+            low=np.maximum(self._limits.low, measured - reach),
+            high=np.minimum(self._limits.high, measured + reach),
+        )
+        positions, _ = self._limited(limits, target, measured, origin, measured, self._speed, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
     def _command(
@@ -382,6 +391,7 @@ class ArmController:
 
     def _limited(
         self,
+        limits: JointLimits,
         target: FloatArray,
         measured: FloatArray,
         origin: FloatArray,
@@ -394,6 +404,7 @@ class ArmController:
         Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
 
         Args:
+            limits: Of the joints.
             target: Wanted positions [N].
             measured: Newest measured positions [N], from which the distance counts.
             origin: Where the command starts, [N].
@@ -401,7 +412,7 @@ class ArmController:
             before: Velocity of the command before, [N].
             dt: Seconds until the next command.
         """
-        limits, stands = self._limits, 1.0
+        stands = 1.0
         if self._sends_joint_velocities:
             stands = max(1.0, self._lifetime / dt)
             low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands

@@ -44,10 +44,10 @@ class Between:
         self.step, self._end, self.rests = step, end, False
         self.due = end - self._period + self._dt
 
-    def ease(self, now: float) -> None:
-        """Come to rest at once."""
-        if self.step is not None and self._end > now:
-            self._end = self.due = now
+    def ease(self) -> None:
+        """Come to rest from the next command on, which is due when the last one has had its time."""
+        if self.step is not None:
+            self._end = min(self._end, self.due)
 
     def stop(self) -> None:
         """Send nothing more."""

@@ -158,7 +158,9 @@ class ControlLoop:
         asking = self._asker.question is not None
         if self._failed is not None or (asking and not self._planned and not self._asker.answered):
             return math.inf
-        return self._limiter.planned_due if asking or self._planned else self._limiter.frame_due
+        if not asking and not self._planned:
+            return self._limiter.frame_due
+        return max(self._limiter.planned_due, self._sender.rest_due)
 
     @property
     def _is_ahead(self) -> bool:

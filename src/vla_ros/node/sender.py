@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from vla_ros.config import Config
@@ -55,6 +56,11 @@ class Sender:
         """When :meth:`send_between` is due where no step is; infinite for never. Seconds of the steady clock."""
         return self._between.due
 
+    @property
+    def rest_due(self) -> float:
+        """As :attr:`due` while the arm comes to rest: a step must not follow such a command any sooner."""
+        return self._between.due if self._between.rests else -math.inf
+
     def is_void(self, task: tuple[int, int]) -> bool:
         """True if ``task`` has ended, or began before a person armed."""
         return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
@@ -66,7 +72,7 @@ class Sender:
 
     def ease(self) -> bool:
         """Come to rest by further commands; False if none are needed."""
-        self._between.ease(self._clock.steady())
+        self._between.ease()
         return self._between.step is not None and self._stepper.is_moving
 
     def stop(self) -> None:
