@@ -43,7 +43,7 @@ def measure(schedule: str, minutes: float, given: argparse.Namespace) -> dict[st
     options = {"control.rate_hz": str(given.rate), "control.schedule": schedule}
     if given.command_rate and schedule != "sync":
         options["control.command_rate_hz"] = str(given.command_rate)
-    words = ("--horizon", str(given.horizon), "--think", str(given.delay_ms / 1e3))
+    words = ("--horizon", str(given.horizon), "--seconds", str(given.delay_ms / 1e3))
     load = os.getloadavg()[0]
     with Rig(random.choice(DOMAINS), _OPTIONS | options, words) as rig:
         rig.ready()
