@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from vla_ros.config import Config
     from vla_ros.export.dataset import DatasetWriter, Schema
     from vla_ros.export.episodes import Options, Resampler
+    from vla_ros.types import UInt8Array
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
                 if writer is None:
                     schema = _schema(resampler, config, arguments, tuple(map(str, bags)))
                     writer = DatasetWriter(arguments.output, schema)
-                frames += _add(resampler, writer, schema, f"{number:05d}-{path.name}")
+                with _progress(f"bag {number + 1} of {len(bags)}, {path.name}", resampler.ticks) as advance:
+                    frames += _add(resampler, writer, schema, f"{number:05d}-{path.name}", advance)
                 notes += resampler.notes
                 notes.update(f"{loss}" for loss in bag.losses)
                 print(f"bag {number + 1} of {len(bags)}, {path.name}: {frames} frames so far", flush=True)
@@ -158,17 +162,39 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace,
     )
 
 
-def _add(resampler: Resampler, writer: DatasetWriter, schema: Schema, name: str) -> int:
+def _add(
+    resampler: Resampler, writer: DatasetWriter, schema: Schema, name: str, advance: Callable[[float], None]
+) -> int:
     """Writes the missing episodes of a bag; returns the number of its frames."""
-    frames = 0
+    frames, step = 0, 1 / max(1, len(schema.videos))
+
+    def counted(images: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
+        for image in images:
+            yield image
+            advance(step)
+
     for number, episode in enumerate(resampler.episodes(schema.rate)):
-        own = f"{name}-{number:04d}"
-        if not writer.has(own):
+        own, length = f"{name}-{number:04d}", len(episode.state)
+        if writer.has(own):
+            advance(length)
+        else:
             vectors = {"observation.state": episode.state, "action": episode.action}
             images = {
-                video.key: resampler.images(camera, episode.frames[camera])
+                video.key: counted(resampler.images(camera, episode.frames[camera]))
                 for camera, video in enumerate(schema.videos)
             }
             writer.add(own, episode.task, vectors, images)
-        frames += len(episode.state)
+        frames += length
     return frames
+
+
+@contextmanager
+def _progress(name: str, ticks: int) -> Iterator[Callable[[float], None]]:
+    """Shows a bar on a terminal, nothing in a log file; what it yields takes the ticks that were written."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=ticks)
+        yield lambda count: bar.update(task, advance=count)

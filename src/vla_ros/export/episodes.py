@@ -116,6 +116,13 @@ class Resampler:
         gaps = np.diff(self._recorded.times[0])
         return max(1, round(1e9 / float(np.median(gaps)))) if len(gaps) else 1
 
+    @property
+    def ticks(self) -> int:
+        """Most ticks that its episodes can have together."""
+        times = self._recorded.times[0]
+        whole = self._options.clock == "frames"
+        return len(times) if whole else int((times[-1] - times[0]) / 1e9 * self.rate) + 1
+
     def image_sizes(self) -> dict[str, tuple[int, int]]:
         """Camera key to (height, width) of its images."""
         first = np.zeros(1, np.int64)

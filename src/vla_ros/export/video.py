@@ -11,8 +11,11 @@ import av
 
 from vla_ros.types import UInt8Array
 
-CODECS = {"h264": ("libx264", {"preset": "veryfast"}), "av1": ("libsvtav1", {"preset": "12"})}
-"""Codec to encoder and its options."""
+CODECS = {"h264": ("libx264", {"preset": "ultrafast"}), "av1": ("libsvtav1", {"preset": "12"})}
+"""Codec to encoder and its options.
+
+At one ``crf``, x264's fastest preset costs a third of ``veryfast`` for the same PSNR, and twice the bytes.
+"""
 
 _KEY_FRAMES = 2  # every second frame stands alone, so that training reads frames at random quickly
 
