@@ -130,6 +130,7 @@ def test_an_episode_that_breaks_off_is_not_taken_for_whole(tmp_path: Path) -> No
 def test_what_is_there_is_not_overwritten(tmp_path: Path, written: Path) -> None:
     with pytest.raises(ExportError, match="exists"):
         DatasetWriter(written, SCHEMA)
-    DatasetWriter(tmp_path / "set", SCHEMA)
+    DatasetWriter(tmp_path / "set", Schema(5, "arm", SCHEMA.vectors, SCHEMA.videos))  # nothing was exported yet
+    add(DatasetWriter(tmp_path / "set", SCHEMA), 0)
     with pytest.raises(ExportError, match="other options"):
         DatasetWriter(tmp_path / "set", Schema(20, "arm", SCHEMA.vectors, SCHEMA.videos))

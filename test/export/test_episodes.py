@@ -194,3 +194,19 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
     assert not folder.exists()
     assert export(bag, *TWO)[0] == 0
     shutil.rmtree(folder)
+
+
+def test_an_export_is_resumed_by_the_same_command_only(
+    ramp: Any, export: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bag = ramp("ramp", 1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("vla_ros.export.dataset.DatasetWriter.finish", _interrupt)
+        assert export(bag, *TWO)[0] == 130
+    assert export(bag, *TWO, "--goal", "measured")[0] == 1
+    assert "an export with other options was begun here" in capsys.readouterr().err
+    assert export(bag, *TWO)[0] == 0
+
+
+def _interrupt(writer: Any) -> int:
+    raise KeyboardInterrupt

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             with Bag(path) as bag:
                 resampler = Resampler(bag, config, options)
                 if writer is None:
-                    schema = _schema(resampler, config, arguments, tuple(map(str, bags)))
+                    schema = _schema(resampler, config, arguments)
                     writer = DatasetWriter(arguments.output, schema)
                 with _progress(f"bag {number + 1} of {len(bags)}, {path.name}", resampler.ticks) as advance:
                     frames += _add(resampler, writer, schema, f"{number:05d}-{path.name}", advance)
@@ -147,7 +147,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace, bags: tuple[str, ...]) -> Schema:
+def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace) -> Schema:
     from vla_ros.export.dataset import Schema, Vector, Video
 
     state, action = resampler.names
@@ -158,7 +158,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace,
         tuple(Video(f"observation.images.{key}", *size) for key, size in resampler.image_sizes().items()),
         arguments.codec,
         arguments.crf,
-        bags,
+        tuple(f"{name}: {value}" for name, value in vars(arguments).items() if name != "restart"),
     )
 
 

@@ -61,7 +61,7 @@ class Schema:
         rate: Frames per second.
         codec: A key of :data:`vla_ros.export.video.CODECS`.
         crf: The encoder's constant rate factor; lower is better and larger.
-        sources: Bags from which its episodes come.
+        command: Bags and options that its episodes come from; an export is only resumed with the same.
     """
 
     rate: int
@@ -70,7 +70,7 @@ class Schema:
     videos: tuple[Video, ...]
     codec: str = "h264"
     crf: int = 20
-    sources: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
 
 
 class DatasetWriter:
@@ -91,7 +91,8 @@ class DatasetWriter:
             raise ExportError(f"{output}: exists; name another folder or remove it")
         self._partial.mkdir(parents=True, exist_ok=True)
         begun, ours = self._partial / "schema.json", json.dumps(asdict(schema), indent=1)
-        if begun.exists() and begun.read_text(encoding="utf-8") != ours:
+        finished = any(self._partial.glob("*/episode.json"))
+        if finished and begun.read_text(encoding="utf-8") != ours:
             raise ExportError(
                 f"{self._partial}: an export with other options was begun here; repeat those, or remove it"
             )
