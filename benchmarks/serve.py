@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -197,8 +197,8 @@ class Fleet:
             await asyncio.sleep(20)
             print(f"{20 * number} s: {sum(map(len, self.latencies))} answers", file=sys.stderr, flush=True)
 
-    async def run(self, robots: int, seconds: float) -> None:
-        """Let ``robots`` robots ask for so many seconds."""
+    async def run(self, robots: int, seconds: float, watcher: IO[str]) -> None:
+        """Let ``robots`` robots ask for so many seconds; ``watcher`` is told when they begin."""
         self.latencies = [[] for _ in range(robots)]
         connected, go = asyncio.Semaphore(0), asyncio.Event()
         tasks = [asyncio.create_task(self.robot(each, seconds, connected, go)) for each in range(robots)]
@@ -206,6 +206,7 @@ class Fleet:
             await asyncio.wait_for(connected.acquire(), 60.0)
         self.began = time.perf_counter()
         go.set()
+        print("go", file=watcher, flush=True)
         await asyncio.gather(*tasks, self.watch(seconds))
         self.took = time.perf_counter() - self.began
 
@@ -237,11 +238,12 @@ def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
 
 
 def health(url: str) -> None:
-    """Print latencies of ``GET /healthz`` in ms, ten a second, until standard input closes.
+    """Print latencies of ``GET /healthz`` in ms, ten a second, between a line and the end of standard input.
 
     Runs in a process of its own: beside the fleet's event loop it would measure the wait for that interpreter.
     """
     parts, taken, ended = urlsplit(url), list[float](), threading.Event()
+    sys.stdin.readline()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     while not ended.wait(0.1):
         asked = time.perf_counter()
@@ -273,7 +275,8 @@ def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
     with subprocess.Popen(
         [sys.executable, __file__, "--health", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as watcher:
-        asyncio.run(robots.run(arguments.robots, arguments.seconds))
+        assert watcher.stdin is not None
+        asyncio.run(robots.run(arguments.robots, arguments.seconds, watcher.stdin))
         healths: list[float] = json.loads(watcher.communicate()[0])
     said = {name: value - before[name] for name, value in metrics(url).items() if name in before}
     batches = max(1.0, said.get("batch_count", 0.0))
