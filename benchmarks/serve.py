@@ -192,10 +192,13 @@ class Fleet:
                     self.latencies[number].append(time.perf_counter() - asked)
 
     async def watch(self, seconds: float) -> None:
-        """Print the number of answers every 20 s."""
+        """Print every 20 s what there is so far."""
         for number in range(1, 1 + int(seconds // 20)):
             await asyncio.sleep(20)
-            print(f"{20 * number} s: {sum(map(len, self.latencies))} answers", file=sys.stderr, flush=True)
+            taken = [1e3 * each for robot in self.latencies for each in robot]
+            p50, p99 = np.percentile(taken, (50, 99))
+            found = f"{len(taken)} answers, p50 {p50:.1f} ms, p99 {p99:.1f} ms, {self.lost} lost"
+            print(f"{20 * number} s: {found}", file=sys.stderr, flush=True)
 
     async def run(self, robots: int, seconds: float, watcher: IO[str]) -> None:
         """Let ``robots`` robots ask for so many seconds; ``watcher`` is told when they begin."""
@@ -269,8 +272,9 @@ def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
     """Figures of many robots at one server."""
     messages = requests(url, arguments.size)
     alone(url, messages, 0, 10)  # the first requests of a process are slower
-    single = alone(url, messages, 0, 60)
-    idle = alone(url, messages, arguments.robots - 1, 60)
+    single = alone(url, messages, 0, 40)
+    idle = alone(url, messages, arguments.robots - 1, 40)
+    print(f"alone {single:.2f} ms, with idle robots {idle:.2f} ms", file=sys.stderr, flush=True)
     robots, before = Fleet(url, messages), metrics(url)
     with subprocess.Popen(
         [sys.executable, __file__, "--health", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

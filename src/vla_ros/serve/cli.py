@@ -17,6 +17,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import ssl
 import sys
 import threading
@@ -105,6 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         named.append(f"policy.checkpoint:={checkpoint(arguments.checkpoint)}")
     config = load(arguments.config, [*named, *arguments.param])
     address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))
+    _check_free(address)
     limits = Limits(
         arguments.max_batch, arguments.max_robots, int(arguments.max_message * 2**20), arguments.deadline
     )
@@ -127,14 +129,25 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         service.load(_progress())
         asyncio.run(serve())
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {address.host}:{address.port}: {error}") from error
     finally:
         ended = service.close(arguments.drain)
     if service.worker.error is not None:
         print(f"vla-ros serve: {service.worker.error}", file=sys.stderr)
         return 1
     return 0 if ended else 1
+
+
+def _check_free(address: Any) -> None:
+    """Refuse an address that cannot be listened on now, not after minutes of loading."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server((address.host, address.port), family=family).close()
+    except OSError as error:
+        why = str(error.strerror).partition(" (while")[0]
+        raise ConfigError(
+            f"cannot listen on {address.host}:{address.port}: {why}; choose another --port or --host, or end the "
+            "program that has it"
+        ) from None
 
 
 def _end_with_parent(drain: float) -> None:

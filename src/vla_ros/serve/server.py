@@ -66,11 +66,14 @@ async def run(service: Service, address: Address, drain: float, ready: asyncio.F
             ready.set_result(port)
         gc.collect()
         gc.freeze()  # collecting what the policy brought would pause answers
-        await _until(ending, service)
-        logger.info("shutting down: %d robots are connected", service.robots)
-        service.worker.drain()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_idle(service), drain)
+        try:
+            await _until(ending, service)
+            logger.info("shutting down: %d robots are connected", service.robots)
+            service.worker.drain()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_idle(service), drain)
+        finally:
+            gc.unfreeze()  # else Triton's bindings report all their types as leaked
 
 
 def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:

@@ -309,7 +309,14 @@ def test_sglang_is_not_asked_without_its_cameras() -> None:
 )
 def test_the_address_says_what_is_spoken(server: str, name: str) -> None:
     assert by_address(server).name == name
-    assert by_address(server, "gr00t_flat").name == "gr00t_flat"
+
+
+def test_a_dialect_that_the_address_does_not_carry_is_refused() -> None:
+    assert by_address("zmq://robot", "gr00t_flat").name == "gr00t_flat"
+    with pytest.raises(
+        ConfigError, match=r"found 'ws://robot', expected zmq://, tcp:// for policy.dialect 'gr00t'"
+    ):
+        by_address("ws://robot", "gr00t")
 
 
 @pytest.mark.parametrize("server", ["", "host:8000", "ftp://host", "ws://", "grpc://host:8080"])

@@ -71,6 +71,7 @@ class Dialect:
     Attributes:
         query: Query and metadata to the message that asks.
         answer: Its answer; raises :class:`WireError` for anything but actions.
+        schemes: Of its servers' addresses.
         port: Where its servers listen unless told otherwise.
         path: Where its servers take requests; other paths mean that the user named one.
         hello: What asks for metadata, or None if the server sends them first (or has none).
@@ -82,6 +83,7 @@ class Dialect:
     name: str
     query: Callable[[Query, Metadata], bytes]
     answer: Callable[[Frame], Answer]
+    schemes: tuple[str, ...] = ("ws", "wss")
     port: int = 8000
     path: str = "/"
     hello: bytes | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from vla_ros.errors import ConfigError
@@ -18,26 +19,18 @@ GR00T = Dialect(
     "gr00t",
     gr00t.query,
     gr00t.answer,
-    port=5555,
+    ("zmq", "tcp"),
+    5555,
     hello=gr00t.HELLO,
     metadata=gr00t.metadata,
     reset=gr00t.reset,
     secret=gr00t.secret,
 )
-GR00T_FLAT = Dialect(
-    "gr00t_flat",
-    gr00t.FLAT,
-    gr00t.answer,
-    port=5555,
-    hello=gr00t.HELLO,
-    metadata=gr00t.metadata,
-    reset=gr00t.reset,
-    secret=gr00t.secret,
-)
-OFT = Dialect("oft", oft.query, oft.answer, port=8777, path="/act", metadata=lambda frame: NO_METADATA)
+GR00T_FLAT = replace(GR00T, name="gr00t_flat", query=gr00t.FLAT)
+OFT = Dialect("oft", oft.query, oft.answer, ("http", "https"), 8777, "/act", metadata=lambda frame: NO_METADATA)
 
 DIALECTS = {each.name: each for each in (OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT)}
-SCHEMES = {"ws": OPENPI, "wss": OPENPI, "zmq": GR00T, "tcp": GR00T, "http": OFT, "https": OFT}
+SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.schemes}
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
@@ -57,6 +50,9 @@ def by_address(server: str, name: str = "auto") -> Dialect:
             f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T) or http:// (OFT)"
         )
     if name != "auto":
+        if parts.scheme not in DIALECTS[name].schemes:
+            carried = "://, ".join(DIALECTS[name].schemes)
+            raise ConfigError(f"policy.server: found '{server}', expected {carried}:// for policy.dialect '{name}'")
         return DIALECTS[name]
     by_path = {each.path: each for each in (VLLM_OMNI, SGLANG)}
     return by_path.get(parts.path, SCHEMES[parts.scheme])

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import zmq
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.frames import Frame as WebSocketFrame
 from websockets.frames import Opcode
 from websockets.http11 import Response
@@ -151,7 +151,9 @@ class WebSocket(Transport):
             ) from None
         except (OSError, InvalidHandshake, EOFError) as error:
             self.close()
-            raise ServerLostError(f"{self._where}: no websocket there ({_reason(error)})") from None
+            hints = {ssl.SSLEOFError: "; a server without TLS is ws://", InvalidMessage: "; with TLS it is wss://"}
+            why = _reason(error) + hints.get(type(error), "")
+            raise ServerLostError(f"{self._where}: no websocket there ({why})") from None
         except BaseException:
             self.close()
             raise
@@ -315,6 +317,10 @@ class Http(Transport):
                 body += piece
                 if self._connection.sock is not None:
                     self._connection.sock.settimeout(_left(deadline, f"{self._where}: no answer"))
+        except http.client.RemoteDisconnected:
+            raise ServerLostError(
+                f"{self._where}: closed the connection without an answer (a websocket server is ws://)"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise ServerLostError(f"{self._where}: {_reason(error)}") from error
         answer.close()  # read1() leaves the connection busy after the last byte
@@ -342,4 +348,5 @@ def _reason(error: BaseException) -> str:
 
 def _refusal(response: Response) -> str:
     said = (response.body or b"")[:200].decode("utf-8", "replace").strip()
-    return f"the server refuses this client: {response.status_code} {response.reason_phrase}. {said}".strip()
+    key = "; set policy.api_key_file" if response.status_code == http.HTTPStatus.UNAUTHORIZED else ""
+    return f"the server refuses this client: {response.status_code} {response.reason_phrase}. {said}".strip() + key
