@@ -174,7 +174,9 @@ class Stepper:
         ``previous`` is what the policy is to continue.
         """
         began = time.perf_counter()
-        observation = replace(self.observe(frames, inputs), previous=previous)
+        observation = self.observe(frames, inputs)
+        if previous is not None:
+            observation = replace(observation, previous=previous)
         asked = time.perf_counter()
         chunk = self._ask(observation)
         prepared = observation.images.spent_ms if isinstance(observation.images, LazyImages) else 0.0

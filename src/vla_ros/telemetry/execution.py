@@ -30,6 +30,7 @@ class ExecutionStats:
 
     def interrupted(self) -> None:
         """Motion ended for a reason (a hold, a stop, another task): what follows is no gap and no seam."""
+        self._seam = False  # the last step was the first one of a chunk
         self._last: float | None = None
         self._positions: FloatArray | None = None
         self._speed: FloatArray | None = None
@@ -65,6 +66,7 @@ class ExecutionStats:
         """Accelerations and jerks from the commands of successive steps, a period apart."""
         positions, speed = _numbers(step.commands, joints)
         before, self._positions = self._positions, positions
+        after_seam, self._seam = self._seam, step.chunk is not None
         if speed is None and positions is not None and before is not None and len(before) == len(positions):
             speed = (positions - before) / period
         slower, self._speed = self._speed, speed
@@ -72,7 +74,7 @@ class ExecutionStats:
         if speed is None or slower is None or len(speed) != len(slower):
             return
         self._acceleration = (speed - slower) / period
-        where = self._inside if step.chunk is None else self._seams
+        where = self._seams if self._seam or after_seam else self._inside
         where.append(_largest(self._acceleration))
         if steady is not None:
             self._jerks.append(_largest((self._acceleration - steady) / period))
@@ -84,7 +86,8 @@ class ExecutionStats:
         executed from the chunk before; ``seconds`` between steps, the ``stalled_share`` of them beyond a period
         where a gap was longer than 1.5, ``longest_gap_ms``; ages of the frame behind a step, ``age_p50_ms`` and
         ``age_p99_ms``; of commands, 99th percentiles of the joints' largest ``acceleration`` within chunks and
-        ``seam_acceleration`` (rad/s^2, m/s^2), their ``seam_ratio``, and ``jerk`` (per second more).
+        ``seam_acceleration`` towards and from the first step of a chunk (rad/s^2, m/s^2), their ``seam_ratio``, and
+        ``jerk`` (per second more).
         """
         with self._lock:
             found: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}
