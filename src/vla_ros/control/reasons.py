@@ -41,7 +41,7 @@ class Reason(str, Enum):
     TASK_CHANGED = (
         "task_changed",
         Level.DROP,
-        "the instruction changed or a person armed during the inference",
+        "during the inference the instruction changed, a person armed, or the plan that it continues was discarded",
     )
     TWIST_EXPIRED = (
         "twist_expired",
