@@ -59,7 +59,7 @@ def test_tiny_bench_measures_everything(tmp_path, capsys):
     ("words", "message"),
     [
         (("--device", "cuda:77"), "policy.device"),
-        (("--model", "/no/such/folder", "--device", "cpu"), "not a folder"),
+        (("--model", "/no/such/folder", "--device", "cpu"), "expected a checkpoint's folder or one of tiny, "),
         (("--steps", "-3", "--device", "cpu"), "expected at least one step"),
         (("--baseline-steps", "-3", "--device", "cpu"), "expected at least one step"),
         (("--trace", "/no/such/folder/trace.json"), "cannot be written"),

@@ -289,7 +289,7 @@ def test_a_file_is_found_by_its_path_or_by_the_name_of_one_that_comes_with_the_p
     files = parser.parse_args(["--config", "demo", "--config", str(own)]).config
     assert load(files).robot.urdf == "demo"
     assert load(files).control.rate_hz == 2.0
-    with pytest.raises(ConfigError, match=r"config 'dmo': no such file; with vla_ros come aloha, demo, "):
+    with pytest.raises(ConfigError, match=r"config 'dmo': no such file; expected a file or one of aloha, demo, "):
         parser.parse_args(["--config", "dmo"])
 
 

@@ -128,7 +128,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
             {},
             "found 0 and 1, and the policy answers",
         ),
-        (action("arm.tip_delta[rotation_vector]"), {}, "control.rotation: found euler_xyz, and the policy answers"),
+        (action("arm.tip_delta[rotation_vector]"), {}, "found euler_xyz, expected rotation_vector"),
         (action("arm.joint_position", dimension=6), {}, "actions have 6 numbers, found .*(7)"),
     ],
 )

@@ -137,4 +137,4 @@ def test_noise_and_a_seed_for_nothing_are_refused(policy: Sum, photo: Path, tmp_
     assert main(["infer", "-p", "policy.name:=hold", "--instruction", "go", "--seed", "1"]) == 1
     assert "the policy 'hold' has no policy.seed" in capsys.readouterr().err
     assert main(["infer", "-p", "policy.name:=hold"]) == 1
-    assert "--instruction: found none" in capsys.readouterr().err
+    assert "--instruction is missing" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from vla_ros.types import ActionChunk, Observation
 
 
 def test_a_name_that_nobody_installed_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"no policy 'opnvla' is installed, only \[.*did you mean 'openvla'\?"):
+    with pytest.raises(ConfigError, match=r"found 'opnvla', expected one of .*did you mean 'openvla'\?"):
         load((), ["policy.name:=opnvla"])
 
 

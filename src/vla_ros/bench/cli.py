@@ -18,6 +18,13 @@ from typing import Any
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import MissingDependencyError, VlaRosError
 
+MODELS = {
+    **dict.fromkeys(("tiny", "openvla-7b"), "openvla"),
+    **dict.fromkeys(("tiny-oft", "openvla-oft-7b", "openvla-oft-7b-aloha"), "oft"),
+    **dict.fromkeys(("pi0", "pi05"), "pi"),
+}
+"""Model with random weights to the module that measures it."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros bench``."""
@@ -30,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="tiny",
-        help="tiny, openvla-7b, tiny-oft, openvla-oft-7b, openvla-oft-7b-aloha, pi0, pi05 (random weights) or a "
-        "checkpoint's folder",
+        help=f"{', '.join(MODELS)} (random weights) or a checkpoint's folder",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
@@ -95,9 +101,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _module(arguments: argparse.Namespace) -> str:
     if arguments.policy:
         return "policy"
-    if Path(arguments.model).is_dir():
-        return "openvla"
-    return "oft" if "oft" in arguments.model else "pi" if arguments.model in ("pi0", "pi05") else "openvla"
+    module = MODELS.get(arguments.model, "openvla" if Path(arguments.model).is_dir() else "")
+    if not module:
+        raise VlaRosError(
+            f"--model {arguments.model}: expected a checkpoint's folder or one of {', '.join(MODELS)}"
+        )
+    return module
 
 
 def _rounded(value: Any) -> Any:

@@ -34,7 +34,11 @@ def config_file(name: str) -> Path:
         if path.is_file():
             return path
     known = sorted({path.stem for folder in folders for path in folder.rglob("*.yaml")})
-    own = f"with vla_ros come {', '.join(known)}" if known else "none came with vla_ros: install the package again"
+    own = (
+        f"expected a file or one of {', '.join(known)}"
+        if known
+        else "none came with vla_ros: install the package again"
+    )
     raise ConfigError(f"config '{name}': no such file; {own}")
 
 

@@ -74,7 +74,7 @@ def _find(name: str) -> EntryPoint:
         if point.name == name:
             return point
     hint = did_you_mean(name, available())
-    raise ConfigError(f"policy.name: no policy '{name}' is installed, only {list(available())}{hint}")
+    raise ConfigError(f"policy.name: found '{name}', expected one of {', '.join(available())}{hint}")
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
                 f"policy answers with {part}; set them to its ends, closed first"
             )
     if part.quantity == "tip_delta" and part.form not in ("", control.rotation):
-        raise ConfigError(f"control.rotation: found {control.rotation}, and the policy answers with {part}")
+        raise ConfigError(f"control.rotation: found {control.rotation}, expected {part.form}: actions are {part}")
 
 
 Rows = Iterator[tuple[str, str, str, str]]

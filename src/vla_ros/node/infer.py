@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         assignments.append(f"policy.instruction:={json.dumps(arguments.instruction)}")
     config = load(arguments.config, assignments)
     if not config.policy.instruction:
-        raise ConfigError("--instruction: found none, expected what the policy is to do")
+        raise ConfigError('--instruction is missing: say what to do, such as --instruction "pick up the cup"')
     if arguments.seed is not None and "policy.seed" not in entries(config):
         raise ConfigError(f"--seed: the policy '{config.policy.name}' has no policy.seed")
     if arguments.seed is not None:

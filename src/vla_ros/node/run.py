@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames come (control.armed)")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print what feeds and what moves what, and end; nothing is loaded"
+        "--dry-run", action="store_true", help="print how policy and robot are bound, and exit; nothing is loaded"
     )
     parser.add_argument("--stats", type=Path, metavar="FILE.json", help="write latency and frame counts at the end")
     parser.add_argument(

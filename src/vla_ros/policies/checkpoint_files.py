@@ -67,7 +67,7 @@ def checkpoint_folder(text: str) -> Path:
         CheckpointError: It is empty or names no folder.
     """
     if not text:
-        raise CheckpointError("policy.checkpoint: not set; name the folder that has the checkpoint's config.json")
+        raise CheckpointError("policy.checkpoint: not set; name the checkpoint's folder (with its config.json)")
     if text in SHIPPED:
         return folder_of(text)
     folder = Path(text).expanduser()

@@ -29,7 +29,7 @@ def find_bags(paths: Sequence[Path]) -> list[Path]:
     bags: list[Path] = []
     for path in paths:
         if not path.exists():
-            raise BagError(f"{path}: does not exist")
+            raise BagError(f"{path}: does not exist; expected a rosbag2 folder, or an .mcap or .db3 file")
         found = list(_bags_below(path))
         if not found:
             kind = "a ROS 1 bag; convert it with `rosbags-convert`" if path.suffix == ".bag" else "no bag"

@@ -96,7 +96,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise VlaRosError(f"{path}: cannot be read ({error.strerror})") from None
+        raise VlaRosError(f"{path}: {error.strerror}; expected a file of `vla-ros replay --json`") from None
     except ValueError as error:
         raise VlaRosError(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:

@@ -1,7 +1,8 @@
 """Serve a policy to robots on other machines, over openpi's websocket.
 
 The client is `policy.name: remote` of this package, or openpi's or RoboArena's own. Every connection is a robot of
-its own, and robots that ask at the same moment are answered as one batch. GET /healthz and /metrics say how it is.
+its own, and robots that ask at the same moment are answered as one batch. GET /healthz and /metrics
+report its state.
 
   vla-ros serve --checkpoint DIR --port 8000
   vla-ros serve --config demo                        the small checkpoint of the simulation
@@ -95,8 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         from vla_ros.serve.service import Limits, Service
     except ImportError as error:
         raise MissingDependencyError(
-            f"vla-ros serve needs a library that does not import ({error}); install it with: pip install "
-            "'vla_ros[serve]'"
+            f"a library does not import ({error}); install it with: pip install 'vla_ros[serve]'"
         ) from error
     if arguments.with_parent:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()
