@@ -150,6 +150,21 @@ def test_nothing_follows_a_stop_and_an_instruction_voids_the_plan(
     assert np.diff([live.sent[sent - 1][0], *at]).min() >= 0.9 / max(rate, RATE) - 1e-9
 
 
+def test_late_commands_do_not_lengthen_the_way_to_rest() -> None:
+    live = turning(control__command_rate_hz=240.0, timeouts__inference=10.0)
+    live.run(1.5)
+    live.policy.during = lambda: live.clock.sleep(5.0)
+    live.supervised = lambda: live.clock.sleep(0.02)
+    while not live.context.safety.counters.get("plan_empty"):
+        live.loop.run_once()
+    sent, began = len(live.sent), live.clock.steady()
+    live.run(0.6)
+    at, positions = path(live, sent)
+    assert at[-1] - began < 0.4 / ACCELERATION + 0.1
+    assert len(at) < 20
+    assert np.diff(positions[-2:, 0]) == pytest.approx(0, abs=1e-9)
+
+
 @pytest.mark.parametrize("rate", [60.0, 240.0])
 def test_commands_between_steps_lead_straight_from_one_to_the_next(rate: float) -> None:
     plain, fine = (

@@ -228,13 +228,14 @@ class ArmController:
             return False
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
-    def onward(self, joints: JointState | None, dt: float, left: float) -> Command | None:
+    def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
         """The command between two actions: straight towards the last one's target, or to rest.
 
         Args:
             joints: Newest joint state.
             dt: Seconds until the next command.
             left: Seconds until the last action's positions are due; 0 comes to rest within the acceleration limit.
+            passed: Seconds since the last command; coming to rest takes no longer where commands are late.
 
         Returns:
             None if there is no earlier action.
@@ -248,11 +249,12 @@ class ArmController:
         measured = self._measured.positions(joints)
         self._measured.check(measured)
         origin = measured if self._last is None or self._sends_velocities else self._last
+        before = self._speed
         if left > 0:
             target = origin + (goal.positions - origin) * min(1.0, dt / left)
         else:
-            change = self._limits.acceleration * dt
-            target = origin + dt * (self._speed - np.clip(self._speed, -change, change))
+            before = _slower(before, self._limits.acceleration, passed - dt)
+            target = origin + dt * _slower(before, self._limits.acceleration, dt)
         # As of the action, velocity and the tip's step count from the measured position, too. The action was
         # checked: what inertia and interpolation would exceed is shortened, and stops nothing.
         reach = self._limits.velocity * goal.dt
@@ -261,7 +263,7 @@ class ArmController:
             low=np.maximum(self._limits.low, measured - reach),
             high=np.minimum(self._limits.high, measured + reach),
         )
-        positions, _ = self._limited(limits, target, measured, origin, measured, self._speed, dt)
+        positions, _ = self._limited(limits, target, measured, origin, measured, before, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
     def _command(
@@ -467,3 +469,9 @@ class ArmController:
             self.counters[violation.reason.value] += 1
             if self._arm.limits.on_violation == "stop":
                 raise Refused(violation.reason, violation.detail)
+
+
+def _slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
+    """``speed`` [N] after so many seconds of coming to rest."""
+    change = acceleration * seconds if seconds > 0 else 0.0
+    return speed - np.clip(speed, -change, change)

@@ -160,13 +160,13 @@ class RobotController:
         """True if an arm needs further commands to come to rest."""
         return any(arm.is_moving for arm in self.arms)
 
-    def onward(self, joints: ArmJoints, dt: float, left: float) -> tuple[Command, ...]:
+    def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
         """As :meth:`ArmController.onward`, of all arms that move.
 
         Raises:
             Refused: With the reason and the arm; nothing may be sent.
         """
-        tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left) for arm in self.arms]
+        tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
         for each in tried:
             if isinstance(each, Refused):
                 raise each

@@ -43,6 +43,7 @@ class Between:
         """Record a step that was sent; the next one is due at ``end``."""
         self.step, self._end, self.rests = step, end, False
         self.due = end - self._period + self._dt
+        self._sent = end - self._period
 
     def ease(self) -> None:
         """Come to rest from the next command on, which is due when the last one has had its time."""
@@ -52,19 +53,20 @@ class Between:
     def stop(self) -> None:
         """Send nothing more."""
         self.step, self.due, self._end, self.rests = None, math.inf, -math.inf, False
+        self._sent = 0.0
 
-    def next(self, now: float) -> tuple[float, float, int]:
+    def next(self, now: float) -> tuple[float, float, float, int]:
         """The command that is due.
 
         Returns:
-            Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; steps of the
-            plan by which it is later than its step.
+            Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; seconds since
+            the last command; steps of the plan by which it is later than its step.
         """
         following = max(self.due + self._dt, now + _SHORTEST * self._dt)
         if abs(following - self._end) < self._dt / 2:
             following = self._end
         self.due = following
-        left = self._end - now
+        left, passed, self._sent = self._end - now, now - self._sent, now
         self.rests = left < self._dt / 2
         late = 1 + int(max(0.0, -left) / self._period) if self.rests else 0
-        return min(following - now, self._dt), 0.0 if self.rests else left, late
+        return min(following - now, self._dt), 0.0 if self.rests else left, passed, late

@@ -107,7 +107,7 @@ class Sender:
         """
         commands = step.commands
         if ahead and self._between.divides:
-            onward = self._stepper.onward(self._fresh_joints(), self._between.interval, dt)
+            onward = self._stepper.onward(self._fresh_joints(), self._between.interval, dt, 0.0)
             commands = onward + tuple(command for command in commands if command.hold)
         began = self._clock.steady()
         if not self._send(commands, self._stepper.executed):
@@ -129,14 +129,14 @@ class Sender:
         """
         step, rested = self._between.step, self._between.rests
         assert step is not None
-        dt, left, late = self._between.next(self._clock.steady())
+        dt, left, passed, late = self._between.next(self._clock.steady())
         if late and not rested and asking and not self.is_void(self.task):
             self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
         if late and not self._stepper.is_moving:
             return False
         self.check_age(step, late)
         return self._send(
-            self._stepper.onward(self._fresh_joints(), dt, left), self._stepper.sent, to_rest=late > 0
+            self._stepper.onward(self._fresh_joints(), dt, left, passed), self._stepper.sent, to_rest=late > 0
         )
 
     def _fresh_joints(self) -> Mapping[str, JointState]:

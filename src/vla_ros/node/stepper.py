@@ -241,14 +241,14 @@ class Stepper:
         with self._lock:
             return self.controller.is_moving
 
-    def onward(self, joints: ArmJoints, dt: float, left: float) -> tuple[Command, ...]:
+    def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
         """The commands between two steps (:meth:`ArmController.onward`).
 
         Raises:
             Refused: Nothing may be sent.
         """
         with self._lock:
-            return self.controller.onward(joints, dt, left)
+            return self.controller.onward(joints, dt, left, passed)
 
     def sent(self) -> None:
         """Record that the last commands were sent; the next ones start from them."""
