@@ -164,6 +164,20 @@ def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start
     assert seen == [1, 2, 1, 2, 1, 2, 1]
 
 
+def test_a_robot_that_leaves_while_its_request_waits_is_forgotten(serving: Start, policy: Any) -> None:
+    service, port = serving()
+    policy.may_answer.clear()
+    with robot(port) as one, robot(port) as two:
+        one.send(request())
+        assert policy.asked.acquire(timeout=PATIENCE)
+        two.send(request())
+        until(lambda: service.worker.waiting == 1)
+        two.close()
+        policy.may_answer.set()
+        assert "actions" in unpack(one.recv(PATIENCE))
+        until(lambda: (service.robots, service.answering) == (1, 0))
+
+
 def test_a_robot_that_leaves_is_forgotten(serving: Start, policy: Any) -> None:
     service, port = serving()
     with robot(port) as one:

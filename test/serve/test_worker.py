@@ -164,10 +164,12 @@ def test_each_robot_has_a_session_that_begins_anew_with_another_instruction(benc
 
 def test_a_request_nobody_waits_for_is_not_computed(bench: Bench) -> None:
     bench.busy()
-    bench.ask(wanted=lambda: False)
+    left = bench.ask(wanted=lambda: False)
     bench.ask()
-    bench.done(2)
+    outcomes = {each.job: each.outcome for each in bench.done(3)}
+    assert "has left" in str(outcomes[left])
     assert bench.policy.batches == [1, 1]
+    assert sum(isinstance(outcome, ActionChunk) for outcome in outcomes.values()) == 2
 
 
 def test_a_drain_answers_what_waits_and_accepts_no_more(bench: Bench) -> None:

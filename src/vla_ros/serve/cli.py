@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests in one batch (default 16)",
     )
     add("--max-robots", type=_number(int, 1, 10000), default=256, metavar="N", help="connections (default 256)")
-    add("--max-message", type=_number(float, 0.01, 1024), default=64.0, metavar="MIB", help="longest request")
+    add("--max-message", type=_number(float, 0.01, 1024), default=16.0, metavar="MIB", help="longest request")
     deadline = "longest wait of a request whose robot does not say (default 10)"
     add("--deadline", type=_number(float, 0.001, 3600), default=10.0, metavar="S", help=deadline)
     add("--drain", type=_number(float, 0, 3600), default=10.0, metavar="S", help="longest orderly end (default 10)")

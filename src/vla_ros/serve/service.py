@@ -41,7 +41,7 @@ class Limits:
 
     max_batch: int = 16
     max_robots: int = 256
-    max_message: int = 64 << 20
+    max_message: int = 16 << 20
     seconds: float = 10.0
 
 

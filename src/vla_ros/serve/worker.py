@@ -240,6 +240,7 @@ class InferenceWorker:
         asked: list[Job] = []
         for job in jobs:
             if not job.wanted():
+                done.append(Done(job, VlaRosError("the robot has left; the request was not computed")))
                 continue
             if began > job.deadline:
                 waited = f"{began - job.arrived:.2f} s, allowed {job.deadline - job.arrived:.2f} s"

@@ -104,17 +104,23 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
         raise WireError(f"a message of {len(data)} bytes, allowed {limit}")
     items = 0
 
-    def count(value: Any) -> Any:
+    def count(entries: list[Any]) -> list[Any]:
         nonlocal items
-        items += len(value)
+        items += len(entries)
         if items > _MAX_ITEMS:
             raise WireError(f"a message with over {_MAX_ITEMS} entries")
-        return _revived(value) if isinstance(value, dict) else value
+        return entries
+
+    def revive(pairs: list[tuple[Any, Any]]) -> Any:
+        found = dict(count(pairs))
+        if len(found) < len(pairs):
+            raise WireError("a map with a key twice")
+        return _revived(found)
 
     try:
         message = msgpack.unpackb(
             data,
-            object_hook=count,
+            object_pairs_hook=revive,
             list_hook=count,
             ext_hook=_no_extension,
             timestamp=1,
