@@ -209,7 +209,7 @@ class Resampler:
         return self._recorded.commanded(time) if commands else self._recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        """The instruction when an episode begins; the first one also counts before it was recorded."""
+        """The instruction at an episode's start; the first one also applies before it was recorded."""
         texts = self._recorded.instructions
         at = bisect.bisect_right(texts, begin, key=lambda item: item[0]) - 1
         recorded = texts[max(at, 0)][1] if texts else self._config.policy.instruction

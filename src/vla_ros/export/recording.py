@@ -109,7 +109,7 @@ class Recorded:
         self._commands: list[Feed] | None = None
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """The images of one camera in these rows of its times (ascending), upright and processed."""
+        """The images of one camera at these indices of its times (ascending), upright and processed."""
         received = self._received[camera]
         records = self._bag.records([self._selection.cameras[camera]], int(received[rows[0]]))
         held, image = -1, None

@@ -127,7 +127,7 @@ class RoudiWatch:
         self._gone = False
 
     def check(self) -> str:
-        """The problem, or "". It is permanent, because a new RouDi does not know this process."""
+        """The problem, or "". It is permanent: a new RouDi does not know this process."""
         self._gone = self._gone or not self._is_up() or self._replaced()
         return ROUDI_GONE if self._gone else ""
 

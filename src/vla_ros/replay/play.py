@@ -149,7 +149,7 @@ class Player:
             self._refused[step.refused.reason.value] += 1
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """The control loop is done with a frame."""
+        """Called when the control loop has finished with a frame."""
         if outcome.camera != self._selection.cameras[0]:
             return
         step, self._inferred = self._inferred, None

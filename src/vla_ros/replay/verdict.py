@@ -1,7 +1,7 @@
 """The verdict on the figures and its reasons, shown at the top of the report.
 
 The rules look for silent failures: an image upside down, statistics of another dataset, an inverted gripper, a
-model that does not get the image. Each reason says what to check.
+model that does not receive the image. Each reason says what to check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Camera encodings that need arithmetic on every pixel: Bayer mosaics, and 16 bits a channel.
 
 The result equals ``cv_bridge``'s conversion to ``rgb8`` to the bit (``test/ros/test_cv_bridge.py``) without needing
-it, so a bag gives the policy the same image where no ROS is installed.
+it, so a bag yields the same image without ROS.
 """
 
 from __future__ import annotations
