@@ -121,7 +121,7 @@ def test_kernels_that_multiply_otherwise_are_refused(checkpoint, wrong_kernel):
 
 def test_auto_goes_on_without_such_kernels_and_says_so(checkpoint, wrong_kernel, monkeypatch, caplog):
     (observation,) = observations(1)
-    monkeypatch.setattr(policy_module, "choose_engine", lambda *_: "graph")
+    monkeypatch.setattr("vla_ros.policies.openvla.network_policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint, quantization="int4", drafts="none")
     assert "torch multiplies instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
@@ -155,7 +155,7 @@ def test_an_engine_that_answers_otherwise_is_refused(checkpoint, wrong_engine):
 def test_auto_goes_on_without_such_an_engine_and_says_so(checkpoint, wrong_engine, monkeypatch, caplog):
     (observation,) = observations(1)
     expected = ask(policy(checkpoint, engine="reference"), observation)
-    monkeypatch.setattr(policy_module, "choose_engine", lambda *_: "graph")
+    monkeypatch.setattr("vla_ros.policies.openvla.network_policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint)
     assert loaded.loaded.engine is None
     assert "no engine, using the reference path" in caplog.text

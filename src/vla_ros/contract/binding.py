@@ -90,7 +90,9 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
         spec = replace(spec, dimension=sum(part.size(counts.get(part.arm, 0)) for part in spec.action))
     _check_action(spec, arms, config.control)
     columns = spec.columns(counts)
-    rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *_action_rows(columns, arms, config))
+    chunk = [("action", "chunk", str(spec.horizon), "actions in one answer")] if spec.horizon > 1 else []
+    actions = _action_rows(columns, arms, config)
+    rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *chunk, *actions)
     return Binding(spec, cameras, states, columns, rows)
 
 

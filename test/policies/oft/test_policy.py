@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from dataclasses import replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -137,6 +138,25 @@ def test_the_registry_makes_it_and_its_spec_is_the_checkpoints():
     policy.load()
     assert policy.spec.image_keys == ("camera_0", "camera_1", "camera_2")
     assert (policy.spec.dimension, policy.spec.horizon, policy.spec.state[0].size) == (14, 25, 14)
+
+
+@pytest.mark.parametrize("variant", ["libero_l1", "libero_diffusion", "aloha_film"])
+def test_inputs_and_outputs_are_known_without_loading(variant):
+    policy = make_policy(variant)
+    known = policy.describe()
+    assert known.horizon > 1
+    policy.load()
+    assert policy.spec == known
+
+
+def test_a_dry_run_shows_state_and_chunk(capsys):
+    words = ["run", "--dry-run", "-p", "preset:=libero", "-p", f"policy.checkpoint:={DATA / 'libero_l1'}"]
+    arm = files("vla_ros") / "sim" / "assets" / "arm.urdf"
+    words += ["-p", f"robot.urdf:={arm}", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
+    assert main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "arm.fingers[m] 2" in shown
+    assert "action chunk 8" in shown
 
 
 def test_a_blind_model_is_refused(folder):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_ros.config import CameraConfig, Config
+from vla_ros.config import CameraConfig, Config, build
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, MissingDependencyError, VlaRosError
 from vla_ros.policies import Policy, create
 from vla_ros.policies.devices import choose_device
@@ -60,6 +60,16 @@ def test_an_answer_carries_everything_a_report_needs(loaded, observe):
     assert (chunk.actions[0, :6] >= low[:6]).all()
     assert (chunk.actions[0, :6] <= high[:6]).all()
     assert chunk.actions[0, 6] == chunk.normalized[0, 6]
+
+
+@pytest.mark.parametrize(("preset", "ends"), [("libero", (1.0, -1.0)), ("bridge", (0.0, 1.0))])
+def test_the_gripper_follows_the_preset(loaded, observe, shared_tiny, preset, ends):
+    values = {"preset": preset, "policy.checkpoint": str(shared_tiny), "policy.device": "cpu"}
+    policy = OpenVLAPolicy(build({**values, "camera.keys": ["image"], "camera.topics": ["/image"]}, complete=False))
+    policy.load()
+    native = ask(loaded, observe()).actions[0, 6]
+    assert policy.spec.action[-1].range == ends
+    np.testing.assert_allclose(ask(policy, observe()).actions[0, 6], ends[0] + native * (ends[1] - ends[0]))
 
 
 def test_the_registry_makes_it_and_its_spec_is_the_checkpoints(loaded, shared_tiny):

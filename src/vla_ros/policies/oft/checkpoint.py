@@ -55,13 +55,14 @@ class Weights:
         return produce
 
 
-def read_weights(folder: Path, base: Path | None = None) -> Weights:
+def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
     """Find all tensors of a checkpoint; reads headers, and the component files.
 
     Args:
         folder: The checkpoint.
         base: Folder of the base model, into which the checkpoint's LoRA adapter is merged; None if the
             checkpoint's own shards are final, as published ones are (their ``lora_adapter`` is a left-over).
+        towers: False skips the vision towers of a FiLM checkpoint, which take seconds to merge.
 
     Raises:
         CheckpointError: A file is missing, damaged, twofold, holds more than tensors, or an adapter does not fit.
@@ -81,12 +82,12 @@ def read_weights(folder: Path, base: Path | None = None) -> Weights:
             named = {f"{name}.{key}": tensor for key, tensor in short.items()}
             loaded |= named
             manifest |= _described(named, file)
-    film = component_file(folder, "vision_backbone")
+    film = component_file(folder, "vision_backbone") if towers else None
     if film is not None:
-        towers = merged_towers(read_component(film), film, _adapter_scale(folder))
+        merged = merged_towers(read_component(film), film, _adapter_scale(folder))
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
-        manifest |= _described(towers, film)
-        loaded |= towers
+        manifest |= _described(merged, film)
+        loaded |= merged
     adapter = {}
     if base is not None:
         adapter = lora.read_adapter(lora.adapter_folder(folder), manifest, film is not None)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 
 import numpy as np
-import torch
 
 from vla_ros.config import Config
-from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError, VlaRosError
-from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError
+from vla_ros.policies.base import Progress, Session, no_progress, options_of
 from vla_ros.policies.checkpoint_files import checkpoint_folder
-from vla_ros.policies.devices import choose_device, explain_out_of_memory
+from vla_ros.policies.devices import explain_out_of_memory
 from vla_ros.policies.oft.build import (
     check_chunks,
     check_vision,
@@ -30,18 +28,23 @@ from vla_ros.policies.oft.build import (
     normalize_state,
     plain_inference,
 )
-from vla_ros.policies.oft.checkpoint import layout_of, read_weights
+from vla_ros.policies.oft.checkpoint import Weights, layout_of, read_weights
 from vla_ros.policies.oft.inference import Asked, Chunk, ChunkInference
-from vla_ros.policies.oft.network import OFTModel
+from vla_ros.policies.oft.network import Layout, OFTModel
 from vla_ros.policies.oft.options import OFTOptions
 from vla_ros.policies.oft.processors import OFTResize
-from vla_ros.policies.openvla import memory
-from vla_ros.policies.openvla.actions import QUANTILES, ActionBins, ActionStatistics, choose, read_statistics
-from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.build_engine import fill_quantized
-from vla_ros.policies.openvla.choices import check_attention, choose_dtype, choose_engine
-from vla_ros.policies.openvla.loading import check_weights, empty, fill
-from vla_ros.policies.openvla.policy import LONG_PROMPT, SELF_TEST_INSTRUCTION
+from vla_ros.policies.oft.variant import BOUNDS, Variant
+from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
+from vla_ros.policies.openvla.architecture import Architecture, read_architecture
+from vla_ros.policies.openvla.loading import check_weights, empty
+from vla_ros.policies.openvla.network_policy import (
+    LONG_PROMPT,
+    NATIVE_GRIPPER,
+    SELF_TEST_INSTRUCTION,
+    LoadedNetwork,
+    NetworkPolicy,
+    Placement,
+)
 from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
 from vla_ros.policies.openvla.self_test import two_images
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder, checked_encoder
@@ -50,46 +53,51 @@ from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawIma
 logger = logging.getLogger(__name__)
 
 STATE = "state"
-BOUNDS = {"q99": QUANTILES, "min_max": ("min", "max")}
-GRIPPER = "0..1"
-"""LIBERO's and Bridge's grippers: 0 closed, 1 open."""
 MARGIN = 1e-8
 """Added to the width of every range, as in the published code."""
 
 
 @dataclass(frozen=True)
-class Platform:
-    """Constants that the published code derives from a robot's name.
+class Description:
+    """What the files say before any weight is loaded.
 
     Attributes:
-        chunk: K.
-        action: D.
-        normalization: As ``policy.normalization``.
-        camera_side: As ``policy.camera_side``.
+        folder: The checkpoint.
+        base: Where its shards are: the same, or the base model's.
+        architecture: Sizes of the network.
+        layout: Its variant.
+        weights: Its tensors, unread.
+        statistics: Of the actions.
+        state: Of the state; None where it takes none.
+        spec: Inputs and outputs.
     """
 
-    chunk: int
-    action: int
-    normalization: str = "q99"
-    camera_side: int = 0
-
-
-PLATFORMS = {"libero": Platform(8, 7), "aloha": Platform(25, 14, "min_max", 256), "bridge": Platform(5, 7)}
-"""By the name of the preset."""
+    folder: Path
+    base: Path
+    architecture: Architecture
+    layout: Layout
+    weights: Weights
+    statistics: ActionStatistics
+    state: ActionStatistics | None
+    spec: PolicySpec
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A loaded checkpoint; ``state`` is None if it takes none."""
+class Loaded(LoadedNetwork):
+    """A loaded checkpoint.
+
+    Attributes:
+        state: Normalises the state; None where it takes none.
+        inference: Runs the network.
+    """
 
     model: OFTModel
-    prompt: PromptEncoder
-    bins: ActionBins
-    action: ActionStatistics
     state: ActionStatistics | None
     inference: ChunkInference
-    advice: partial[str]
-    bounds: tuple[str, str]
+
+    def close(self) -> None:
+        """See :class:`~vla_ros.policies.openvla.network_policy.LoadedNetwork`."""
+        self.inference.close()
 
 
 @dataclass
@@ -105,28 +113,59 @@ class OFTSession(Session):
     tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-class OFTPolicy(Policy):
+class OFTPolicy(NetworkPolicy[Loaded]):
     """Answers one to three images, an instruction and possibly a state with a chunk of actions."""
 
     Options = OFTOptions
+    title = "OpenVLA-OFT"
 
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, OFTOptions)
-        self._keys, self._features = config.camera.keys, config.features
-        self._preset = config.preset
+        super().__init__(config, self._options)
+        self._keys, self._features, self._preset = config.camera.keys, config.features, config.preset
+        self._bounds = BOUNDS["q99"]
         self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
-        self._loaded: Loaded | None = None
 
-    @property
-    def loaded(self) -> Loaded:
-        """The network with its preprocessing and postprocessing.
+    def describe(self) -> PolicySpec:
+        """See :class:`~vla_ros.policies.base.Policy`."""
+        return self._describe(towers=False).spec
+
+    def _describe(self, *, towers: bool = True) -> Description:
+        """Read what the files say; without ``towers`` nothing is merged, and no weights can be loaded.
 
         Raises:
-            VlaRosError: :meth:`load` has not been called.
+            CheckpointError: Files are missing, damaged or do not fit together.
+            ConfigError: An option does not fit the checkpoint.
         """
-        if self._loaded is None:
-            raise VlaRosError("OpenVLA-OFT: not loaded; call load() first")
-        return self._loaded
+        options = self._options
+        folder = checkpoint_folder(options.checkpoint)
+        base = checkpoint_folder(options.base) if options.base else folder
+        variant = Variant.of(options, self._preset, self._keys)
+        architecture = read_architecture(base)
+        own = folder if (folder / "dataset_statistics.json").exists() else base
+        self._bounds = variant.bounds
+        statistics = choose(self._statistics(own), options.unnorm_key)
+        dimension = statistics.dimension
+        variant.check(statistics.key, dimension)
+        weights = read_weights(folder, base if options.base else None, towers=towers)
+        layout = layout_of(weights, architecture, folder, len(variant.keys), variant.chunk, dimension)
+        state = choose(self._statistics(own, "proprio"), statistics.key) if layout.state else None
+        if state is not None and state.dimension != layout.state:
+            raise CheckpointError(
+                f"{folder}: proprio_projector takes {layout.state} numbers, the statistics of '{state.key}' have "
+                f"{state.dimension}; the files belong to different checkpoints"
+            )
+        size = (architecture.image_size, architecture.image_size)
+        processor = OFTResize(size, options.crop_area, variant.camera_side)
+        spec = PolicySpec(
+            images=tuple(ImageFeature(key, processor) for key in variant.keys),
+            state=(StateFeature(self._state_key(), size=layout.state),) if layout.state else (),
+            action=self._action(dimension, NATIVE_GRIPPER),
+            dimension=dimension,
+            horizon=layout.chunk,
+            noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
+        )
+        return Description(folder, base, architecture, layout, weights, statistics, state, spec)
 
     def load(self, progress: Progress = no_progress) -> None:
         """Read the checkpoint, check that its parts fit and that memory suffices, test and warm up.
@@ -138,93 +177,24 @@ class OFTPolicy(Policy):
         """
         self.close()
         options = self._options
-        folder = checkpoint_folder(options.checkpoint)
-        base = checkpoint_folder(options.base) if options.base else None
-        platform = PLATFORMS.get(self._preset)
-        chunk = options.chunk or (platform.chunk if platform else 0)
-        if not chunk:
-            raise ConfigError(
-                "policy.chunk: no file of the checkpoint says how many actions a chunk has; set preset (libero: 8, "
-                "aloha: 25, bridge: 5), or policy.name:=oft and policy.chunk"
-            )
-        if platform and chunk != platform.chunk:
-            raise ConfigError(
-                f"policy.chunk: found {chunk}, and preset {self._preset} means {platform.chunk}; leave one out"
-            )
-        normalization = options.normalization
-        if normalization == "auto":
-            normalization = platform.normalization if platform else "q99"
-        side = options.camera_side
-        if side < 0:
-            side = platform.camera_side if platform else 0
-        keys = self._keys[: options.images or None]
-        if len(keys) < options.images:
-            raise ConfigError(
-                f"policy.images: the checkpoint takes {options.images} images, found camera.keys "
-                f"{list(self._keys)}; add the missing cameras, in the order of its training"
-            )
-        if options.threads:
-            torch.set_num_threads(options.threads)
-        device = choose_device(options.device)
-        dtype = choose_dtype(options, device)
-        check_attention(options.attention, device, dtype)
-        fast = choose_engine(options, device) == "graph"
-
-        architecture = read_architecture(base or folder)
-        own = folder if (folder / "dataset_statistics.json").exists() else base or folder
-        bounds = BOUNDS[normalization]
-        action = choose(read_statistics(own, bounds=bounds, margin=MARGIN), options.unnorm_key)
-        if platform and platform.action != action.dimension:
-            raise ConfigError(
-                f"preset: {self._preset} has actions of {platform.action} numbers, the checkpoint's statistics of "
-                f"'{action.key}' have {action.dimension}; it was trained for another robot"
-            )
-        weights = read_weights(folder, base)
-        layout = layout_of(weights, architecture, folder, len(keys), chunk, action.dimension)
-        state = None
-        if layout.state:
-            state = choose(read_statistics(own, "proprio", bounds, MARGIN), action.key)
-            if state.dimension != layout.state:
-                raise CheckpointError(
-                    f"{folder}: proprio_projector takes {layout.state} numbers, the statistics of "
-                    f"'{state.key}' have {state.dimension}; the files belong to different checkpoints"
-                )
-        reserved = len(keys) * architecture.patches - architecture.patches + layout.extras + layout.slots + 1
-        prompt = load_prompt_encoder(base or folder, architecture, "auto", reserved)
-        quantization = "none" if fast else options.quantization
+        found = self._describe()
+        architecture, layout = found.architecture, found.layout
+        where = Placement.choose(options)
+        reserved = (layout.images - 1) * architecture.patches + layout.extras + layout.slots + 1
+        prompt = load_prompt_encoder(found.base, architecture, "auto", reserved)
+        quantization = "none" if where.fast else options.quantization
         model = empty(lambda: OFTModel(architecture, layout, options.attention), quantization)
-        check_weights(model, weights.manifest, folder)
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        need = memory.check_memory(shapes, architecture, dtype, options.quantization, str(device))
-        logger.info("OpenVLA-OFT %s: %s; %s", folder.name, layout, need)
-        progress(0.0, need)
-        advice = partial(memory.advise, shapes, architecture, str(device))
-        with explain_out_of_memory(str(device), advice):
-            torch_dtype = getattr(torch, dtype)
-
-            def partly(share: float, what: str) -> None:
-                progress(0.95 * share, what)
-
-            decoder = None
-            if fast and options.quantization != "none":
-                decoder = fill_quantized(model, weights.produce, device, torch_dtype, options.quantization, partly)
-            else:
-                fill(model, weights.produce, device, torch_dtype, partly)
-            size = (architecture.image_size, architecture.image_size)
-            processor = OFTResize(size, options.crop_area, side)
-            self.spec = PolicySpec(
-                images=tuple(ImageFeature(key, processor) for key in keys),
-                state=(StateFeature(self._state_key(), size=layout.state),) if layout.state else (),
-                action=self._action(action.dimension),
-                dimension=action.dimension,
-                horizon=layout.chunk,
-                noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
-            )
-            progress(0.95, "self-test")
-            inference = self._start(model, prompt, fast, decoder)
+        check_weights(model, found.weights.manifest, found.folder)
+        logger.info("%s %s: %s", self.title, found.folder.name, layout)
+        with self._filled(model, found.weights.produce, found.folder, where, progress) as (decoder, advice):
+            self.spec = found.spec
+            inference = self._start(model, prompt, where.fast, decoder)
             bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-            self._loaded = Loaded(model, prompt, bins, action, state, inference, advice, bounds)
-        progress(1.0, f"OpenVLA-OFT {folder.name} on {device} in {dtype}, un-normalised by '{action.key}'")
+            self._loaded = Loaded(model, prompt, bins, found.statistics, advice, found.state, inference)
+        key = found.statistics.key
+        progress(
+            1.0, f"{self.title} {found.folder.name} on {where.device} in {where.dtype}, un-normalised by '{key}'"
+        )
 
     def start_session(self) -> OFTSession:
         """Start a session with no instruction and fresh noise."""
@@ -262,7 +232,7 @@ class OFTPolicy(Policy):
             chunk = loaded.inference.answer(Asked(images, session.tokens, state, noise))
         answered = time.perf_counter()
         normalized, info = _numbers(loaded, chunk)
-        actions = self._gripper(loaded.action.unnormalize(normalized))
+        actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
         return ActionChunk(
             actions=actions,
             stamp=observation.stamp,
@@ -276,48 +246,13 @@ class OFTPolicy(Policy):
             info={"prompt_tokens": len(session.tokens), **info},
         )
 
-    def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
-        """See :class:`~vla_ros.policies.base.Policy`."""
-        own, folder = self.loaded.action, checkpoint_folder(self._options.checkpoint)
-        found = read_statistics(folder, bounds=self.loaded.bounds, margin=MARGIN)
-        return {
-            key: statistics.unnormalize(normalized)
-            for key, statistics in found.items()
-            if key != own.key and statistics.dimension == own.dimension
-        }
-
-    def close(self) -> None:
-        """Free the weights."""
-        if self._loaded is None:
-            return
-        cuda = self._loaded.model.device.type == "cuda"
-        self._loaded.inference.close()
-        self._loaded = None
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
+    def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
+        return read_statistics(folder, group, self._bounds, MARGIN)
 
     def _state_key(self) -> str:
         """The name of the only state vector that ``features.state`` declares, else :data:`STATE`."""
         declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
         return declared[0] if len(declared) == 1 else STATE
-
-    def _action(self, dimension: int) -> tuple[Part, ...]:
-        """What the numbers are: deltas and a gripper of single arms; of others ``features.action`` says it."""
-        if dimension != PolicySpec.dimension:
-            return ()
-        declared = parse_parts(" + ".join(self._features.action), action=True) if self._features.action else ()
-        ranges = [part.form for part in declared if part.quantity == "gripper" and part.range is not None]
-        return Part("arm", "tip_delta"), Part("arm", "gripper", ranges[0] if len(ranges) == 1 else GRIPPER)
-
-    def _gripper(self, actions: FloatArray) -> FloatArray:
-        """Actions whose gripper is in the range that ``features.action`` names instead of 0 to 1."""
-        column = self.spec.gripper
-        if column is None or not self.spec.action or (ends := self.spec.action[-1].range) is None:
-            return actions
-        actions = actions.copy()
-        actions[:, column] = ends[0] + actions[:, column] * (ends[1] - ends[0])
-        return actions
 
     def _images(self, observation: Observation) -> list[UInt8Array] | list[RawImage]:
         """The images in the spec's order, as the cameras sent them where the engine's device processes them."""
@@ -353,7 +288,7 @@ class OFTPolicy(Policy):
     def _start(
         self, model: OFTModel, prompt: PromptEncoder, fast: bool, decoder: DecoderWeights | None
     ) -> ChunkInference:
-        """The engine's inference if it passes its tests, else plain torch's."""
+        """The inference that runs: the engine's where it passes its tests, else plain torch."""
         options, ids = self._options, prompt.encode(SELF_TEST_INSTRUCTION)
         size = model.architecture.image_size
         pair = two_images(size, size)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +20,23 @@ from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, ImageError, VlaRosError
-from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
+from vla_ros.policies.base import Progress, Session, no_progress, options_of
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
-from vla_ros.policies.devices import choose_device, explain_out_of_memory
-from vla_ros.policies.openvla import lora, memory, reference, self_test
-from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics, choose, read_statistics
+from vla_ros.policies.devices import explain_out_of_memory
+from vla_ros.policies.openvla import lora, reference, self_test
+from vla_ros.policies.openvla.actions import ActionBins, choose
 from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.build_engine import fill_quantized, make_engine
-from vla_ros.policies.openvla.choices import check_attention, choose_dtype, choose_engine
-from vla_ros.policies.openvla.loading import build_empty, check_weights, fill, from_files
-from vla_ros.policies.openvla.model import OpenVLAModel
+from vla_ros.policies.openvla.build_engine import make_engine
+from vla_ros.policies.openvla.loading import build_empty, check_weights, from_files
+from vla_ros.policies.openvla.network_policy import (
+    LONG_PROMPT,
+    SELF_TEST_INSTRUCTION,
+    LoadedNetwork,
+    NetworkPolicy,
+    Placement,
+)
 from vla_ros.policies.openvla.options import OpenVLAOptions
-from vla_ros.policies.openvla.prompt import PromptEncoder, load_prompt_encoder
+from vla_ros.policies.openvla.prompt import load_prompt_encoder
 from vla_ros.policies.openvla.vision_encoder import checked_encoder
 from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
@@ -41,28 +44,21 @@ from vla_ros.vision.processors import ResizeNaive
 
 logger = logging.getLogger(__name__)
 
-SELF_TEST_INSTRUCTION = "pick up the red cube"
-LONG_PROMPT = 80
-"""Tokens of a long prompt. Its program is made ready at the start: it answers while a better one is captured."""
-
 
 @dataclass(frozen=True)
-class Loaded:
+class Loaded(LoadedNetwork):
     """A loaded checkpoint.
 
     Attributes:
-        prompt: Encodes instructions as tokens.
-        bins: Converts tokens to normalised actions.
-        advice: Returns the options to choose when memory runs out.
         engine: Runs instead of ``model``; None on the reference path.
     """
 
-    model: OpenVLAModel
-    prompt: PromptEncoder
-    bins: ActionBins
-    statistics: ActionStatistics
-    advice: partial[str]
     engine: Engine | None = None
+
+    def close(self) -> None:
+        """See :class:`~vla_ros.policies.openvla.network_policy.LoadedNetwork`."""
+        if self.engine is not None:
+            self.engine.close()
 
 
 @dataclass
@@ -94,28 +90,17 @@ class _Asked:
     stamp: int
 
 
-class OpenVLAPolicy(Policy):
+class OpenVLAPolicy(NetworkPolicy[Loaded]):
     """Decodes one action greedily from one image and an instruction."""
 
     Options = OpenVLAOptions
 
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, OpenVLAOptions)
+        super().__init__(config, self._options)
         self._camera = config.camera
         self._image_key = config.camera.keys[0]
-        self.spec = PolicySpec((ImageFeature(self._image_key),))
-        self._loaded: Loaded | None = None
-
-    @property
-    def loaded(self) -> Loaded:
-        """The network with its preprocessing and postprocessing.
-
-        Raises:
-            VlaRosError: :meth:`load` has not been called.
-        """
-        if self._loaded is None:
-            raise VlaRosError("OpenVLA: not loaded; call load() first")
-        return self._loaded
+        self.spec = PolicySpec((ImageFeature(self._image_key),), action=self._action(PolicySpec.dimension, ""))
 
     def load(self, progress: Progress = no_progress) -> None:
         """Read the checkpoint, check that memory suffices and that the model sees, warm up.
@@ -127,65 +112,39 @@ class OpenVLAPolicy(Policy):
             OutOfMemoryError: It does not fit; the text lists the options that would.
         """
         self.close()
-        folder = checkpoint_folder(self._options.checkpoint)
-        base = checkpoint_folder(self._options.base) if self._options.base else folder
-        if self._options.threads:
-            torch.set_num_threads(self._options.threads)
-        device = choose_device(self._options.device)
-        dtype = choose_dtype(self._options, device)
-        check_attention(self._options.attention, device, dtype)
-
+        options = self._options
+        folder = checkpoint_folder(options.checkpoint)
+        base = checkpoint_folder(options.base) if options.base else folder
+        where = Placement.choose(options)
         architecture = read_architecture(base)
         own = folder if (folder / "dataset_statistics.json").exists() else base
-        statistics = choose(read_statistics(own), self._options.unnorm_key)
-        prompt = load_prompt_encoder(base, architecture, self._options.prompt, statistics.dimension)
-        fast = choose_engine(self._options, device) == "graph"
-        # The engine quantises by itself, from the weights as they are stored.
-        quantization = "none" if fast else self._options.quantization
-        model = build_empty(architecture, self._options.attention, quantization)
+        statistics = choose(self._statistics(own), options.unnorm_key)
+        prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
+        model = build_empty(architecture, options.attention, "none" if where.fast else options.quantization)
         manifest = read_manifest(base)
         check_weights(model, manifest, folder)
         produce = from_files(manifest)
         if base is not folder:
             produce = lora.merging(produce, lora.read_adapter(lora.adapter_folder(folder), manifest))
             logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
-
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        need = memory.check_memory(shapes, architecture, dtype, self._options.quantization, str(device))
-        logger.info("OpenVLA %s: %s", folder.name, need)
-        progress(0.0, need)
-        advice = partial(memory.advise, shapes, architecture, str(device))
-        with explain_out_of_memory(str(device), advice):
-            torch_dtype = getattr(torch, dtype)
-
-            def partly(share: float, what: str) -> None:
-                progress(0.95 * share, what)
-
-            weights = None
-            if fast and self._options.quantization != "none":
-                weights = fill_quantized(model, produce, device, torch_dtype, self._options.quantization, partly)
-            else:
-                fill(model, produce, device, torch_dtype, partly)
-            loaded = Loaded(
-                model,
-                prompt,
-                ActionBins(architecture.action_vocab_size, architecture.action_bins),
-                statistics,
-                advice,
-            )
-            progress(0.95, "self-test" if self._options.self_test else "warm-up")
-            self._loaded = loaded
+        with self._filled(model, produce, folder, where, progress) as (weights, advice):
+            bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
+            self._loaded = Loaded(model, prompt, bins, statistics, advice)
+            size = (architecture.image_size, architecture.image_size)
             self.spec = PolicySpec(
-                (ImageFeature(self._image_key, ResizeNaive((architecture.image_size, architecture.image_size))),),
-                action=PolicySpec.action if statistics.dimension == 7 else (),
+                (ImageFeature(self._image_key, ResizeNaive(size)),),
+                action=self._action(statistics.dimension, ""),
                 dimension=statistics.dimension,
             )
             try:
-                self._warm_up(folder, fast, weights)
+                self._warm_up(folder, where.fast, weights)
             except BaseException:
                 self.close()
                 raise
-        progress(1.0, f"OpenVLA {folder.name} on {device} in {dtype}, un-normalised by '{statistics.key}'")
+        progress(
+            1.0,
+            f"{self.title} {folder.name} on {where.device} in {where.dtype}, un-normalised by '{statistics.key}'",
+        )
 
     def start_session(self) -> OpenVLASession:
         """Start a session with no instruction and no previous answer."""
@@ -231,31 +190,6 @@ class OpenVLAPolicy(Policy):
         with explain_out_of_memory(str(loaded.model.device), loaded.advice):
             loaded.engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
         return True
-
-    def other_statistics(self, normalized: FloatArray) -> dict[str, FloatArray]:
-        """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
-
-        For a diagnosis of a wrong ``policy.unnorm_key``; datasets of another dimension are left out.
-        """
-        own = self.loaded.statistics
-        folder = checkpoint_folder(self._options.checkpoint)
-        return {
-            key: statistics.unnormalize(normalized)
-            for key, statistics in read_statistics(folder).items()
-            if key != own.key and statistics.dimension == own.dimension
-        }
-
-    def close(self) -> None:
-        """Free the weights."""
-        if self._loaded is None:
-            return
-        cuda = self._loaded.model.device.type == "cuda"
-        if self._loaded.engine is not None:
-            self._loaded.engine.close()
-        self._loaded = None
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
 
     def _takes_frame(self, observation: Observation) -> bool:
         """Return True if the engine can process the camera's image to the same bits."""
@@ -307,7 +241,7 @@ class OpenVLAPolicy(Policy):
         normalized = loaded.bins.decode(tokens)
         actions = loaded.statistics.unnormalize(normalized)
         return ActionChunk(
-            actions=actions[None],
+            actions=self._with_declared_gripper(actions[None]),
             stamp=asked.stamp,
             normalized=normalized[None],
             tokens=tokens,

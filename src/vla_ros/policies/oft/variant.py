@@ -1,0 +1,101 @@
+"""What no file of an OpenVLA-OFT checkpoint says, from the options and the preset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vla_ros.errors import ConfigError
+from vla_ros.policies.oft.options import OFTOptions
+from vla_ros.policies.openvla.actions import QUANTILES
+
+BOUNDS = {"q99": QUANTILES, "min_max": ("min", "max")}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What the published code takes from a robot's name.
+
+    Attributes:
+        chunk: K.
+        action: D.
+        normalization: As ``policy.normalization``.
+        camera_side: As ``policy.camera_side``.
+    """
+
+    chunk: int
+    action: int
+    normalization: str = "q99"
+    camera_side: int = 0
+
+
+PLATFORMS = {"libero": Platform(8, 7), "aloha": Platform(25, 14, "min_max", 256), "bridge": Platform(5, 7)}
+"""By the name of the preset."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Options with those of the preset filled in.
+
+    Attributes:
+        keys: Of the images that the checkpoint takes, in the order of its training.
+        chunk: K.
+        bounds: Names of the statistics that normalise.
+        camera_side: As ``policy.camera_side``; 0 for none.
+        preset: Name of the preset; "" if it names none of :data:`PLATFORMS`.
+    """
+
+    keys: tuple[str, ...]
+    chunk: int
+    bounds: tuple[str, str]
+    camera_side: int
+    preset: str
+
+    @classmethod
+    def of(cls, options: OFTOptions, preset: str, keys: Sequence[str]) -> Variant:
+        """Resolve ``options``; ``keys`` are those of all cameras.
+
+        Raises:
+            ConfigError: Something is not said, said in two ways, or cameras are missing.
+        """
+        platform = PLATFORMS.get(preset)
+        chunk = options.chunk or (platform.chunk if platform else 0)
+        if not chunk:
+            raise ConfigError(
+                "policy.chunk: no file of the checkpoint says how many actions a chunk has; set preset (libero: 8, "
+                "aloha: 25, bridge: 5), or policy.name:=oft and policy.chunk"
+            )
+        if platform and chunk != platform.chunk:
+            raise ConfigError(
+                f"policy.chunk: found {chunk}, and preset {preset} means {platform.chunk}; leave one out"
+            )
+        if len(keys) < options.images:
+            raise ConfigError(
+                f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
+                "add the missing cameras, in the order of its training"
+            )
+        known = platform or Platform(chunk, 0)
+        named = options.normalization
+        return cls(
+            tuple(keys[: options.images or None]),
+            chunk,
+            BOUNDS[known.normalization if named == "auto" else named],
+            known.camera_side if options.camera_side < 0 else options.camera_side,
+            preset if platform else "",
+        )
+
+    def check(self, key: str, dimension: int) -> None:
+        """Refuse statistics of another robot than the preset's.
+
+        Args:
+            key: Name of the statistics.
+            dimension: Numbers per action in them.
+
+        Raises:
+            ConfigError: They are.
+        """
+        if self.preset and dimension != PLATFORMS[self.preset].action:
+            raise ConfigError(
+                f"preset: {self.preset} has actions of {PLATFORMS[self.preset].action} numbers, the checkpoint's "
+                f"statistics of '{key}' have {dimension}; it was trained for another robot"
+            )
