@@ -122,7 +122,9 @@ class FloatResize:
 
 @dataclass(frozen=True)
 class JpegRoundTrip:
-    """The loss of TensorFlow's JPEG encoder and decoder with their defaults."""
+    """The loss of TensorFlow's JPEG encoder and decoder with their defaults, for images of ``size``."""
+
+    size: tuple[int, int]
 
 
 Resampling = tuple[FixedPointResize | BilinearCrop | FloatResize | Padding | JpegRoundTrip, ...]

@@ -46,7 +46,7 @@ class Accounting(Runner):
         self.forgotten = []
 
     def forget(self, target):
-        self.forgotten.append(tuple(target.shape[1:3]))
+        self.forgotten.append(tuple(target.shape[:2]))
 
 
 class Capturing(Runner):
@@ -129,7 +129,7 @@ def test_what_was_not_used_for_long_is_freed():
     for height in (*range(40, 48), 40, 50, 51):
         resized(resizer, RawImage(noise(height, 60), processor=SMALL))
     assert runner.forgotten == [(41, 60), (42, 60)]
-    frames = [RawImage(noise(30 + row, 60), processor=SMALL) for row in range(12)]
+    frames = [RawImage(noise(60 + row, 60), processor=SMALL) for row in range(12)]
     assert len(resized(resizer, *frames)) == 12
     resizer.clear()
     assert len(runner.forgotten) == 10 + 12
@@ -168,7 +168,7 @@ def test_graphs_of_sizes_that_went_away_are_freed(background):
     resizer.clear()
 
 
-def test_frames_of_one_batch_have_graphs_of_their_own():
+def test_frames_of_one_batch_share_a_graph():
     runner = Capturing()
     resizer = ImageResizer((28, 28), CPU, runner)
     for seed in range(3):
@@ -176,8 +176,8 @@ def test_frames_of_one_batch_have_graphs_of_their_own():
         for found, frame in zip(resized(resizer, *frames), frames, strict=True):
             assert np.array_equal(found, process(frame))
         assert resizer.wait(30)
-    assert len(runner.graphs_made) == 3
-    assert {made().replays for made in runner.graphs_made} <= {2, 3}
+    (graph,) = runner.graphs_made
+    assert graph().replays in (2, 3)
 
 
 def test_a_size_that_cannot_be_captured_is_resized_without(monkeypatch, caplog):

@@ -250,9 +250,9 @@ class Engine:
             images = [request.image for request in requests if isinstance(request.image, np.ndarray)]
             runner.upload(graphs.images, images[0][None] if batch == 1 else np.stack(images))
         elif len(frames) == batch:
-            slots = self._resizer.upload(frames)
+            uploaded = self._resizer.upload(frames)
             marks.append(runner.mark())
-            self._resizer.resize(slots, graphs.images)
+            self._resizer.resize(uploaded, graphs.images)
             names.append("preprocess")
         else:
             raise ConfigError(f"engine: {len(frames)} of {batch} images are the camera's; expected all or none")

@@ -249,9 +249,9 @@ class FlowEngine:
         frames = [image for image in images if isinstance(image, RawImage)]
         marks, names = [runner.mark()], ["upload"]
         if frames:
-            slots = self._resizer.upload(frames)
+            uploaded = self._resizer.upload(frames)
             marks.append(runner.mark())
-            self._resizer.resize(slots, graphs.images)
+            self._resizer.resize(uploaded, graphs.images)
             names.append("preprocess")
         else:
             runner.upload(graphs.images, np.stack([image for image in images if isinstance(image, np.ndarray)]))

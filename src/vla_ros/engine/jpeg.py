@@ -6,9 +6,8 @@ inverse DCT, smooth upsampling. All of it is integer arithmetic; Huffman coding 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +32,8 @@ _AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.54119610
 """Factors along each axis that the fast inverse DCT expects in its coefficients."""
 
 
-class _Constants(NamedTuple):
-    """Matrices int32 [outputs, inputs] and tables on one device.
+class _Transforms(NamedTuple):
+    """Matrices int32 [outputs, inputs].
 
     Attributes:
         to_ycc: [3, 3], with ``ycc_offsets`` [3].
@@ -44,8 +43,6 @@ class _Constants(NamedTuple):
         before: [5, 8], of an inverse DCT: what its products take.
         factors: [5], of the products, in multiples of 2^-8.
         after: [8, 13], takes the input with the products behind it.
-        steps: [2, 8, 8], quantisation of luma and chroma coefficients, which are 8 times too large.
-        scales: [2, 8, 8], of their inverse.
     """
 
     to_ycc: Tensor
@@ -55,64 +52,81 @@ class _Constants(NamedTuple):
     before: Tensor
     factors: Tensor
     after: Tensor
-    steps: Tensor
-    scales: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device) -> _Transforms:
+        offsets = (1 << 15, (128 << 16) + (1 << 15) - 1, (128 << 16) + (1 << 15) - 1)
+        arrays = _TO_YCC, offsets, _FROM_CHROMA, _forward(), *_fast_inverse()
+        return cls(*(_int32(one, device) for one in arrays))
 
 
-def round_trip(images: Tensor) -> Tensor:
-    """What encoding and decoding leave of uint8 images [B, H, W, 3], in the same shape."""
-    batch, height, width, _ = images.shape
-    constants = _constants(images.device)
-    ycc = (_multiply(images, constants.to_ycc) + constants.ycc_offsets) >> 16
-    luma, chroma = ycc[..., 0], ycc[..., 1:].permute(0, 3, 1, 2).flatten(0, 1)
-    chroma = _extend(chroma, height % 2, -width % 16)
-    quads = chroma[:, ::2, ::2] + chroma[:, ::2, 1::2] + chroma[:, 1::2, ::2] + chroma[:, 1::2, 1::2]
-    small = (quads + 1 + torch.arange(quads.shape[2], device=images.device) % 2) >> 2
-    luma, small = _code(
-        (_extend(luma, -height % 16, -width % 16), _extend(small, -small.shape[1] % 8, 0)), constants
-    )
-    rows, columns = -(-height // 2), -(-width // 2)
-    large = _upsample(_upsample(small[:, :rows, :columns], 1, 0, 0, 0), 2, 8, 7, 4)[:, :height, :width]
-    colour = large.reshape(batch, 2, height, width).permute(0, 2, 3, 1) - 128
-    added = (_multiply(colour, constants.from_chroma) + (1 << 15)) >> 16
-    return (luma[:, :height, :width, None] + added).clamp_(0, 255).byte()
+def make_round_trip(size: tuple[int, int], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Encoding and decoding for uint8 images [B, *size, 3], on ``device``; columns must be at least five."""
+    height, width = size
+    transforms = _Transforms.on(device)
+    rows, columns = -(-height // 16) * 2, -(-width // 16) * 2  # blocks of luma; of chroma half as many
+    small_rows = -(-height // 16)
+    tables = np.clip((np.array([_LUMA, _CHROMA]) * 10 + 50) // 100, 1, 255)  # quality 95
+    tables = np.repeat(tables, [rows * columns, 2 * small_rows * columns // 2], axis=0)
+    aan = np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64)
+    steps = _int32(8 * tables, device)  # coefficients are 8 times too large
+    half, scales = steps // 2, _int32((tables * aan + (1 << 11)) >> 12, device)
+    dither = _int32(1 + np.arange(columns * 4) % 2, device)
+    up, across = _neighbours(-(-height // 2), device), _neighbours(-(-width // 2), device)
+    rounding = _int32((8, 7), device)
+
+    def round_trip(images: Tensor) -> Tensor:
+        batch = len(images)
+        ycc = (_multiply(images, transforms.to_ycc) + transforms.ycc_offsets) >> 16
+        luma = _extend(ycc[..., 0], 8 * rows - height, 8 * columns - width)
+        chroma = _extend(ycc[..., 1:].permute(0, 3, 1, 2).flatten(0, 1), height % 2, 8 * columns - width)
+        quads = chroma[:, ::2, ::2] + chroma[:, ::2, 1::2] + chroma[:, 1::2, ::2] + chroma[:, 1::2, 1::2]
+        small = (quads + dither) >> 2
+        small = _extend(small, 8 * small_rows - small.shape[1], 0)
+        blocks = torch.cat([_to_blocks(luma, batch), _to_blocks(small, batch)], 1) - 128
+        coefficients = (_multiply(blocks, transforms.forward) + (1 << 10)) >> 11
+        coefficients = (_multiply(coefficients.mT, transforms.forward) + (1 << 14)).mT >> 15
+        levels = (coefficients.abs() + half).div_(steps, rounding_mode="floor") * coefficients.sign()
+        coded = _inverse(_inverse((levels * scales).mT, transforms).mT, transforms)
+        decoded = ((coded >> 5) + 128).clamp_(0, 255)
+        luma = _from_blocks(decoded[:, : rows * columns], batch, rows)[:, :height, :width]
+        small = _from_blocks(decoded[:, rows * columns :], 2 * batch, small_rows)[:, : len(up), : len(across)]
+        # Three quarters of the nearest sample and one of the next, along both axes.
+        tall = torch.add(small[:, up], small[:, :, None], alpha=3).flatten(1, 2)
+        large = (torch.add(tall[:, :, across], tall[..., None], alpha=3) + rounding).flatten(2, 3) >> 4
+        colour = large[:, :height, :width].reshape(batch, 2, height, width).permute(0, 2, 3, 1) - 128
+        added = (_multiply(colour, transforms.from_chroma) + (1 << 15)) >> 16
+        return (added + luma[..., None]).clamp_(0, 255).byte()
+
+    return round_trip
 
 
-def _code(planes: Sequence[Tensor], constants: _Constants) -> list[Tensor]:
-    """Quantise the 8 x 8 blocks of the planes [N, H, W] of luma and of chroma in the frequency domain."""
-    split = [one.view(len(one), one.shape[1] // 8, 8, one.shape[2] // 8, 8).transpose(2, 3) for one in planes]
-    blocks = torch.cat([one.reshape(-1, 8, 8) for one in split]) - 128
-    counts = [one[..., 0, 0].numel() for one in split]
-    steps, scales = (
-        torch.cat([one.expand(count, 8, 8) for one, count in zip(table, counts, strict=True)])
-        for table in (constants.steps, constants.scales)
-    )
-    forward = constants.forward
-    across = (_multiply(blocks, forward) + (1 << 10)) >> 11
-    large = (_multiply(across.mT, forward) + (1 << 14)).mT >> 15
-    levels = (large.abs() + steps // 2).div(steps, rounding_mode="floor") * large.sign()
-    down = _inverse((levels * scales).mT, constants).mT
-    decoded = torch.split(((_inverse(down, constants) >> 5) + 128).clamp_(0, 255), counts)
-    return [
-        part.view(one.shape).transpose(2, 3).reshape(plane.shape)
-        for part, one, plane in zip(decoded, split, planes, strict=True)
-    ]
-
-
-def _inverse(x: Tensor, constants: _Constants) -> Tensor:
+def _inverse(x: Tensor, transforms: _Transforms) -> Tensor:
     """The fast inverse DCT along the last axis; its five products are cut off, as libjpeg does."""
-    products = (_multiply(x, constants.before) * constants.factors) >> 8
-    return _multiply(torch.cat([x, products], -1), constants.after)
+    products = (_multiply(x, transforms.before) * transforms.factors) >> 8
+    return _multiply(torch.cat([x, products], -1), transforms.after)
 
 
-def _upsample(x: Tensor, axis: int, even: int, odd: int, bits: int) -> Tensor:
-    """Twice the samples along an axis: three quarters of the nearest, one of the next, times 4 without ``bits``."""
-    count = x.shape[axis]
-    at = torch.arange(count, device=x.device)
-    before, after = (x.index_select(axis, (at + step).clamp(0, count - 1)) for step in (-1, 1))
-    return torch.stack([(3 * x + before + even) >> bits, (3 * x + after + odd) >> bits], axis + 1).flatten(
-        axis, axis + 1
-    )
+def _to_blocks(planes: Tensor, batch: int) -> Tensor:
+    """Planes [N, H, W] to blocks [batch, blocks, 8, 8]."""
+    count, height, width = planes.shape
+    return planes.reshape(count, height // 8, 8, width // 8, 8).transpose(2, 3).reshape(batch, -1, 8, 8)
+
+
+def _from_blocks(blocks: Tensor, count: int, rows: int) -> Tensor:
+    """The inverse, for ``count`` planes of ``rows`` blocks down."""
+    grid = blocks.reshape(count, rows, -1, 8, 8)
+    return grid.transpose(2, 3).reshape(count, rows * 8, grid.shape[2] * 8)
+
+
+def _neighbours(count: int, device: torch.device) -> Tensor:
+    """Int64 [count, 2]: the sample before and the one behind each, or itself at the border."""
+    at = torch.arange(count, device=device)[:, None] + torch.tensor([-1, 1], device=device)
+    return at.clamp_(0, count - 1)
+
+
+def _int32(values: Any, device: torch.device) -> Tensor:
+    return torch.tensor(np.asarray(values), dtype=torch.int32, device=device)
 
 
 def _extend(planes: Tensor, rows: int, columns: int) -> Tensor:
@@ -125,18 +139,6 @@ def _extend(planes: Tensor, rows: int, columns: int) -> Tensor:
 def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
     """``x @ matrix.T`` in int32, which no library has on a GPU."""
     return (x[..., None, :] * matrix).sum(-1, dtype=torch.int32)
-
-
-@cache
-def _constants(device: torch.device) -> _Constants:
-    tables = np.array([_LUMA, _CHROMA])
-    tables = np.clip((tables * 10 + 50) // 100, 1, 255)  # quality 95
-    aan = np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64)
-    arrays = (
-        _TO_YCC, (1 << 15, (128 << 16) + (1 << 15) - 1, (128 << 16) + (1 << 15) - 1), _FROM_CHROMA, _forward(),
-        *_fast_inverse(), 8 * tables, (tables * aan + (1 << 11)) >> 12,
-    )  # fmt: skip
-    return _Constants(*(torch.tensor(np.asarray(one), dtype=torch.int32, device=device) for one in arrays))
 
 
 def _forward() -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vla_ros.engine.jpeg import round_trip
+from vla_ros.engine.jpeg import make_round_trip
 from vla_ros.errors import ConfigError
 from vla_ros.types import BilinearCrop, FixedPointResize, FloatResize, ImageProcessor, JpegRoundTrip, Padding
 from vla_ros.vision.resample import PRECISION_BITS
@@ -95,7 +95,7 @@ def make_pipeline(
         raise ConfigError(f"camera.pipeline: {processor} runs on the host; hand its images over processed")
     makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
         BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
-        JpegRoundTrip: lambda step, device: round_trip,
+        JpegRoundTrip: lambda step, device: make_round_trip(step.size, device),
     }  # fmt: skip
     steps = [makers[type(step)](step, device) for step in resampling]
 

@@ -32,13 +32,13 @@ def on_device(raw: RawImage) -> bool:
 
 @dataclass(eq=False)
 class Slot:
-    """Buffers for images of one camera, size and processor, and the resize as launches or as a graph.
+    """Buffers for N images of one size, orientation and processor, and the resize as launches or as a graph.
 
     Attributes:
-        pixels: Uint8 [1, H, W, 3].
-        pipeline: From those to uint8 [1, height, width, 3].
+        pixels: Uint8 [N, H, W, 3].
+        pipeline: From those to uint8 [N, height, width, 3].
         captured: The same as one graph that writes to ``resized``; None before it is captured.
-        resized: Uint8 [height, width, 3], written by nothing but ``captured``.
+        resized: Uint8 [N, height, width, 3], written by nothing but ``captured``.
     """
 
     pixels: Tensor
@@ -50,9 +50,9 @@ class Slot:
 class ImageResizer:
     """Uploads camera images and resizes them. Not thread-safe.
 
-    Buffers and weights are made for the first image of a size, which takes some milliseconds once; a camera may
-    change its resolution at any time. That image is resized launch by launch, while a second thread captures the
-    launches as one graph for the following ones.
+    Images of one kind are processed together. Their buffers and weights are made for the first of them, which takes
+    some milliseconds once; a camera may change its resolution at any time. The first are resized launch by launch,
+    while a second thread captures the launches as one graph for the following ones.
 
     Args:
         size: (height, width) of the result.
@@ -70,31 +70,42 @@ class ImageResizer:
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last that was asked for; they run one after the other
 
-    def upload(self, images: Sequence[RawImage]) -> list[Slot]:
+    def upload(self, images: Sequence[RawImage]) -> list[tuple[Slot, list[int]]]:
         """Start copying; the images' memory may be reused immediately.
+
+        Returns:
+            For each kind of image its slot, and the places of its images in ``images``.
 
         Raises:
             ImageError: An image is not uint8 [H, W, 3] with pixels.
             ConfigError: The pipeline or orientation is unknown, or not one that the device can do alone.
         """
-        slots = []
+        kinds: dict[tuple[tuple[int, ...], str, ImageProcessor | None], list[int]] = {}
         for index, image in enumerate(images):
             require_image(image.pixels)
-            slot = self._slot(index, image)
-            self._runner.upload(slot.pixels, image.pixels)
-            slots.append(slot)
-        self._most = max(self._most, len(images))
-        self._keep(self._most)
-        return slots
+            kinds.setdefault((image.pixels.shape, image.orientation, image.processor), []).append(index)
+        uploaded = []
+        for kind, places in kinds.items():
+            slot = self._slot((len(places), *kind))
+            for buffer, index in zip(slot.pixels, places, strict=True):
+                self._runner.upload(buffer, images[index].pixels)
+            uploaded.append((slot, places))
+        self._keep(max(_KEPT, len(kinds)))
+        return uploaded
 
-    def resize(self, slots: Sequence[Slot], target: Tensor) -> None:
+    def resize(self, uploaded: Sequence[tuple[Slot, list[int]]], target: Tensor) -> None:
         """Turn, crop and resize the uploaded images to uint8 [B, height, width, 3]."""
-        for row, slot in enumerate(slots):
+        for slot, places in uploaded:
             if slot.captured is None or slot.resized is None:
-                target[row] = slot.pipeline(slot.pixels)[0]
+                resized = slot.pipeline(slot.pixels)
             else:
                 slot.captured()
-                target[row] = slot.resized
+                resized = slot.resized
+            if len(places) == len(target):
+                target.copy_(resized)
+                continue
+            for image, place in zip(resized, places, strict=True):
+                target[place] = image
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for captures; return False after ``timeout`` seconds."""
@@ -108,15 +119,13 @@ class ImageResizer:
             self._worker = self._capturing = None
         self._keep(0)
 
-    def _slot(self, index: int, image: RawImage) -> Slot:
-        shape, processor = image.pixels.shape, image.processor
-        # The index: two images of one batch must not share a buffer.
-        kind = (index, shape, image.orientation, processor)
+    def _slot(self, kind: _Kind) -> Slot:
         if kind not in self._slots:
+            count, (height, width, _), orientation, processor = kind
             if processor is None or processor.size != self._size:
                 raise ConfigError(f"camera.pipeline: {processor} does not make images of {self._size}")
-            pipeline = make_pipeline(processor, (shape[0], shape[1]), self._device, image.orientation)
-            pixels = torch.empty((1, *shape), dtype=torch.uint8, device=self._device)
+            pipeline = make_pipeline(processor, (height, width), self._device, orientation)
+            pixels = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self._device)
             self._slots[kind] = slot = Slot(pixels, pipeline)
             self._capture_soon(slot)
         self._slots.move_to_end(kind)
@@ -134,10 +143,10 @@ class ImageResizer:
 
     def _capture(self, slot: Slot) -> None:
         """Capture the resize. The graph only reads the pixels, which may be uploaded meanwhile."""
-        resized = torch.zeros((*self._size, 3), dtype=torch.uint8, device=self._device)
+        resized = torch.zeros((len(slot.pixels), *self._size, 3), dtype=torch.uint8, device=self._device)
 
         def stage() -> None:
-            resized.copy_(slot.pipeline(slot.pixels)[0])
+            resized.copy_(slot.pipeline(slot.pixels))
 
         try:
             captured = self._runner.capture(stage)
@@ -153,4 +162,5 @@ class ImageResizer:
         """Free the least recently used slots, so that changing sizes do not fill the memory."""
         while len(self._slots) > count:
             _, oldest = self._slots.popitem(last=False)
-            self._runner.forget(oldest.pixels)
+            for buffer in oldest.pixels:
+                self._runner.forget(buffer)

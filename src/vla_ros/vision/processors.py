@@ -151,7 +151,7 @@ class LiberoResize(_Resize):
         """Integers or single float32 operations; libjpeg decodes images below five columns in another way."""
         if source[1] < 5:
             return None
-        return (JpegRoundTrip(), *resample.lanczos3_steps(source, self.size), *self._crop_steps())
+        return (JpegRoundTrip(source), *resample.lanczos3_steps(source, self.size), *self._crop_steps())
 
     def _crop(self, image: UInt8Array) -> UInt8Array:
         return image if self.crop_area == 1.0 else crop_center(image, self.crop_area, self.size)
