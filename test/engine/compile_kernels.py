@@ -85,6 +85,7 @@ def compile_few_rows(kind: str) -> None:
     sums = {"squares": "*fp64", "next_squares": "*fp64", "norm": B, "scaled": B, "eps": "fp32"}
     rows = "*fp16" if kind == "fp8" else B
     sums["scaled"] = rows
+    splits = {"partial": "*fp32", "split_counters": "*i32"}
     types = {"x": rows, "weight": weight, "scale": scale, "out": B, **sums}
     cache = {"positions": "*i32", "cosine": B, "sine": B, "query": B, "keys": B, "values": B}
     heads = {"HEADS": HEADS, "KV_HEADS": HEADS, "HEAD": HEAD}
@@ -106,7 +107,7 @@ def compile_few_rows(kind: str) -> None:
         compile_kernel(name, kernel, types, every, config.warps, config.stages)
 
     for role, inputs in (("o_proj", HIDDEN), ("down_proj", 11008)):
-        skinny(role, linear.add_kernel, inputs, types)
+        skinny(role, linear.add_kernel, inputs, {**types, **splits}, SPLIT_K=SKINNY_CONFIGS[role, kind].split_k)
     if kind == "dense":
         skinny("lm_head", linear.lm_head_kernel, HIDDEN, {**types, "out": "*fp32"})
     for rows in (8, 16, 32) if kind in BITS else (16,):
@@ -199,6 +200,10 @@ def main() -> None:
     }
     every = {**sizes, **blocks}
     compile_kernel("attend", attention.attend_kernel, cache, every, ATTENTION_CONFIG.warps, ATTENTION_CONFIG.stages)
+    both_ways = {**sizes, "BLOCK_R": 64, "BLOCK_C": 64, "PRECISION": "tf32"}
+    compile_kernel(
+        "attend both ways", attention.attend_both_ways_kernel, {**cache, "length": "*i32"}, both_ways, 4, 3
+    )
     types = {"logits": "*fp32", "tokens": "*i64", "margins": "*fp32"}
     compile_kernel("choose", attention.choose_kernel, types, {"BLOCK": 8192}, 16, 3)
     for name, out, constants in (
@@ -220,7 +225,7 @@ def main() -> None:
     )
     types |= {"out": "*fp8e4nv"}
     compile_kernel(
-        "silu fp8", pointwise.silu_multiply_kernel, types, {"BLOCK": 16384, "SCALED": True, "FP8": True}, 16, 3
+        "silu fp8", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "SCALED": True, "FP8": True}, 8, 3
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from vla_ros.engine.decoder import decode, verify
+from vla_ros.engine.decoder import decode, parallel, verify
 from vla_ros.engine.kernel_check import check_products
 from vla_ros.engine.ops import KVCache, Ops, Residual, prompt_positions, rounded
 from vla_ros.engine.shapes import LlmShape
@@ -21,7 +21,7 @@ from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, AttentionConfig, Ge
 from vla_ros.engine.triton_ops import TritonOps
 from vla_ros.engine.weights import KINDS, DecoderWeights, Layer, Matrix, dequantize, quantize, rotary_tables
 
-SHAPE = LlmShape(80, 64, 96, 1, 4, 2, 16, 1e-6, 10000.0, 64, 1)
+SHAPE = LlmShape(80, 64, 96, 1, 4, 2, 16, 1e-6, 10000.0, 128, 1)
 
 
 def prepare_interpreter() -> None:
@@ -112,7 +112,7 @@ def many_groups(kind: str, dtype: torch.dtype, bound: float) -> None:
     matrices = [
         quantize(torch.randn(32, width, generator=generator).to(dtype), kind, "down_proj") for width in (680, 768)
     ]
-    configs = (SkinnyConfig(16, 512, 4, 4), SkinnyConfig(32, 256, 2, 3), SkinnyConfig(16, 1024, 4, 3))
+    configs = (SkinnyConfig(16, 512, 4, 4, 2), SkinnyConfig(32, 256, 2, 3, 3), SkinnyConfig(16, 1024, 4, 3))
     for number, (rows, config) in enumerate(
         zip((1, 9, PACKED_ROWS + 3, SKINNY + 6, SKINNY + 16), (*configs, *configs[:2]), strict=True)
     ):
@@ -168,14 +168,20 @@ def main(kind: str, name: str) -> None:
     for row in range(3):
         single = verify(weights, ours, again, tokens[:, row : row + 1], start + row)
         assert torch.equal(single[:, 0], logits[:, row]), f"row {row} depends on its neighbours"
-    if kind == "none":
-        shared = TritonOps(attention=AttentionConfig(block_c=2, warps=4, stages=2, splits=3))
-        logits_of = {
-            count: verify(weights, shared, poisoned(weights), tokens[:, :count], start) for count in (3, 1)
-        }
-        close("shared heads", logits_of[3], logits, bound)  # some programs see nothing, and some rows
-        assert torch.equal(logits_of[1][:, 0], logits_of[3][:, 0])
+    # Programs that share the inputs of a tile, or a head: another order of summation, the same for any number of rows.
+    layer = weights.layers[0]
+    shared = {
+        (one.role, one.kind): replace(ours.configs[one.role, one.kind], block_k=128, split_k=3)
+        for one in (layer.o_proj, layer.down_proj)
+    }
+    others = {"shared inputs": TritonOps(shared)}
+    if kind == "none":  # some programs see nothing, and some rows
+        others["shared heads"] = TritonOps(attention=AttentionConfig(block_c=2, warps=4, stages=2, splits=3))
         check_choice(ours, theirs, generator)
+    for what, other in others.items():
+        logits_of = {count: verify(weights, other, poisoned(weights), tokens[:, :count], start) for count in (3, 1)}
+        close(what, logits_of[3], logits, bound)
+        assert torch.equal(logits_of[1][:, 0], logits_of[3][:, 0])
     chosen, margins = decode(weights, ours, cache, tokens[:, 3], start + 3, 1)
     assert chosen.shape == (2, 1)
     assert margins.isfinite().all()
@@ -205,6 +211,18 @@ def main(kind: str, name: str) -> None:
         close("residual", ops.norm(weights, added), theirs.norm(weights, expected), bound)
         if packed:
             close("dequantised", ops._dequantize(layer.down_proj, dtype), dequantize(layer.down_proj, dtype), bound)
+
+    # A whole sequence, in which every row sees every other but the padding.
+    for size, length in ((70, 70), (90, 67), (5, 3)):
+        sequence = torch.randn(1, size, weights.shape.hidden_size, generator=generator).to(dtype)
+        sequence[:, length:] *= 50
+        wanted, count = torch.arange(1, length), torch.tensor([length], dtype=torch.int32)
+        caches = [KVCache.allocate(weights, 1, size, layers=1) for _ in range(2)]
+        states = [
+            parallel(weights, ops, cache, sequence, wanted, count)
+            for ops, cache in zip((ours, theirs), caches, strict=True)
+        ]
+        close(f"{length} of {size} rows", *states, max(bound, 5e-2 if kind == "fp8" else 0))
 
     if kind != "fp8" or dtype != torch.float32:  # FP8 computes in 16 bits, and has bounds for these alone
         check_products(ours, weights)  # what the engine asks itself at the start

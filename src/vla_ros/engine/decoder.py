@@ -9,8 +9,6 @@ read.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -102,7 +100,7 @@ def decode(
 
 
 def parallel(
-    weights: DecoderWeights, ops: Ops, cache: KVCache, sequence: Tensor, wanted: Tensor, mask: Tensor | None
+    weights: DecoderWeights, ops: Ops, cache: KVCache, sequence: Tensor, wanted: Tensor, length: Tensor | None
 ) -> Tensor:
     """Run a whole sequence once; every position sees every other, as in parallel decoding.
 
@@ -112,16 +110,14 @@ def parallel(
         cache: Room for S positions; may be one layer that all layers share.
         sequence: Embeddings [1, S, hidden].
         wanted: Int64 [R], the positions whose states are returned.
-        mask: [1, 1, 1, S], added to the scores: 0, minus infinity for padding; None without any.
+        length: Int32 [1], positions before the padding; None without any.
 
     Returns:
         Hidden states after the final norm, [1, R, hidden].
     """
     final = len(weights.layers) - 1
     stream = ops.start(sequence, weights.layers[0].attention_norm)
-    everywhere = replace(
-        ops.locate(weights, cache, prompt_positions(sequence), prompt=True), causal=False, mask=mask
-    )
+    everywhere = ops.locate_both_ways(weights, cache, prompt_positions(sequence), length)
     for index in range(final):
         stream = _layer(weights, ops, cache, index, stream, everywhere)
     # The last layer needs all keys and values, but only the wanted rows of the rest.

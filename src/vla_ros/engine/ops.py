@@ -7,7 +7,7 @@ B observations, R rows each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -62,8 +62,9 @@ class Positions:
         sine: The same.
         slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
         end: Cache positions that torch reads.
-        mask: Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores);
-            None if causality or nothing hides any.
+        mask: Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores); None if
+            causality or nothing hides any, or if Triton's kernels go by ``length``.
+        length: Int32 [1], positions of a bidirectional prompt in front of its padding; None without padding.
         rows_dtype: Type of what attention of few rows returns; None for that of its queries.
     """
 
@@ -75,6 +76,7 @@ class Positions:
     end: int = 0
     mask: Tensor | None = None
     causal: bool = True
+    length: Tensor | None = None
     rows_dtype: torch.dtype | None = None
 
 
@@ -132,6 +134,17 @@ class Ops:
         cosine, sine = weights.cosine[at][:, :, None], weights.sine[at][:, :, None]
         slots = at.long()[:, None, :, None].expand(-1, shape.kv_heads, -1, shape.head_dim)
         return Positions(at, prompt, cosine, sine, slots, *self._visible(at, cache.keys[0].shape[2]))
+
+    def locate_both_ways(
+        self, weights: DecoderWeights, cache: KVCache, at: Tensor, length: Tensor | None
+    ) -> Positions:
+        """Prepare a prompt whose rows see each other in both directions, up to ``length``, int32 [1]."""
+        mask = None
+        if length is not None:
+            # Added to scores, in their type: attention would convert a boolean mask in every layer.
+            mask = torch.zeros(at.shape[1], dtype=weights.dtype, device=at.device)
+            mask = mask.masked_fill(at[0] >= length, float("-inf"))[None, None, None]
+        return replace(self.locate(weights, cache, at, prompt=True), causal=False, mask=mask)
 
     def start(self, hidden: Tensor, norm: Tensor) -> Residual:
         """Begin the residual stream of a prompt: ``hidden`` [B, R, hidden] in front of a norm."""

@@ -24,12 +24,15 @@ class SkinnyConfig:
             the warps, and add them up after the loop.
         warps: Warps per program.
         stages: Pipeline stages: one iteration is multiplied while the others load.
+        split_k: Programs that share a tile's inputs (``o_proj``, ``down_proj``). It determines the order of
+            summation, as ``block_k`` does.
     """
 
     block_n: int = 16
     block_k: int = 256
     warps: int = 4
     stages: int = 4
+    split_k: int = 1
 
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
         """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.

@@ -6,7 +6,7 @@ weight and sums its squares; the next product divides its sums by the root of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -38,11 +38,13 @@ class PrescaledResidual(Residual):
         scaled: ``hidden * norm``.
         squares: Float64, one per row: the sum of the squares of ``hidden``.
         next_squares: Room for those of the next norm, zeros.
+        split_counters: Int32 zeros, more than a product has tiles.
     """
 
     scaled: Tensor
     squares: Tensor
     next_squares: Tensor
+    split_counters: Tensor
 
 
 class TritonOps(Ops):
@@ -85,7 +87,8 @@ class TritonOps(Ops):
             table, index.contiguous(), hidden, norm, scaled, sums[0], sums[1], N=width,
             BLOCK=triton.next_power_of_2(width), num_warps=8,
         )  # fmt: skip
-        return PrescaledResidual(hidden, norm, scaled, sums[0], sums[1])
+        counters = table.new_zeros(SKINNY // 8 * width // 8, dtype=torch.int32)  # of the smallest tiles
+        return PrescaledResidual(hidden, norm, scaled, sums[0], sums[1], counters)
 
     def qkv(
         self, weights: DecoderWeights, index: int, stream: Residual, positions: Positions, cache: KVCache
@@ -116,10 +119,12 @@ class TritonOps(Ops):
 
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
         """See :class:`~vla_ros.engine.ops.Ops`."""
-        if positions.prompt:
-            return super().attend(query, cache, index, positions)
         keys, values = cache.keys[index], cache.values[index]
         batch, rows, heads, head = query.shape
+        if positions.length is not None:
+            return self._attend_both_ways(query, keys, values, positions.length)
+        if positions.prompt:
+            return super().attend(query, cache, index, positions)
         out = query.new_empty(batch, rows, heads * head, dtype=positions.rows_dtype or query.dtype)
         config = self.attention
         partial = query.new_empty(config.splits * batch * rows * heads * (head + 2), dtype=torch.float32)
@@ -128,6 +133,23 @@ class TritonOps(Ops):
             SPLITS=config.splits, HEADS=heads, KV_HEADS=keys.shape[1], HEAD=head,
             BLOCK_R=max(16, triton.next_power_of_2(rows)), BLOCK_C=config.block_c, PRECISION=_precision(query),
             num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
+        return out
+
+    def locate_both_ways(
+        self, weights: DecoderWeights, cache: KVCache, at: Tensor, length: Tensor | None
+    ) -> Positions:
+        """See :class:`~vla_ros.engine.ops.Ops`."""
+        return replace(self.locate(weights, cache, at, prompt=True), causal=False, length=length)
+
+    def _attend_both_ways(self, query: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> Tensor:
+        batch, rows, heads, head = query.shape
+        out = query.new_empty(batch, rows, heads * head)
+        block_r, block_c, warps, stages = (16, 16, 4, 1) if query.dtype == torch.float32 else (64, 64, 4, 3)
+        attention.attend_both_ways_kernel[(triton.cdiv(rows, block_r), batch * heads)](
+            query.contiguous(), keys, values, length, out, rows, keys.shape[2], head**-0.5, HEADS=heads,
+            KV_HEADS=keys.shape[1], HEAD=head, BLOCK_R=block_r, BLOCK_C=block_c, PRECISION=_precision(query),
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return out
 
@@ -140,12 +162,18 @@ class TritonOps(Ops):
             return Residual(self._product(rows, matrix, stream.hidden), norm)
         assert isinstance(rows, Tensor)
         config, rows = self._config(matrix, rows, 1), rows.contiguous()
-        linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n)](
+        partial = (
+            stream.squares
+            if config.split_k == 1
+            else torch.empty(config.split_k * stream.hidden.numel(), dtype=torch.float32, device=rows.device)
+        )
+        linear.add_kernel[_grid(matrix, rows, matrix.outputs // config.block_n * config.split_k)](
             rows, *_data(matrix), stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares,
-            rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
+            partial, stream.split_counters, rows.shape[0] * rows.shape[1], matrix.outputs, SPLIT_K=config.split_k,
+            **_constants(matrix, config, rows),
         )  # fmt: skip
         # Swap the sums: the used ones are zero now, ready for the norm after the next.
-        return PrescaledResidual(stream.hidden, norm, stream.scaled, stream.next_squares, stream.squares)
+        return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
 
     def gate_up(self, weights: DecoderWeights, index: int, stream: Residual) -> Rows:
         """See :class:`~vla_ros.engine.ops.Ops`."""
@@ -162,12 +190,11 @@ class TritonOps(Ops):
         out = hidden.new_empty(batch, rows, width)
         both = self._normed_product(weights, stream, matrix)
         quantized = weights.layers[index].down_proj.kind == "fp8"
-        block = triton.next_power_of_2(width)
-        block = block if quantized else min(2048, block)
+        block = min(2048, triton.next_power_of_2(width))
         made = _empty_fp8(out) if quantized else QuantizedRows(out, out)
-        pointwise.silu_multiply_kernel[(batch * rows, triton.cdiv(width, block))](
+        pointwise.silu_multiply_kernel[(batch * rows, 1 if quantized else triton.cdiv(width, block))](
             *both, *made, width, SCALED=matrix.kind == "fp8", FP8=quantized, BLOCK=block,
-            num_warps=16 if quantized else 4,
+            num_warps=8 if quantized else 4,
         )  # fmt: skip
         return made if quantized else out
 

@@ -1,4 +1,4 @@
-"""Attention of few rows to the filled part of the KV cache, and greedy sampling."""
+"""Attention of few rows to the filled part of the KV cache, of whole sequences, and greedy sampling."""
 
 # Kernels are compiled by Triton, not by Python: no types, and constants in capitals.
 # ruff: noqa: N803
@@ -78,6 +78,55 @@ def attend_kernel(
             tl.store(split_counters + which, 0)
     else:
         tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def attend_both_ways_kernel(
+    query, keys, values, length, out, ROWS, CAPACITY, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention of every row to the first ``length[0]`` positions: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
+
+    A program has BLOCK_R rows of one head of one observation. Padding behind ``length`` is not read; only the last
+    block of positions is masked. Softmax as in FlashAttention, with powers of two.
+    """
+    head, batch = tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
+    count = tl.load(length)
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    feature = tl.arange(0, HEAD)
+    at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]
+    inside = (row < ROWS)[:, None]
+    q = tl.load(query + at, mask=inside, other=0.0)
+    base = (batch * KV_HEADS + head // (HEADS // KV_HEADS)) * CAPACITY * HEAD
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    norm = tl.zeros((BLOCK_R,), tl.float32)
+    mixed = tl.zeros((BLOCK_R, HEAD), tl.float32)
+    whole = count // BLOCK_C * BLOCK_C
+    for start in range(0, whole, BLOCK_C):
+        column = start + tl.arange(0, BLOCK_C)
+        k = tl.load(keys + base + column[None, :] * HEAD + feature[:, None])
+        v = tl.load(values + base + column[:, None] * HEAD + feature[None, :])
+        score = tl.dot(q, k, input_precision=PRECISION) * (scale * 1.4426950408889634)
+        top, norm, mixed = add_block(score, v, top, norm, mixed, PRECISION)
+    if whole < count:
+        column = whole + tl.arange(0, BLOCK_C)
+        there = column < count
+        k = tl.load(keys + base + column[None, :] * HEAD + feature[:, None], mask=there[None, :], other=0.0)
+        v = tl.load(values + base + column[:, None] * HEAD + feature[None, :], mask=there[:, None], other=0.0)
+        score = tl.dot(q, k, input_precision=PRECISION) * (scale * 1.4426950408889634)
+        score = tl.where(there[None, :], score, float("-inf"))
+        top, norm, mixed = add_block(score, v, top, norm, mixed, PRECISION)
+    tl.store(out + at, (mixed / norm[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_block(score, v, top, norm, mixed, PRECISION: tl.constexpr):
+    """Add a block of positions, whose scores are to the base 2, to a running softmax."""
+    new_top = tl.maximum(top, tl.max(score, axis=1))
+    share, keep = tl.exp2(score - new_top[:, None]), tl.exp2(top - new_top)
+    mixed = tl.dot(share.to(v.dtype), v, mixed * keep[:, None], input_precision=PRECISION)
+    return new_top, norm * keep + tl.sum(share, axis=1), mixed
 
 
 @triton.jit

@@ -31,9 +31,11 @@ from vla_ros.engine.kernels.unpack import FRAGMENT_N
 def multiply(
     x, weight, scale, rows, outputs, M, K: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr,
     ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    split=0, SPLIT_K: tl.constexpr = 1,
 ):  # fmt: skip
     """Float32 [BLOCK_M, BLOCK_N]: ``x[rows] @ weight[outputs].T``, with PAIRS the two of a pair side by side.
 
+    With SPLIT_K only over the inputs of one ``split``.
     ``outputs`` comes from :func:`output_ids` or :func:`pair_ids`. FP8 weights are widened to the type of ``x``:
     with float16 that takes one instruction for two weights.
     """
@@ -42,6 +44,7 @@ def multiply(
         k_groups: tl.constexpr = BLOCK_K // (128 if KIND == "int4" else 64)
         both = multiply_packed(
             x, weight, scale, rows, outputs // FRAGMENT_N, M, K, KIND, ASM, fragments, k_groups, BLOCK_M, PRECISION,
+            split, SPLIT_K,
         )  # fmt: skip
         if PAIRS:
             both = (
@@ -53,7 +56,8 @@ def multiply(
         inside = (rows < M)[:, None]
         if KIND == "fp8":
             factors = tl.load(scale + outputs)
-        for start in range(0, K, BLOCK_K):
+        each: tl.constexpr = (K + SPLIT_K * BLOCK_K - 1) // (SPLIT_K * BLOCK_K) * BLOCK_K
+        for start in range(split * each, tl.minimum(split * each + each, K), BLOCK_K):
             columns = start + tl.arange(0, BLOCK_K)
             part = tl.load(weight + outputs[:, None] * K + columns[None, :])
             some = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
@@ -136,30 +140,56 @@ def lm_head_kernel(
 
 @triton.jit
 def add_kernel(
-    x, weight, scale, out, norm, scaled, next_squares, squares, M, N, K: tl.constexpr, KIND: tl.constexpr,
-    MORE: tl.constexpr, ASM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weight, scale, out, norm, scaled, next_squares, squares, partial, split_counters, M, N,
+    K: tl.constexpr, KIND: tl.constexpr, SPLIT_K: tl.constexpr, MORE: tl.constexpr, ASM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out += x @ weight.T`` [M, N], and for the next norm: ``scaled``, and ``next_squares``, which were 0.
 
     ``squares`` [M] are those of the norm before, which nothing needs any more: they become 0.
+
+    SPLIT_K programs share the inputs of a tile: 4096 outputs are too few tiles to fill a large GPU. Each writes its
+    sums to ``partial`` [SPLIT_K, M, N]; the last to finish adds them up in their order and runs the epilogue.
+    ``split_counters`` [tiles] count the finished programs, from 0 to 0 again.
     """
     rows = block_of_rows(BLOCK_M, MORE)
-    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split, tile = tl.program_id(1) % SPLIT_K, tl.program_id(1) // SPLIT_K
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     at = rows[:, None] * N + outputs[None, :]
     inside = (rows < M)[:, None]
     before, factor = tl.load(out + at, mask=inside, other=0.0), tl.load(norm + outputs)
     total = multiply(
-        x, weight, scale, rows, output_ids(tl.program_id(1) * BLOCK_N, BLOCK_N, KIND), M,
-        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        x, weight, scale, rows, output_ids(tile * BLOCK_N, BLOCK_N, KIND), M,
+        K, KIND, False, ASM, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, split, SPLIT_K,
     )  # fmt: skip
+    if SPLIT_K > 1:
+        counter = split_counters + tl.program_id(0) * (tl.num_programs(1) // SPLIT_K) + tile
+        tl.store(partial + split * (M * N) + at, total, mask=inside)
+        tl.debug_barrier()  # every thread has written before the counter says so
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT_K - 1:
+            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for one in tl.static_range(SPLIT_K):
+                # Past the L1 cache, which belongs to one multiprocessor and may be stale.
+                total += tl.load(partial + one * (M * N) + at, mask=inside, other=0.0, cache_modifier=".cg")
+            add_epilogue(total, before, factor, out, scaled, next_squares, squares, rows, at, M, tile, BLOCK_M)
+            tl.store(counter, 0)
+    else:
+        add_epilogue(total, before, factor, out, scaled, next_squares, squares, rows, at, M, tile, BLOCK_M)
+
+
+@triton.jit
+def add_epilogue(
+    total, before, factor, out, scaled, next_squares, squares, rows, at, M, tile, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """Add a tile to the residual stream and prepare the next norm; see :func:`add_kernel`."""
+    inside = (rows < M)[:, None]
     value = (before.to(tl.float32) + total).to(out.dtype.element_ty)
     tl.store(out + at, value, mask=inside)
     weighted = value.to(tl.float32) * factor.to(tl.float32)[None, :]
     tl.store(scaled + at, saturate(weighted, scaled.dtype.element_ty), mask=inside)
     wide = value.to(tl.float64)
     tl.atomic_add(next_squares + rows, tl.sum(wide * wide, axis=1), mask=rows < M, sem="relaxed")
-    if tl.program_id(1) == 0:
+    if tile == 0:
         tl.store(squares + rows, tl.zeros((BLOCK_M,), tl.float64), mask=rows < M)
 
 

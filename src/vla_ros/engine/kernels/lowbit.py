@@ -33,9 +33,11 @@ ALIGN_K = tl.constexpr(128)
 def multiply_packed(
     x, words, scale, rows, fragment, M, K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     FRAGMENTS: tl.constexpr, K_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
+    split=0, SPLIT_K: tl.constexpr = 1,
 ):  # fmt: skip
     """Float32 [8 FRAGMENTS, BLOCK_M]: weights of ``fragment`` [FRAGMENTS] times ``rows`` [BLOCK_M] of ``x`` [M, K].
 
+    With SPLIT_K over inputs of one ``split`` alone.
     Sum p of K_GROUPS takes K-groups p, p + K_GROUPS, ... of all fragments. The sums are spread over the warps and
     added up after the loop, always in the same order. Scales are applied to sums, not to weights.
     """
@@ -49,7 +51,8 @@ def multiply_packed(
         tl.arange(0, FRAGMENT_N),
     )
     total = tl.zeros((K_GROUPS, FRAGMENTS * FRAGMENT_N, BLOCK_M), tl.float32)
-    for first in range(0, count, K_GROUPS):
+    each: tl.constexpr = (count + SPLIT_K * K_GROUPS - 1) // (SPLIT_K * K_GROUPS) * K_GROUPS
+    for first in range(split * each, tl.minimum(split * each + each, count), K_GROUPS):
         at = first + part
         there = at < count
         seen = (rows < M)[None, None, :] & there[:, None, None]

@@ -124,16 +124,8 @@ def rotate_kernel(
 
 
 @triton.jit
-def silu_multiply_kernel(
-    both, row_scale, column_scale, out, scales, N, SCALED: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
-
-    With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8 a program has a
-    whole row; it is quantised, with ``scales`` [M].
-    """
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def gated(both, row_scale, column_scale, row, column, N, SCALED: tl.constexpr):
+    """``silu(gate) * up`` of some columns of a row of ``both`` [M, 2 N]."""
     inside = column < N
     gate = tl.load(both + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
@@ -141,5 +133,32 @@ def silu_multiply_kernel(
         factor = tl.load(row_scale + row)
         gate *= tl.load(column_scale + column, mask=inside, other=0.0) * factor
         up *= tl.load(column_scale + N + column, mask=inside, other=0.0) * factor
-    value = (gate / (1.0 + tl.exp(-gate)) * up).to(both.dtype.element_ty)
-    store_row(value, out, scales, row * N + column, row, inside, FP8)
+    return (gate / (1.0 + tl.exp(-gate)) * up).to(both.dtype.element_ty)
+
+
+@triton.jit
+def silu_multiply_kernel(
+    both, row_scale, column_scale, out, scales, N, SCALED: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
+
+    With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8 ``out`` is
+    quantised, with ``scales`` [M]: a program has a whole row and computes it twice, first for its largest number. A
+    row in registers would leave room for one program per multiprocessor.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    if FP8:
+        top = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, N, BLOCK):
+            value = gated(both, row_scale, column_scale, row, start + tl.arange(0, BLOCK), N, SCALED)
+            top = tl.maximum(top, tl.abs(value.to(tl.float32)))
+        scale = tl.maximum(tl.max(top, axis=0), 1e-12) / 448.0
+        tl.store(scales + row, scale)
+        for start in range(0, N, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            value = gated(both, row_scale, column_scale, row, column, N, SCALED).to(tl.float32) / scale
+            tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=column < N)
+    else:
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        value = gated(both, row_scale, column_scale, row, column, N, SCALED)
+        tl.store(out + row * N + column, value.to(out.dtype.element_ty), mask=column < N)

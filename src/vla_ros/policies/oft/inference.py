@@ -171,13 +171,8 @@ class StepBuffers:
         if projector is not None:
             extras = [projector(self.state.to(self.patches.dtype)), *extras]
         sequence = sources(self._embedded(), self.patches, extras, noisy)[self.order][None]
-        mask = None
-        if self._padded:
-            # Added to scores, in their type: attention would convert a boolean mask in every layer.
-            padding = torch.arange(self.length, device=self.order.device) >= self.lengths[0]
-            mask = torch.zeros(self.length, dtype=self.patches.dtype, device=padding.device)
-            mask = mask.masked_fill(padding, float("-inf"))[None, None, None]
-        return parallel(owner.weights, owner.ops, self.cache, sequence, self.wanted, mask)
+        length = self.lengths[:1] if self._padded else None
+        return parallel(owner.weights, owner.ops, self.cache, sequence, self.wanted, length)
 
     def _embedded(self) -> Tensor:
         return functional.embedding(self.words, self._owner.weights.embedding)

@@ -288,7 +288,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
     def _start(
         self, model: OFTModel, prompt: PromptEncoder, fast: bool, decoder: DecoderWeights | None
     ) -> ChunkInference:
-        """The inference that runs: the engine's where it passes its tests, else plain torch."""
+        """The engine's inference if it passes its tests, else plain torch's."""
         options, ids = self._options, prompt.encode(SELF_TEST_INSTRUCTION)
         size = model.architecture.image_size
         pair = two_images(size, size)

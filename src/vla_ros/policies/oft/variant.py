@@ -14,7 +14,7 @@ BOUNDS = {"q99": QUANTILES, "min_max": ("min", "max")}
 
 @dataclass(frozen=True)
 class Platform:
-    """What the published code takes from a robot's name.
+    """Constants that the published code derives from a robot's name.
 
     Attributes:
         chunk: K.

@@ -115,7 +115,7 @@ class NetworkPolicy(Policy, Generic[L]):
 
     @property
     def loaded(self) -> L:
-        """The network and its two ends.
+        """The network with its preprocessing and postprocessing.
 
         Raises:
             VlaRosError: :meth:`load` has not been called.
