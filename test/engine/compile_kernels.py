@@ -157,7 +157,7 @@ def compile_many_rows(kind: str) -> None:
 def compile_towers() -> None:
     """With the widths of both: DINOv2's has layer scale and five tokens before the patches, SigLIP's neither."""
     types = {"images": "*u8", "table": B, "out": B}
-    sizes = {"SIDE": 16, "PATCH": 14, "TOWERS": 2, "BLOCK": 1024}
+    sizes = {"SIDE": 16, "PATCH": 14, "TOWERS": 2, "WIDTH": 592, "BLOCK": 1024}
     compile_kernel("patchify", towers.patchify_kernel, types, sizes, 4, 3)
     names = (
         "patches",

@@ -168,7 +168,7 @@ def main(kind: str, name: str) -> None:
     for row in range(3):
         single = verify(weights, ours, again, tokens[:, row : row + 1], start + row)
         assert torch.equal(single[:, 0], logits[:, row]), f"row {row} depends on its neighbours"
-    # Programs that share the inputs of a tile, or a head: another order of summation, the same for any number of rows.
+    # Programs that share the inputs of a tile, or a head: another order of sums, the same for any number of rows.
     layer = weights.layers[0]
     shared = {
         (one.role, one.kind): replace(ours.configs[one.role, one.kind], block_k=128, split_k=3)

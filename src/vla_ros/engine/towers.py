@@ -13,6 +13,10 @@ from torch import Tensor, nn
 class TowerOps:
     """The operations in torch alone."""
 
+    def patch_width(self, patch: int) -> int:
+        """Values per patch from :meth:`patchify`: those of its pixels, and zeros behind them."""
+        return 3 * patch * patch
+
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
         """Split images into patches, as every tower's embedding takes them.
 
@@ -22,7 +26,7 @@ class TowerOps:
             patch: Side of a patch in pixels; H and W are multiples.
 
         Returns:
-            [towers, B, patches, 3 * patch * patch], channels first, in the type of ``table``.
+            [towers, B, patches, patch_width], channels first, in the type of ``table``.
         """
         batch, height, width, _ = images.shape
         grid = images.view(batch, height // patch, patch, width // patch, patch, 3)

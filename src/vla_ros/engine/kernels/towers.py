@@ -15,11 +15,13 @@ import triton.language as tl
 
 @triton.jit
 def patchify_kernel(
-    images, table, out, SIDE: tl.constexpr, PATCH: tl.constexpr, TOWERS: tl.constexpr, BLOCK: tl.constexpr
+    images, table, out, SIDE: tl.constexpr, PATCH: tl.constexpr, TOWERS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per patch: ``images`` uint8 [B, H, W, 3] to ``out`` [TOWERS, B * patches, 3 * PATCH * PATCH].
+    """One program per patch: ``images`` uint8 [B, H, W, 3] to ``out`` [TOWERS, B * patches, WIDTH].
 
-    ``table`` [TOWERS, 3, 256] maps a byte to its normalised value. ``SIDE`` is the number of patches across.
+    ``table`` [TOWERS, 3, 256] maps a byte to its normalised value. ``SIDE`` is the number of patches across. Zeros
+    follow the 3 * PATCH * PATCH values.
     """
     length: tl.constexpr = 3 * PATCH * PATCH
     patch = tl.program_id(0)
@@ -31,7 +33,7 @@ def patchify_kernel(
     value = tl.load(images + source, mask=inside, other=0).to(tl.int32)
     for tower in tl.static_range(TOWERS):
         pixel = tl.load(table + (tower * 3 + channel) * 256 + value, mask=inside, other=0.0)
-        tl.store(out + (tower * tl.num_programs(0) + patch) * length + at, pixel, mask=inside)
+        tl.store(out + (tower * tl.num_programs(0) + patch) * WIDTH + at, pixel, mask=at < WIDTH)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vla_ros.engine.device_errors import EngineMismatchError, explain_device_errors
 from vla_ros.engine.device_ops import make_tower_ops
@@ -16,6 +17,7 @@ from vla_ros.engine.tolerances import TOLERANCES, relative_error
 from vla_ros.engine.towers import TowerOps
 from vla_ros.policies.openvla.model import OpenVLAModel
 from vla_ros.policies.openvla.reference import to_device
+from vla_ros.policies.vision_tower import VisionTower
 from vla_ros.types import UInt8Array
 
 
@@ -39,6 +41,9 @@ class VisionEncoder:
         every = torch.arange(256, dtype=torch.uint8, device=model.device).view(1, 256, 1, 1).expand(-1, -1, -1, 3)
         self._table = model.normalize(every).view(len(towers), 3, 256).contiguous()
         self._prefixes = [tower.prefix() for tower in towers]
+        patch = towers[0].shape.patch_size
+        zeros = self.ops.patch_width(patch) - 3 * patch**2
+        self._kernels = [functional.pad(tower.patch_embed.proj.weight.flatten(1), (0, zeros)) for tower in towers]
         # By the calling stream: the thread that answers must not touch one that is being captured.
         self._side_streams: dict[int, torch.cuda.Stream] = {}
 
@@ -50,13 +55,16 @@ class VisionEncoder:
         features = patches.new_empty(len(images), towers[0].shape.patches, sum(widths))
         parts = torch.split(features, widths, dim=-1)
         pairs: Sequence[Tensor | None] = film or [None] * len(towers)
-        work = list(zip(towers, patches, self._prefixes, parts, pairs, strict=True))
+        work = list(zip(towers, self._kernels, patches, self._prefixes, parts, pairs, strict=True))
+
+        def run(tower: VisionTower, kernel: Tensor, pixels: Tensor, *rest: Any) -> None:
+            tower.run(self.ops, functional.linear(pixels, kernel, tower.patch_embed.proj.bias), *rest)
+
         with self._side_stream(images.device) as side:
             with side:
-                for tower, pixels, prefix, out, pair in work[1:]:
-                    tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, pair)
-            tower, pixels, prefix, out, pair = work[0]
-            tower.run(self.ops, tower.patch_embed.embed(pixels), prefix, out, pair)
+                for one in work[1:]:
+                    run(*one)
+            run(*work[0])
         embeddings: Tensor = self.model.projector(features)
         return embeddings
 
