@@ -162,6 +162,6 @@ def test_the_worked_example_of_the_documentation_binds(robot: Any, tmp_path: Pat
     stepper = Stepper(config, policy)
     stepper.fit(policy.describe())
     table = stepper.binding.table()
-    assert table.count("\n") == 8
+    assert table.count("\n") == 9
     assert "/force_torque_sensor_broadcaster/wrench at -10, 0" in table
     assert stepper.binding.spec.dimension == 8
