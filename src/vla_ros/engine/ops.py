@@ -62,8 +62,8 @@ class Positions:
         sine: The same.
         slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
         end: Cache positions that torch reads.
-        mask: Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores); None if
-            causality or nothing hides any, or if Triton's kernels go by ``length``.
+        mask: Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores);
+            None if causality or nothing hides any, or if Triton's kernels go by ``length``.
         length: Int32 [1], positions of a bidirectional prompt in front of its padding; None without padding.
         rows_dtype: Type of what attention of few rows returns; None for that of its queries.
     """
