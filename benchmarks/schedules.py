@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,10 @@ def main() -> int:
             pool.submit(measure, delay, schedule, FIRST_DOMAIN + index, arguments): name_of(delay, schedule)
             for index, (delay, schedule) in enumerate(missing)
         }
-        for run, name in runs.items():
-            found = run.result()
-            if found is None:
+        for run in as_completed(runs):
+            if (found := run.result()) is None:
                 continue
-            known[name] = found
+            known[runs[run]] = found
             if arguments.json is not None:
                 arguments.json.parent.mkdir(parents=True, exist_ok=True)
                 arguments.json.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

@@ -160,7 +160,7 @@ class Lockstep(Runner):
         arrived. The node may drop a frame that it was processing when the instruction changed.
         """
         self._node.publish_instruction(instruction)
-        first = self._node.next_stamp()
+        first = self._instructed = self._node.next_stamp()
         for attempt in range(_SETTLE_ATTEMPTS):
             self._publish()
             if self._wait_for_commands(first, _SETTLE * 2**attempt, resend=False):
@@ -169,7 +169,8 @@ class Lockstep(Runner):
     def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[ReceivedCommand]:
         """Wait for a command to every driver that follows the frame ``stamp``; none if they do not come in time.
 
-        It has this stamp or a later one, or is the next step of the chunk whose command was obeyed last.
+        It has this stamp or a later one, or is the next step of the chunk whose command was obeyed last. Once a
+        frame had to be sent again, a chunk about an earlier frame of this instruction will do.
         """
         deadline = time.monotonic() + timeout
         found: dict[str, ReceivedCommand] = {}
@@ -183,12 +184,12 @@ class Lockstep(Runner):
                 {
                     topic: command
                     for topic, command in taken.items()
-                    if command.stamp >= stamp or command.stamp == self._chunks.get(topic)
+                    if command.stamp >= oldest or command.stamp == self._chunks.get(topic)
                 }
             )
             return complete() or self._hopeless()
 
-        again = stamp
+        again = oldest = stamp
         while not self._node.spin(answered, min(_RESEND, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return []
@@ -196,7 +197,7 @@ class Lockstep(Runner):
                 # The frame may be lost, and the node uses no frame twice. If it was not lost, the node dropped its
                 # result, for example in a short hold; then a frame with a new stamp helps.
                 self._publish(again)
-                again = 0
+                again, oldest = 0, self._instructed
         if not complete():
             self._check()
         self._chunks.update({topic: command.stamp for topic, command in found.items()})

@@ -1,0 +1,82 @@
+"""The small pi0.5 of the package: its options come with it, and it does what it is told over the graph."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+
+from vla_ros.errors import ConfigError
+from vla_ros.graph import open_graph
+from vla_ros.node.policy_node import PolicyNode
+from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
+from vla_ros.policies.pi.policy import PiPolicy
+from vla_ros.sim import process
+from vla_ros.sim.demo import Plan, add_arguments, plan, world_options
+from vla_ros.sim.episodes import EpisodeOptions, Lockstep
+from vla_ros.sim.node import SimNode
+from vla_ros.sim.smoothness import seam_ratio
+from vla_ros.sim.world import TableTop
+
+FOLDER = checkpoint_folder("demo-pi")
+SEED = 8000
+
+
+def planned(*words: str) -> tuple[argparse.Namespace, Plan]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
+    return arguments, plan(arguments)
+
+
+def test_it_is_small_and_whole() -> None:
+    files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    assert sum(files.values()) < 15e6
+    assert {"README.md", "config.json", "tokenizer.json", "policy_preprocessor.json"} < set(files)
+    assert {stored.dtype for stored in read_manifest(FOLDER).values()} == {"F16"}
+
+
+@pytest.mark.parametrize("words", [("--checkpoint", "demo-pi"), ("--policy", "pi")])
+def test_its_options_come_with_its_name(words: tuple[str, ...]) -> None:
+    config = planned(*words, "--schedule", "append")[1].config
+    assert (config.policy.name, config.policy.checkpoint) == ("pi", "demo-pi")
+    assert (config.control.rate_hz, config.gripper.threshold, config.control.schedule) == (20.0, 0.5, "append")
+    assert config.features.action
+
+
+def test_a_delay_is_for_real_time() -> None:
+    with pytest.raises(ConfigError, match="add --real-time"):
+        planned("--checkpoint", "demo-pi", "--delay-ms", "100")
+    real = planned("--checkpoint", "demo-pi", "--delay-ms", "100", "--real-time")[1]
+    assert real.config.control.inject_delay_ms == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--shuffle",)])
+def test_it_picks_up_what_it_is_told_to(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(process.free_domain()))
+    monkeypatch.delenv("ROS_LOCALHOST_ONLY", raising=False)
+    pinned = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")
+    arguments, chosen = planned("--checkpoint", "demo-pi", *pinned, *words)
+    with open_graph("dds", (), "error") as graph, TableTop(world_options(arguments, chosen.config)) as world:
+        policy = PiPolicy(chosen.config)
+        policy.load()
+        node = PolicyNode(graph, graph.create_node("vla_policy"), chosen.config)
+        try:
+            node.configure(policy=policy)
+            node.activate()
+            sim = SimNode(graph, chosen.config.arms)
+            sim.wait_for_policy(10.0, lambda: True)
+            options = EpisodeOptions(max_steps=60, shuffle=arguments.shuffle)
+            runner = Lockstep(world, sim, options, lambda: True)
+            results = [runner.run(seed) for seed in range(SEED, SEED + 3)]
+        finally:
+            node.cleanup()
+            policy.close()
+    expected = "wrong_object" if words else "success"
+    assert [result.reason for result in results] == [expected] * 3
+    commands = [result.commands for result in results]
+    lengths = [np.unique(each.stamps, return_counts=True)[1].max() for each in commands]
+    assert min(lengths) > 8, "each frame asks for one step of the chunk, not for a chunk"
+    assert seam_ratio(commands, 20.0) is not None
