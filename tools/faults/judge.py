@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 
 import numpy as np
 
@@ -134,11 +134,12 @@ class Judge:
             return
         interval = self._period / max(1, round(self._period * control.command_rate_hz))
         fastest = self._arm.velocity_limits * self._limits.velocity_scale
-        for before, command in pairwise(commands):
+        for earlier, before, command in zip(commands, commands[1:], commands[2:], strict=False):
+            since = command.time - earlier.time  # a robot that paused reads an old one and at once the newest
             if before.stamp in frames and command.stamp in frames and FINGERS not in (before.names, command.names):
                 moved = np.abs(_arm(command) - _arm(before))
-                if np.any(moved > fastest * (interval + command.time - before.time) + _ROUNDING):
-                    found = f"{moved.max():.4g} rad from the command {command.time - before.time:.4g} s before"
+                if np.any(moved > fastest * (interval + since) + _ROUNDING):
+                    found = f"{moved.max():.4g} rad from the last command, {since:.4g} s after the one before it"
                     yield Violation("between", command.time, found)
 
     def _one(

@@ -135,9 +135,10 @@ def test_a_command_between_steps_that_goes_too_far_is_named() -> None:
     options = {**OPTIONS, "control.rate_hz": "20.0", "control.command_rate_hz": "250.0"}
     judge = Judge(load((), [f"{name}:={value}" for name, value in options.items()]), KINEMATICS, 0.05)
     last = good()[-1]
-    for after, names in ((0.004, {"between"}), (0.04, set())):
-        again = replace(last, time=last.time + after, positions=joint(0, HOME[0] - 0.01))
-        assert {each.name for each in judge.check([*good(), again], PERMISSIONS)} == names
+    for after, names in ((0.002, {"between"}), (0.04, set())):
+        same = replace(last, time=last.time + after)
+        again = replace(last, time=last.time + 2 * after, positions=joint(0, HOME[0] - 0.02))
+        assert {each.name for each in judge.check([*good(), same, again], PERMISSIONS)} == names
 
 
 def test_a_hold_is_the_measured_position_that_it_names() -> None:
