@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vla_ros.config import load
+from vla_ros.policies.hold import HoldPolicy
 from vla_ros.vision.messages import encode_image
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -336,3 +339,31 @@ def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Calla
     assert "ended: the arm holds" in node.log.read_text()
     for end in (ours, theirs):
         os.close(end)
+
+
+@pytest.mark.parametrize(
+    ("options", "horizon", "expected"),
+    [
+        (
+            ("control.schedule:=rtc",),
+            8,
+            "found rtc, and the policy cannot continue a chunk that is executed: 'blend'",
+        ),
+        (("control.schedule:=append",), 1, "found append, and the policy returns single steps: 'sync'"),
+        (("control.command_rate_hz:=250.0",), 1, "control.command_rate_hz: has no effect with the schedule 'sync'"),
+        ((), 8, ""),
+    ],
+)
+def test_a_schedule_that_the_policy_cannot_follow_is_said_at_start(
+    robot: Any,
+    inside: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    options: tuple[str, ...],
+    horizon: int,
+    expected: str,
+) -> None:
+    policy = HoldPolicy(load())
+    policy.spec = replace(policy.spec, horizon=horizon)
+    inside("control.rate_hz:=20.0", *options, policy=policy)
+    assert expected in caplog.text
+    assert ("control." in caplog.text) == bool(expected)
