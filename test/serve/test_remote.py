@@ -255,6 +255,7 @@ MODALITIES = {
     "version": "nd",
     "video": {"modality_keys": ["front"], "delta_indices": [0]},
     "state": {"modality_keys": ["single_arm"], "delta_indices": [0]},
+    "action": {"modality_keys": ["single_arm", "gripper"], "delta_indices": [0, 1]},
 }
 BEFORE = {**MODALITIES, "video": {"modality_keys": ["front"], "delta_indices": [-15, 0]}}
 FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single_arm[5] = arm.joint_position"]')
@@ -286,3 +287,22 @@ def test_what_a_server_says_is_held_against_the_features(
     with pytest.raises(ConfigError, match=said):
         check(metadata, bound)
     return None
+
+
+def test_the_actions_to_take_must_be_the_servers() -> None:
+    bound = complete(PolicySpec((), (), (), 0, 64, open=True), config(1, *FRONT))
+    check(MODALITIES, bound, ("gripper",))
+    with pytest.raises(
+        ConfigError, match=r"answers the actions .'single_arm', 'gripper'., .* has .'joint_position'."
+    ):
+        check(MODALITIES, bound, ("joint_position", "gripper"))
+
+
+def test_named_actions_are_said_once_in_the_order_in_which_they_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    policy = create(config(1))
+    assert isinstance(policy, RemotePolicy)
+    named = {"arm": np.zeros((2, 5)), "gripper": np.ones((2, 1))}
+    assert [policy._joined(named).shape for _ in range(2)] == [(2, 6)] * 2
+    assert [record.message for record in caplog.records] == [
+        "the server answers arm [5], gripper [1]; all are taken in this order, unless policy.action_keys names some"
+    ]

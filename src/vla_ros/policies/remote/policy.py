@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -26,6 +27,8 @@ from vla_ros.policies.remote.messages import WireError, finite
 from vla_ros.policies.remote.options import API_KEY, RemoteOptions
 from vla_ros.policies.remote.transport import Target
 from vla_ros.types import ActionChunk, FloatArray, Observation
+
+logger = logging.getLogger(__name__)
 
 
 class RemoteSession(Session):
@@ -55,7 +58,7 @@ class RemotePolicy(Policy):
         self._config = config
         self._link: Link | None = None
         self._first: Link | None = None  # goes to the first session
-        self._target = target(self._options)
+        self._target, self._told = target(self._options), False
 
     def load(self, progress: Progress = no_progress) -> None:
         """Connect, and learn what the served policy needs and answers.
@@ -132,7 +135,7 @@ class RemotePolicy(Policy):
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
             if peer.metadata.get("server") != OWN:
-                spec.check(peer.metadata, complete(found, self._config))
+                spec.check(peer.metadata, complete(found, self._config), self._options.action_keys)
         elif found != known:
             changed = [name for name in found.__dataclass_fields__ if getattr(found, name) != getattr(known, name)]
             raise WireError(f"the server serves another policy now ({', '.join(changed)} differ); restart the node")
@@ -148,7 +151,9 @@ class RemotePolicy(Policy):
         actions, more = self._joined(answer.actions), answer.extension
         if len(actions) > self.spec.horizon or actions.shape[1] != (self.spec.dimension or actions.shape[1]):
             expected = f"[1 to {self.spec.horizon}, {self.spec.dimension or 'D'}]"
-            raise WireError(f"the server's actions are {list(actions.shape)}, expected {expected}")
+            raise WireError(
+                f"the server's actions {list(answer.actions)} are {list(actions.shape)}, expected {expected}"
+            )
         normalized, tokens = (
             None if more.get(name) is None else finite(more[name], name) for name in ("normalized", "tokens")
         )
@@ -168,6 +173,12 @@ class RemotePolicy(Policy):
         missing = [key for key in keys if key not in actions]
         if missing:
             raise WireError(f"the server answers {list(actions)}, expected {missing} too (policy.action_keys)")
+        if len(actions) > 1 and not self._options.action_keys and not self._told:
+            self._told = True
+            order = ", ".join(f"{key} [{part.shape[1]}]" for key, part in actions.items())
+            logger.warning(
+                "the server answers %s; all are taken in this order, unless policy.action_keys names some", order
+            )
         parts = [actions[key] for key in keys]
         if len({len(part) for part in parts}) > 1:
             raise WireError(f"the server's actions have {[len(part) for part in parts]} steps, expected one length")

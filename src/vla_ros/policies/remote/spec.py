@@ -43,12 +43,13 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
     return PolicySpec((), (), (), 0, said if known else horizon, open=True)
 
 
-def check(metadata: Metadata, bound: PolicySpec) -> None:
+def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
     """Refuses features that a GR00T or RoboArena server does not accept according to its metadata.
 
     Args:
         metadata: What the server says.
         bound: What ``features`` say, as a spec.
+        action_keys: ``policy.action_keys``.
 
     Raises:
         ConfigError: They contradict each other; both are named.
@@ -56,6 +57,11 @@ def check(metadata: Metadata, bound: PolicySpec) -> None:
     if "version" in metadata:
         _check_modality("video", "features.images", metadata, bound.images)
         _check_modality("state", "features.state", metadata, bound.state)
+        theirs = list((metadata.get("action") or {}).get("modality_keys") or ())
+        known = [key.removeprefix("action.") for key in theirs]
+        unknown = [key for key in action_keys if key not in known]
+        if theirs and unknown:
+            raise ConfigError(f"the server answers the actions {known}, and policy.action_keys has {unknown}")
     if metadata.keys() >= CONFIG_KEYS:
         _check_arena(metadata, bound)
 
