@@ -134,6 +134,9 @@ class Director:
 
     def _once(self) -> None:
         row, rig = self._row, self._rig
+        if row.absent:
+            self._start_without(row.absent)
+            return
         if row.fresh and self._outcome.injections:
             self._restart_node()
         self._linger(0.05, 0.35)
@@ -163,6 +166,23 @@ class Director:
             self._complain("disk: the recording grew on a disk that was full")
         injection.end = time.monotonic()
         self._recover()
+
+    def _start_without(self, what: str) -> None:
+        """Starts a node while the robot lacks something, arms it, and lets that come later."""
+        row, rig = self._row, self._rig
+        rig.node.end()
+        injection = Injection(time.monotonic())
+        self._outcome.injections.append(injection)
+        self._permissions.append(Permission(injection.begin, False, GRACE, row.name))
+        rig.order(do="leave", what=what)
+        rig.start_node()
+        rig.wait(lambda: row.reasons[0] in rig.status.get("holds", ()), "reason")
+        rig.node.signal("SIGUSR1")
+        self._linger(*row.lasts)
+        injection.end = time.monotonic()
+        self._permissions.append(Permission(injection.end, True, armed=True))
+        rig.order(do="join", what=what)
+        rig.wait_for_motion("motion with all drivers")
 
     def _signal(self, index: int) -> None:
         """Sends the row's signals: those that begin the fault (0) or those that end it (1)."""

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class Robot:
         self._wanted = np.array(HOME)
         self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
         self._offset = 0  # ns, ROS clock ahead of the system's
-        self._slow = 0.0
+        self._slow, self._deaf, self._delay = 0.0, False, 0.0
         self._beating = True
         self._intruder: tuple[str, Callable[[], object], Any] | None = None
         self._frame_period = 1 / rate
@@ -183,6 +184,8 @@ class Robot:
             self._ends["hand"].answer = order["answer"]
         elif what == "goal":
             self._ends["tree"].run(order["prompt"])
+        elif what == "deaf":
+            self._deaf = order["on"]
         elif what == "heartbeat":
             self._beating = order["on"]
         elif what == "jump":
@@ -251,7 +254,11 @@ class Robot:
                 kind, take = ("geometry_msgs/msg/TwistStamped", self._on_twist)
             elif self._listens == "velocity":
                 kind, take = ("sensor_msgs/msg/JointState", self._on_velocity)
-            self._ends[what] = self._node.create_subscription(make(kind), topic, take, qos("command"))
+            made: Any = self._graph.subscribe_raw(
+                self._node, make(kind), topic, partial(self._on_raw, kind, take), qos("command")
+            )
+            made.subscription._publisher = lambda item: int(item.sample_info.source_timestamp).to_bytes(8, "little")
+            self._ends[what] = made.subscription
         elif what == "hand":
             self._ends[what] = Hand(self._graph)
         elif what == "tree":
@@ -344,15 +351,21 @@ class Robot:
 
     # In
 
+    def _on_raw(self, kind: str, take: Callable[[Any], None], cdr: Any, sent: bytes) -> None:
+        """Passes a command on; notes how long ago the node sent it."""
+        self._delay = max(0.0, (time.time_ns() - int.from_bytes(sent, "little")) / SECOND)
+        take(self._graph.deserialize(cdr, self._graph.message(kind)))
+
     def _on_command(self, message: Any) -> None:
         stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
         names, positions = tuple(message.name), tuple(float(value) for value in message.position)
-        self._emit("command", stamp=stamp, ros=self._now(), positions=positions, names=names)
+        self._emit("command", stamp=stamp, ros=self._now(), delay=self._delay, positions=positions, names=names)
         wanted = self._wanted.copy()
         for name, position in zip(names, positions, strict=False):
             if np.isfinite(position) and name in (*ARM, *FINGERS):
                 wanted[(*ARM, *FINGERS).index(name)] = position
-        self._wanted = wanted
+        if not self._deaf:
+            self._wanted = wanted
         if self._slow:
             time.sleep(self._slow)
 

@@ -157,7 +157,7 @@ class Judge:
             yield Violation("finite", command.time, f"positions {positions}")
         elif command.stamp in frames:
             sent = frames[command.stamp]
-            age = command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9
+            age = (command.time - sent if self._simulated else (command.ros - command.stamp) / 1e9) - command.delay
             yield from self._fingers(command)
             if command.names != FINGERS:
                 yield from self._motion(command, known, age)
@@ -314,14 +314,17 @@ class Judge:
         off = float(np.abs(held - there).max())
         if off > _SAG + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the measured position that it names")
-        since = command.time - self._window - self._memory
+        told = command.time - command.delay
+        since = told - self._window - self._memory
         elsewhere = [
             record
             for record in known
             if measured.time < record.time < since and not np.isnan(self._believed(_arm(record))).any()
         ]
         if elsewhere:
-            yield Violation("hold", command.time, f"at a position of {command.time - measured.time:.3f} s ago")
+            yield Violation(
+                "hold", command.time, f"at a position of {told - measured.time:.3f} s before it was sent"
+            )
 
 
 def _permitted(command: Record, permissions: Sequence[Permission], sent: float) -> Iterator[Violation]:

@@ -24,6 +24,7 @@ class Record:
         name: Name of a mark.
         text: JSON of a status.
         arm: Which arm's; "" for the first and for what concerns none.
+        delay: Seconds since the node sent a command: what the way took, and a robot that got no processor.
     """
 
     kind: Kind
@@ -35,6 +36,7 @@ class Record:
     name: str = ""
     text: str = ""
     arm: str = ""
+    delay: float = 0.0
 
     def line(self) -> str:
         """The record as one line of JSON, without empty fields."""

@@ -59,6 +59,7 @@ class Row:
         traced: The node records the outcome of each frame (``node.trace``).
         renews: The fault changes the task: after ``within``, nothing begun before may move the arm.
         lease: Seconds after which DDS considers a silent process dead (Cyclone's default is 10).
+        absent: What the robot lacks when the node starts, is armed and waits for it; the fault is that alone.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Row:
     traced: bool = False
     lease: float = 0.0
     renews: bool = False
+    absent: str = ""
 
 
 OPTIONS: Mapping[str, str] = {
@@ -492,6 +494,33 @@ ROWS: tuple[Row, ...] = (
         within=_SILENT,
         lasts=(0.7, 0.9),
         **_ACTION,
+    ),
+    Row(
+        "gripper action server dies within a goal",
+        _STOPS,
+        ("driver_gone",),
+        ({"do": "leave", "what": "hand"},),
+        ({"do": "join", "what": "hand"}, {"do": "hand", "answer": "late"}),  # from the second time on
+        within=_SILENT,
+        lasts=(0.7, 0.9),
+        **{**_ACTION, "options": {**_ACTION["options"], "timeouts.gripper": "30.0"}},
+    ),
+    Row(
+        "gripper action server missing",
+        _HOLDS,
+        ("driver_missing",),
+        within=0.0,
+        lasts=(0.3, 0.6),
+        absent="hand",
+        **_ACTION,
+    ),
+    Row(
+        "controller deactivated",
+        _GOES_ON,
+        (),
+        ({"do": "deaf", "on": True},),
+        ({"do": "deaf", "on": False},),
+        lasts=(0.6, 1.0),
     ),
     Row(
         "gripper action, operator stops",

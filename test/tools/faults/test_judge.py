@@ -150,6 +150,8 @@ def test_a_hold_is_the_measured_position_that_it_names() -> None:
     assert found([*records, hold], [Permission(1.96, True)]) == {"disarmed"}
     old = next(record.stamp for record in records if record.kind == "joints" and record.time == 0.2)
     assert found([*records, replace(hold, stamp=old)]) == {"hold"}
+    assert found([*records, replace(hold, stamp=old, delay=1.5)]) == set(), "it was new when it was sent"
+    assert found([*records, replace(hold, stamp=old, delay=0.5)]) == {"hold"}
 
 
 def test_with_simulated_time_a_frame_ages_on_the_steady_clock() -> None:

@@ -65,7 +65,7 @@ def test_every_row_is_told_apart_and_can_be_injected() -> None:
         load((), [f"{name}:={value}" for name, value in {**OPTIONS, **row.options}.items()])
         assert set(row.reasons) <= {reason.value for reason in Reason}, row.name
         assert all(order.get("kind", "drop") in KINDS for order in row.begin if order["do"] in ("frames", "joints"))
-        assert row.begin or row.node or row.robot or row.server, row.name
+        assert row.begin or row.node or row.robot or row.server or row.absent, row.name
         assert (row.within > 0) == (row.reaction is not Reaction.GOES_ON), row.name
 
 
