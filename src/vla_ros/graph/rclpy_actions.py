@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
 
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED
+
+_LAST_WORDS = 1.0  # s
+_ROUNDS = 10
 
 
 class RclpyServedGoal:
@@ -29,6 +33,25 @@ class RclpyServedGoal:
         self.ended.set_result(result)
 
 
+class RclpyActionServer:
+    """An action server whose results have left when it is destroyed."""
+
+    def __init__(self, node: Any, server: ActionServer, goals: Mapping[bytes, RclpyServedGoal]) -> None:
+        self._node, self._server, self._goals = node, server, goals
+
+    def destroy(self) -> None:
+        """Leave the graph. Results of goals that have ended go out first, if nobody else spins."""
+        deadline, rounds = time.monotonic() + _LAST_WORDS, _ROUNDS
+        ended = [goal for goal in self._goals.values() if goal.ended.done()]
+        while ended and rounds and time.monotonic() < deadline:
+            rounds -= not self._goals  # the result is sent in a task after the goal's own
+            try:
+                self._node.executor.spin_once(timeout_sec=0.01)
+            except Exception:  # within a callback, or after a shutdown
+                break
+        self._server.destroy()
+
+
 def create_action_server(
     node: Any,
     action_type: Any,
@@ -36,7 +59,7 @@ def create_action_server(
     accept: Callable[[Any], bool],
     start: Callable[[Any], None],
     cancel: Callable[[Any], None],
-) -> ActionServer:
+) -> RclpyActionServer:
     """See :meth:`vla_ros.graph.node.Vocabulary.create_action_server`."""
     goals: dict[bytes, RclpyServedGoal] = {}
 
@@ -57,7 +80,7 @@ def create_action_server(
         node.executor.create_task(cancel, goal)
         return CancelResponse.ACCEPT
 
-    return ActionServer(
+    server = ActionServer(
         node,
         action_type,
         name,
@@ -65,3 +88,4 @@ def create_action_server(
         goal_callback=lambda goal: GoalResponse.ACCEPT if accept(goal) else GoalResponse.REJECT,
         cancel_callback=on_cancel,
     )
+    return RclpyActionServer(node, server, goals)
