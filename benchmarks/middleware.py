@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--height", type=int, default=1080)
     parser.add_argument("--rate", type=float, default=30.0, help="frames a second")
     parser.add_argument("--seconds", type=float, default=9.0, help="duration of one run")
+    parser.add_argument("--compressed", action="store_true", help="JPEG images (sensor_msgs/CompressedImage)")
     parser.add_argument("--interface", default="", help="network interface of Cyclone DDS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--part", choices=("publish", "receive"), help=argparse.SUPPRESS)
@@ -79,14 +80,17 @@ def _qos() -> Any:
 def publish(arguments: argparse.Namespace) -> None:
     """Send frames at the given rate once the receiver is up."""
     import rclpy
-    from sensor_msgs.msg import Image
+    from sensor_msgs.msg import CompressedImage, Image
 
     rclpy.init()
     node = rclpy.create_node("benchmark_camera")
-    publisher = node.create_publisher(Image, TOPIC, _qos())
-    image = Image(height=arguments.height, width=arguments.width, encoding="rgb8", step=3 * arguments.width)
-    pixels = np.random.default_rng(0).integers(0, 256, arguments.height * arguments.width * 3, dtype=np.uint8)
+    publisher = node.create_publisher(CompressedImage if arguments.compressed else Image, TOPIC, _qos())
+    shape = (arguments.height, arguments.width, 3)
+    image: Any = Image(height=arguments.height, width=arguments.width, encoding="rgb8", step=3 * arguments.width)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     image.data = array.array("B", pixels.tobytes())
+    if arguments.compressed:
+        image = CompressedImage(format="rgb8; jpeg compressed bgr8", data=array.array("B", _jpeg(shape)))
     deadline = time.monotonic() + 20
     while publisher.get_subscription_count() == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -106,17 +110,27 @@ def publish(arguments: argparse.Namespace) -> None:
     rclpy.shutdown()
 
 
+def _jpeg(shape: tuple[int, int, int]) -> bytes:
+    """A smooth image with a camera's noise: about 2.5 bits per pixel."""
+    import simplejpeg
+
+    rows, columns, _ = np.indices(shape, dtype=np.float32)
+    noise = np.random.default_rng(0).normal(0, 4, shape)
+    image = 128 + 60 * np.sin(rows / 90) * np.cos(columns / 130) + noise
+    return bytes(simplejpeg.encode_jpeg(image.clip(0, 255).astype(np.uint8), quality=90))
+
+
 def receive(arguments: argparse.Namespace) -> None:
     """Receive until SIGINT; print counts and times."""
     import rclpy
     from rclpy.executors import SingleThreadedExecutor
-    from sensor_msgs.msg import Image
+    from sensor_msgs.msg import CompressedImage, Image
 
     from vla_ros.control.clock import Clock
     from vla_ros.control.mailbox import Mailbox
     from vla_ros.graph.allocator import keep_freed_memory
     from vla_ros.graph.rclpy_frames import subscribe_raw
-    from vla_ros.vision.messages import image_header, image_stamp
+    from vla_ros.vision.messages import image_header, image_stamp, read_compressed
 
     if arguments.raw:
         keep_freed_memory()
@@ -130,20 +144,22 @@ def receive(arguments: argparse.Namespace) -> None:
         if not warm:
             latency.append((time.time_ns() - stamp) / 1e6)
 
-    def on_bytes(data: CdrBytes) -> None:
+    def on_bytes(data: CdrBytes, _: bytes) -> None:
         stamp = image_stamp(data)
         mailbox.put(data)
-        count(stamp, image_header(data).frame_id == "warm")
+        header = read_compressed(data)[0] if arguments.compressed else image_header(data)
+        count(stamp, header.frame_id == "warm")
 
     def on_message(message: Any) -> None:
         stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
-        mailbox.put(np.frombuffer(message.data, np.uint8).reshape(message.height, message.width, 3))
+        mailbox.put(np.frombuffer(message.data, np.uint8))
         count(stamp, message.header.frame_id == "warm")
 
+    kind = CompressedImage if arguments.compressed else Image
     if arguments.raw:
-        subscribe_raw(node, Image, TOPIC, on_bytes, _qos())
+        subscribe_raw(node, kind, TOPIC, on_bytes, _qos())
     else:
-        node.create_subscription(Image, TOPIC, on_message, _qos())
+        node.create_subscription(kind, TOPIC, on_message, _qos())
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     print("ready", flush=True)
@@ -213,6 +229,7 @@ def _run(arguments: argparse.Namespace, name: str, frames: Frames, raw: bool) ->
         state = str(examine(name, frames, profile.distribution, environment))
         words = [sys.executable, __file__, "--width", str(arguments.width), "--height", str(arguments.height)]
         words += ["--rate", str(arguments.rate), "--seconds", str(arguments.seconds), *(["--raw"] if raw else [])]
+        words += ["--compressed"] if arguments.compressed else []
         receiver = subprocess.Popen(
             [*words, "--part", "receive"], env=environment, stdout=subprocess.PIPE, text=True
         )
@@ -270,7 +287,8 @@ def _line(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     """The rows as Markdown, with machine and date."""
-    size = f"{arguments.width}x{arguments.height} rgb8 at {arguments.rate:g} Hz"
+    kind = "JPEG" if arguments.compressed else "rgb8"
+    size = f"{arguments.width}x{arguments.height} {kind} at {arguments.rate:g} Hz"
     rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
     lines = [
         f"{size}; ROS 2 {os.environ.get('ROS_DISTRO', '?')}, {date.today()}, {os.cpu_count()} cores of "
