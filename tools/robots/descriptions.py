@@ -124,13 +124,16 @@ def with_mock_hardware(description: str, homes: Mapping[str, float], interface: 
         interface: ``position``, or ``velocity`` for arms (velocities are integrated).
     """
     root = ET.fromstring(description)
+    for own in root.findall("ros2_control"):  # of the real hardware, which is not there
+        root.remove(own)
+    mimics = {joint.get("name") for joint in root.iter("joint") if joint.find("mimic") is not None}
     system = ET.SubElement(root, "ros2_control", name="mock", type="system")
     hardware = ET.SubElement(system, "hardware")
     ET.SubElement(hardware, "plugin").text = "mock_components/GenericSystem"
     ET.SubElement(hardware, "param", name="calculate_dynamics").text = "true"
     for name, home in homes.items():
         joint = ET.SubElement(system, "joint", name=name)
-        for command in dict.fromkeys(("position", interface)):
+        for command in () if name in mimics else dict.fromkeys(("position", interface)):
             ET.SubElement(joint, "command_interface", name=command)
         position = ET.SubElement(joint, "state_interface", name="position")
         ET.SubElement(position, "param", name="initial_value").text = str(home)
