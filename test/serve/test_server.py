@@ -164,6 +164,14 @@ def test_an_episode_begins_with_a_reset_another_session_or_a_flag(serving: Start
     assert seen == [1, 2, 1, 2, 1, 2, 1]
 
 
+def test_a_deadline_that_has_passed_is_answered_as_such(serving: Start, policy: Any) -> None:
+    _, port = serving()
+    with robot(port) as one:
+        assert "it was not computed" in ask(one, request(vla_ros={"deadline_ms": -5.0}))
+        assert "actions" in ask(one, request())
+    assert policy.batches == [1]
+
+
 def test_a_robot_that_leaves_while_its_request_waits_is_forgotten(serving: Start, policy: Any) -> None:
     service, port = serving()
     policy.may_answer.clear()

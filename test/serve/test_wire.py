@@ -147,7 +147,7 @@ def test_an_answer_is_openpis_and_says_more_to_those_who_ask() -> None:
     np.testing.assert_array_equal(extended["tokens"], chunk.tokens)
 
 
-@pytest.mark.parametrize("extension", [5, {"number": "x"}, {"deadline_ms": "soon"}, {"deadline_ms": -1}])
+@pytest.mark.parametrize("extension", [5, {"number": "x"}, {"deadline_ms": "soon"}, {"deadline_ms": np.nan}])
 def test_an_extension_that_is_none_is_ignored(extension: Any) -> None:
     request = read({**GOOD, OWN: extension})
     assert (request.number, request.seconds, request.begins) == (None, 0.0, False)
