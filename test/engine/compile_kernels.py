@@ -17,7 +17,7 @@ from hazards import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vla_ros.engine.kernels import attention, linear, lowbit, pointwise, towers
+from vla_ros.engine.kernels import attention, linear, lowbit, pointwise, resample, towers
 from vla_ros.engine.lowbit import BITS
 from vla_ros.engine.tile_configs import ATTENTION_CONFIG, GEMM_CANDIDATES, GEMM_CONFIGS, PACKED_ROWS, SKINNY_CONFIGS
 
@@ -217,8 +217,14 @@ def main() -> None:
     types["next_squares"] = "*fp64"
     compile_kernel("gather", pointwise.gather_kernel, types, {"N": HIDDEN, "BLOCK": HIDDEN}, 8, 3)
     types = {"qkv": B, "cosine": B, "sine": B, **cache, "row_scale": "*fp32", "column_scale": "*fp32"}
-    compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 128, "SCALED": True}, 8, 3)
+    compile_kernel("rotate", pointwise.rotate_kernel, types, {**sizes, "BLOCK_H": 32, "SCALED": True}, 4, 3)
     compile_towers()
+    images, at = {"images": "*u8", "out": "*u8"}, "*i64"
+    weights = {"rows": at, "columns": at, "row_weights": "*fp32", "column_weights": "*fp32"}
+    compile_kernel("lanczos", resample.float_resize_kernel, {**images, **weights}, {"BLOCK": 256}, 4, 3, fuse=False)
+    shares = dict.fromkeys(("above", "below", "left", "right"), at) | {"across": "*fp32", "down": "*fp32"}
+    types = {**images, **shares, "unit": "fp32"}
+    compile_kernel("crop", resample.crop_kernel, types, {"BLOCK": 256}, 4, 3, fuse=False)
     types = {"both": B, "out": B, "scales": "*fp32", "row_scale": "*fp32", "column_scale": "*fp32"}
     compile_kernel(
         "silu", pointwise.silu_multiply_kernel, types, {"BLOCK": 2048, "SCALED": False, "FP8": False}, 4, 3

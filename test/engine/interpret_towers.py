@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
+from vla_ros.engine import resample
+from vla_ros.engine.kernels import resample as kernels
 from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.triton_towers import TritonTowerOps
 from vla_ros.policies.openvla.loading import build_empty
 from vla_ros.policies.openvla.tiny import random_weights, tiny_architecture
 from vla_ros.policies.openvla.vision_encoder import VisionEncoder
+from vla_ros.types import BilinearCrop
+from vla_ros.vision.processors import crop_center, resize_lanczos3
+from vla_ros.vision.resample import bilinear_crop, lanczos3_steps
 
 
 def make_model(dtype: torch.dtype) -> torch.nn.Module:
@@ -30,8 +36,25 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item()
 
 
+def resampling() -> None:
+    """Lanczos and crop in one kernel each have the bits of the host."""
+    generator = np.random.default_rng(0)
+    resample._kernels = lambda device: kernels
+    for source, size in (((40, 52), (24, 28)), ((60, 33), (28, 30))):
+        images = generator.integers(0, 256, (2, *source, 3), dtype=np.uint8)
+        for steps, host in (
+            (lanczos3_steps(source, size), lambda image, size=size: resize_lanczos3(image, size)),
+            (bilinear_crop(source, size, 0.9), lambda image, size=size: crop_center(image, 0.9, size)),
+        ):
+            (step,) = steps
+            make = resample._crop if isinstance(step, BilinearCrop) else resample._float_resize
+            found = make(step, torch.device("cpu"))(torch.from_numpy(images)).numpy()
+            assert np.array_equal(found, np.stack([host(image) for image in images])), (source, make)
+
+
 @torch.inference_mode()
 def main(name: str) -> None:
+    resampling()
     dtype = getattr(torch, name)
     ours, theirs, generator = TritonTowerOps(), TowerOps(), torch.Generator().manual_seed(2)
     exact = 1e-6 if dtype == torch.float32 else 1e-3  # of a norm, whose sums are in another order

@@ -6,8 +6,10 @@ crop in single float32 operations, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -112,18 +114,20 @@ def _crop(step: BilinearCrop, device: torch.device) -> Pipeline:
     rows, columns = step.rows, step.columns
     above, below = _to(rows.below, device), _to(rows.above, device)
     left, right = _to(columns.below, device), _to(columns.above, device)
-    across, down = _to(columns.share, device)[:, None], _to(rows.share, device)[:, None, None]
+    across, down = _to(columns.share, device), _to(rows.share, device)
+    if (kernels := _kernels(device)) is not None:
+        return _one_kernel(kernels.crop_kernel, (above, below, left, right, across, down), (1 / 255,))
 
     def between(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
         return one + (other - one) * share
 
     def along_columns(images: Tensor) -> Tensor:
         one, other = (images.index_select(2, at).float() * (1 / 255) for at in (left, right))
-        return between(one, other, across)
+        return between(one, other, across[:, None])
 
     def crop(images: Tensor) -> Tensor:
         top, bottom = (along_columns(images.index_select(1, at)) for at in (above, below))
-        return (between(top, bottom, down).clamp_(0, 1) * 255.5).byte()
+        return (between(top, bottom, down[:, None, None]).clamp_(0, 1) * 255.5).byte()
 
     return crop
 
@@ -147,12 +151,37 @@ def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
         return total
 
     rows, columns = (tuple(_to(part, device) for part in axis) for axis in (step.rows, step.columns))
+    if (kernels := _kernels(device)) is not None:
+        return _one_kernel(kernels.float_resize_kernel, (*rows, *columns), (rows[0].shape[1], columns[0].shape[1]))
 
     def resize(images: Tensor) -> Tensor:
         resized = along(along(images, 1, *rows), 2, *columns)
         return resized.round_().clamp_(0, 255).byte()
 
     return resize
+
+
+def _kernels(device: torch.device) -> Any:
+    """Triton's kernels, or None where they do not run."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    return import_module("vla_ros.engine.kernels.resample")
+
+
+def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> Pipeline:
+    """A kernel with one program per block of a row; its first table is one of rows, its third one of columns."""
+    height, width = len(tables[0]), len(tables[2])
+
+    def run(images: Tensor) -> Tensor:
+        out = images.new_empty(len(images), height, width, 3)
+        grid = len(images) * height, -(-3 * width // block)
+        kernel[grid](
+            images.contiguous(), *tables, out, *images.shape[1:3], height, width, *numbers, BLOCK=block,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out
+
+    return run
 
 
 def _pad(step: Padding, device: torch.device) -> Pipeline:

@@ -88,17 +88,17 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
     ("down_proj", "dense"): SkinnyConfig(16, 512, 1, 6),
     ("lm_head", "dense"): SkinnyConfig(32, 128, 1, 3),
     ("qkv", "fp8"): SkinnyConfig(32, 256, 4, 4),
-    ("o_proj", "fp8"): SkinnyConfig(32, 512, 4, 4),
+    ("o_proj", "fp8"): SkinnyConfig(64, 256, 4, 4, 4),
     ("gate_up", "fp8"): SkinnyConfig(32, 256, 4, 3),
-    ("down_proj", "fp8"): SkinnyConfig(32, 512, 4, 6),
+    ("down_proj", "fp8"): SkinnyConfig(64, 256, 4, 4, 4),
     ("qkv", "int8"): SkinnyConfig(16, 512, 4, 3),
     ("o_proj", "int8"): SkinnyConfig(32, 256, 4, 4),
     ("gate_up", "int8"): SkinnyConfig(32, 256, 4, 3),
     ("down_proj", "int8"): SkinnyConfig(32, 1024, 8, 4),
     ("qkv", "int4"): SkinnyConfig(16, 512, 4, 3),
-    ("o_proj", "int4"): SkinnyConfig(32, 1024, 4, 3),
+    ("o_proj", "int4"): SkinnyConfig(64, 256, 2, 3, 4),
     ("gate_up", "int4"): SkinnyConfig(32, 512, 4, 3),
-    ("down_proj", "int4"): SkinnyConfig(32, 1024, 4, 3),
+    ("down_proj", "int4"): SkinnyConfig(64, 256, 2, 3, 4),
 }
 """By role and kind of weight, as ``benchmarks/gpu_session.py`` found them on an H200."""
 

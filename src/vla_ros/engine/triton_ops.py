@@ -110,10 +110,10 @@ class TritonOps(Ops):
             )  # fmt: skip
             return query
         product = self._normed_product(weights, stream, matrix)
-        pointwise.rotate_kernel[(count,)](
-            product.values, *rotary, query, keys, values, rows, keys.shape[2], **sizes,
-            BLOCK_H=triton.next_power_of_2(total_heads), row_scale=product.rows, column_scale=product.columns,
-            SCALED=matrix.kind == "fp8", num_warps=8,
+        block_h = min(32, triton.next_power_of_2(total_heads))
+        pointwise.rotate_kernel[(count, triton.cdiv(total_heads, block_h))](
+            product.values, *rotary, query, keys, values, rows, keys.shape[2], **sizes, BLOCK_H=block_h,
+            row_scale=product.rows, column_scale=product.columns, SCALED=matrix.kind == "fp8", num_warps=4,
         )  # fmt: skip
         return query
 

@@ -84,7 +84,7 @@ def rotate_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_H: tl.constexpr,
     row_scale=None, column_scale=None, SCALED: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per row: ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD] to queries and cache, rotated.
+    """One program per row and BLOCK_H heads: ``qkv`` [B * ROWS, (HEADS + 2 KV_HEADS) * HEAD], rotated, goes out.
 
     ``query`` [B * ROWS, HEADS, HEAD]; ``keys`` and ``values`` [B, KV_HEADS, CAPACITY, HEAD]. With SCALED, ``qkv``
     is multiplied by the scales of its row and of its columns first.
@@ -92,7 +92,7 @@ def rotate_kernel(
     half: tl.constexpr = HEAD // 2
     row = tl.program_id(0)
     batch = row // ROWS
-    head = tl.arange(0, BLOCK_H)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     feature = tl.arange(0, half)
     position = tl.load(positions + row)
     turns = (head < HEADS + KV_HEADS)[:, None]
@@ -143,8 +143,7 @@ def silu_multiply_kernel(
     """``silu(gate) * up`` for ``both`` [M, 2 N] (gate, then up) to ``out`` [M, N].
 
     With SCALED, ``both`` is multiplied by the scales of its row and of its columns first. With FP8 ``out`` is
-    quantised, with ``scales`` [M]: a program has a whole row and computes it twice, first for its largest number. A
-    row in registers would leave room for one program per multiprocessor.
+    quantised, with ``scales`` [M]: a program has a whole row and computes it twice, first for its largest number.
     """
     row = tl.program_id(0).to(tl.int64)
     if FP8:
