@@ -84,6 +84,7 @@ setup(
         "ray": RAY,
         "bench": BENCH,
         "dev": DEV,
+        "robots": ["example-robot-data>=4.3"],  # 130 MB; URDFs of real arms for the tests
         "test": DEV,  # where colcon looks to choose pytest
         "all": ALL,
     },

@@ -1,6 +1,7 @@
 """URDFs with the joints of the robots in ``config/robots``, for ros2_control's mock hardware and for kinematics.
 
-Those of the package ``example-robot-data`` where it is installed, else a chain of links with the same joint names.
+Those of the package ``example-robot-data`` (extra ``robots``) where it is installed, else a chain of links with the
+same joint names.
 """
 
 from __future__ import annotations
