@@ -34,8 +34,11 @@ from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import Progress, create
+from vla_ros.policies.remote.options import read_key
 from vla_ros.policies.shipped import SHIPPED
 
+KEY_LENGTH = 8
+"""Characters that a key has at least; fewer can be guessed."""
 SWITCH_INTERVAL = 0.0005
 """Seconds until a thread that computes in Python lets the event loop in."""
 
@@ -190,28 +193,13 @@ def api_key(arguments: argparse.Namespace) -> str:
         ConfigError: The file holds no key, or the address is not loopback and nothing was said of a key.
     """
     if arguments.api_key_file is not None:
-        return read_key(arguments.api_key_file)
+        return read_key(arguments.api_key_file, "--api-key-file", KEY_LENGTH)
     if not arguments.no_api_key and not is_loopback(arguments.host):
         raise ConfigError(
             f"--host {arguments.host}: other machines can reach this address; give --api-key-file, or --no-api-key "
             "where everybody who reaches it may use the policy"
         )
     return ""
-
-
-def read_key(path: Path) -> str:
-    """A key from a file.
-
-    Raises:
-        ConfigError: It holds none, or a guessable one.
-    """
-    try:
-        key = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--api-key-file: {error}") from error
-    if len(key) < 8 or len(key.split()) != 1:
-        raise ConfigError(f"--api-key-file: {path} holds no key of 8 characters or more")
-    return key
 
 
 def is_loopback(host: str) -> bool:

@@ -18,8 +18,9 @@ from vla_ros.config.files import config_file
 from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.policies.base import create
+from vla_ros.policies.remote.options import read_key
 from vla_ros.serve.asgi import Application
-from vla_ros.serve.cli import SWITCH_INTERVAL, checkpoint, read_key
+from vla_ros.serve.cli import KEY_LENGTH, SWITCH_INTERVAL, checkpoint
 from vla_ros.serve.service import Limits, Service
 
 try:
@@ -115,7 +116,9 @@ class Replica:
             create(config), config.policy.name, limits, {}, longest, complete=lambda spec: complete(spec, config)
         )
         self.service.load()
-        _loaded.append(Application(self.service, read_key(Path(key_file)) if key_file else ""))
+        _loaded.append(
+            Application(self.service, read_key(Path(key_file), "api_key_file", KEY_LENGTH) if key_file else "")
+        )
 
     def check_health(self) -> None:
         """Called by Ray; a replica that raises is replaced."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vla_ros.config.options import option
 from vla_ros.config.policy import PolicyConfig
+from vla_ros.errors import ConfigError
 
 API_KEY = "VLA_ROS_API_KEY"
 """Environment variable with the server's key, where ``policy.api_key_file`` names none."""
@@ -35,3 +37,18 @@ class RemoteOptions(PolicyConfig):
         0, "Send images as JPEG of this quality where the server takes them; 0 sends pixels", low=0, high=100
     )
     max_answer: int = option(64, "Longest answer that is read", unit="MiB", low=1, high=1024)
+
+
+def read_key(path: Path, name: str, least: int = 1) -> str:
+    """An API key from the file that the option ``name`` gives; it is never shown.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no single word of ``least`` characters.
+    """
+    try:
+        key = path.expanduser().read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if len(key) < least or len(key.split()) != 1:
+        raise ConfigError(f"{name}: {path} holds no key of {least} characters or more")
+    return key

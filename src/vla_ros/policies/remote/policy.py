@@ -16,7 +16,6 @@ import simplejpeg
 from vla_ros.config import Config
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.remote import spec
 from vla_ros.policies.remote.buffers import keep_freed_memory
@@ -24,7 +23,7 @@ from vla_ros.policies.remote.dialect import NO_METADATA, OWN, Answer, Query
 from vla_ros.policies.remote.dialects import by_address
 from vla_ros.policies.remote.link import Link, Peer
 from vla_ros.policies.remote.messages import WireError, finite
-from vla_ros.policies.remote.options import API_KEY, RemoteOptions
+from vla_ros.policies.remote.options import API_KEY, RemoteOptions, read_key
 from vla_ros.policies.remote.transport import Target
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
@@ -203,10 +202,4 @@ def api_key(options: RemoteOptions) -> str:
     """
     if not options.api_key_file:
         return os.environ.get(API_KEY, "").strip()
-    try:
-        key = Path(options.api_key_file).expanduser().read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"policy.api_key_file: {error}") from None
-    if not key or len(key.split()) != 1:
-        raise ConfigError(f"policy.api_key_file: {options.api_key_file} holds no key")
-    return key
+    return read_key(Path(options.api_key_file), "policy.api_key_file")
