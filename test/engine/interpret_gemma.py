@@ -9,6 +9,7 @@ import torch
 from interpret_kernels import close, prepare_interpreter
 
 from vla_ros.engine.flow import FlowModel, prefill, sample
+from vla_ros.engine.flow_check import check_layers
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.engine.shapes import GemmaShape, TowerShape
 from vla_ros.engine.triton_gemma import Attention, FewRows, TritonGemmaOps
@@ -84,6 +85,7 @@ def main(name: str) -> None:
                 ("keys", "values", "chunk", "again"), run(model, ops, dtype), expected, strict=True
             ):
                 close(f"{kind}, {what}, {part}", ours, theirs, bound)
+        check_layers(TritonGemmaOps(), model)
         print("equal", kind)
 
 

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.gemma import Gemma, GemmaOps, Guide, Rows, Stream, advance, predict_velocity, run_layers
+from vla_ros.engine.gemma import (
+    Gemma,
+    GemmaOps,
+    Guide,
+    Rows,
+    Stream,
+    advance,
+    predict_velocity,
+    run_layer,
+    run_layers,
+)
 from vla_ros.engine.ops import KVCache
 
 Encode = Callable[[Tensor], Tensor]
@@ -70,7 +80,13 @@ class FlowModel:
 
 
 def prefill(
-    model: FlowModel, ops: GemmaOps, cache: KVCache, patches: Tensor, tokens: Tensor, lengths: Tensor
+    model: FlowModel,
+    ops: GemmaOps,
+    cache: KVCache,
+    patches: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    ready: Callable[[int], None] = lambda layer: None,
 ) -> None:
     """Fill the cache with images and prompt, which all see each other.
 
@@ -81,6 +97,7 @@ def prefill(
         patches: [B, P, width], the image tokens.
         tokens: Int64 [B, L], the prompt and padding.
         lengths: Int32 [B], tokens of each prompt without padding.
+        ready: Called with each layer whose keys and values are there.
     """
     words = functional.embedding(tokens, model.embedding) * model.prefix.shape.width**0.5
     hidden = torch.cat([patches, words], dim=1)
@@ -88,7 +105,7 @@ def prefill(
     at = torch.arange(count, dtype=torch.int32, device=hidden.device).expand(batch, count).contiguous()
     end = (patches.shape[1] + lengths)[:, None].expand(batch, count).contiguous()
     rows = Rows(at, end, torch.zeros_like(at))
-    run_layers(ops, model.prefix, rows, ops.start(model.prefix, rows, hidden), cache)
+    run_layers(ops, model.prefix, rows, ops.start(model.prefix, rows, hidden), cache, ready)
 
 
 def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
@@ -111,30 +128,73 @@ def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
     return [Rows(at, end, time) for time in torch.where(given != 0, steps, each).unbind()]
 
 
-def run_step(
-    model: FlowModel,
-    ops: GemmaOps,
-    cache: KVCache,
-    actions: Tensor,
-    state: Tensor,
-    rows: Rows,
-    step: int,
-) -> Stream:
-    """Run the expert on noisy actions, float32 [B, H, A], up to its last norm; arguments as for :func:`sample`."""
+def start_step(model: FlowModel, ops: GemmaOps, actions: Tensor, state: Tensor, rows: Rows, step: int) -> Stream:
+    """Begin the expert's stream with noisy actions, float32 [B, H, A]; arguments as for :func:`sample`."""
     expert, dtype = model.expert, model.embedding.dtype
     bias = model.action_bias[step if len(model.action_bias) > 1 else 0]
     if model.action_mlp is None or model.state is None:
-        stream = ops.start_actions(expert, rows, actions, model.action_in, bias, dtype)
-    else:
-        tokens = functional.silu(functional.linear(actions, model.action_in, bias))
-        tokens = functional.linear(tokens, *model.action_mlp)
-        tokens = torch.cat([functional.linear(state, *model.state)[:, None], tokens], dim=1)
-        stream = ops.start(expert, rows, tokens.to(dtype))
-    return run_layers(ops, expert, rows, stream, cache)
+        return ops.start_actions(expert, rows, actions, model.action_in, bias, dtype)
+    tokens = functional.silu(functional.linear(actions, model.action_in, bias))
+    tokens = functional.linear(tokens, *model.action_mlp)
+    tokens = torch.cat([functional.linear(state, *model.state)[:, None], tokens], dim=1)
+    return ops.start(expert, rows, tokens.to(dtype))
+
+
+def run_step(
+    model: FlowModel, ops: GemmaOps, cache: KVCache, actions: Tensor, state: Tensor, rows: Rows, step: int
+) -> Stream:
+    """Run the expert on noisy actions up to its last norm; arguments as for :func:`start_step`."""
+    return run_layers(ops, model.expert, rows, start_step(model, ops, actions, state, rows, step), cache)
+
+
+def end_step(
+    model: FlowModel, ops: GemmaOps, stream: Stream, actions: Tensor, guide: Guide, rows: Rows, step: int
+) -> None:
+    """Advance ``actions`` in place to the next time; ``stream`` comes from :func:`run_step`."""
+    delta = -1.0 / len(model.times)
+    ops.advance(model.expert, rows, stream, model.action_out, actions, guide, model.times[step], delta)
+
+
+class FirstStep:
+    """The first flow step, layer by layer as soon as the prefix's keys of that layer are there.
+
+    Args:
+        actions: Float32 [B, H, A], overwritten; the other arguments are those of :func:`sample`.
+    """
+
+    def __init__(
+        self,
+        model: FlowModel,
+        ops: GemmaOps,
+        cache: KVCache,
+        start: Tensor,
+        noise: Tensor,
+        state: Tensor,
+        guide: Guide,
+        actions: Tensor,
+    ) -> None:
+        self._model, self._ops, self._cache, self._guide, self._actions = model, ops, cache, guide, actions
+        actions.copy_(torch.where(guide.given[..., None] != 0, guide.previous, noise))
+        self._rows = suffix_rows(model, start, guide.given)[0]
+        self._stream = start_step(model, ops, actions, state, self._rows, 0)
+
+    def run_layer(self, index: int) -> None:
+        """Run one layer; the last one ends the step."""
+        expert = self._model.expert
+        self._stream = run_layer(self._ops, expert, index, self._rows, self._stream, self._cache)
+        if index == len(expert.layers) - 1:
+            end_step(self._model, self._ops, self._stream, self._actions, self._guide, self._rows, 0)
 
 
 def sample(
-    model: FlowModel, ops: GemmaOps, cache: KVCache, start: Tensor, noise: Tensor, state: Tensor, guide: Guide
+    model: FlowModel,
+    ops: GemmaOps,
+    cache: KVCache,
+    start: Tensor,
+    noise: Tensor,
+    state: Tensor,
+    guide: Guide,
+    first: int = 0,
 ) -> Tensor:
     """Sample chunks behind a prefix.
 
@@ -143,18 +203,17 @@ def sample(
         ops: How it computes.
         cache: From :func:`prefill`; the suffix is overwritten in every step.
         start: Int32 [B], tokens of the prefix without padding.
-        noise: Float32 [B, H, A].
+        noise: Float32 [B, H, A], or what the steps before ``first`` made of it.
         state: Float32 [B, A], normalised and padded; only pi0 reads it.
         guide: Real-time chunking.
+        first: The step to begin with.
 
     Returns:
         Float32 [B, H, A], normalised.
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
-    for step, rows in enumerate(suffix_rows(model, start, guide.given)):
-        stream = run_step(model, ops, cache, actions, state, rows, step)
-        time, delta = model.times[step], -1.0 / len(model.times)
-        ops.advance(model.expert, rows, stream, model.action_out, actions, guide, time, delta)
+    for step, rows in list(enumerate(suffix_rows(model, start, guide.given)))[first:]:
+        end_step(model, ops, run_step(model, ops, cache, actions, state, rows, step), actions, guide, rows, step)
     return actions
 
 

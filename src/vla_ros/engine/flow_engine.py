@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vla_ros.engine.buckets import Buckets
 from vla_ros.engine.device_errors import NotFiniteError, explain_device_errors
-from vla_ros.engine.flow import FlowModel, prefill, sample, sample_by_gradient
+from vla_ros.engine.flow import FirstStep, FlowModel, prefill, sample, sample_by_gradient
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache
 from vla_ros.engine.graph_cache import GraphCache
 from vla_ros.engine.resizer import ImageResizer
@@ -78,7 +78,8 @@ class FlowAnswer:
     Attributes:
         actions: Float32 [H, A], normalised.
         stages_ms: ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins
-            with the upload of everything else), ``flow``, ``download``. The same for all observations of a batch.
+            with the upload of everything else, and has the first flow step beside it), ``flow``, ``download``. The
+            same for all observations of a batch.
     """
 
     actions: Array
@@ -105,10 +106,11 @@ class FlowGraphs:
         sizes: tuple[int, int],
         length: int,
         jacobian: bool,
+        runner: Runner,
     ) -> None:
         batch, cameras = sizes
         device, horizon, numbers = model.device, model.horizon, model.action_dim
-        self._model, self._ops, self._jacobian = model, ops, jacobian
+        self._model, self._ops, self._jacobian, self._runner = model, ops, jacobian, runner
         self.images = torch.zeros(batch * cameras, *size, 3, dtype=dtype, device=device)
         self.inputs = TransferBuffer(
             device,
@@ -134,10 +136,10 @@ class FlowGraphs:
             "flow": self._flow,
         }
 
-    def capture(self, runner: Runner) -> None:
+    def capture(self) -> None:
         """Replace every stage by its graph."""
         with torch.inference_mode():
-            self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
+            self.stages = {name: self._runner.capture(stage) for name, stage in self.stages.items()}
 
     def clear(self) -> None:
         """Overwrite the cache with zeros."""
@@ -148,15 +150,32 @@ class FlowGraphs:
         self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
 
     def _prefill(self) -> None:
-        tokens, lengths = self.inputs.tensors[:2]
-        prefill(self._model, self._ops, self._cache, self._patches, tokens, lengths)
+        """The prefix pass; beside it the first flow step, whose layers need one layer's keys each."""
+        tokens, lengths, state, *guide = self.inputs.tensors
+        start = lengths + self._patches.shape[1]
+        if self._jacobian:
+            return prefill(self._model, self._ops, self._cache, self._patches, tokens, lengths)
+        beside = self._runner.beside
+        with beside():
+            first = FirstStep(
+                self._model, self._ops, self._cache, start, self.noise, state, Guide(*guide), self.actions
+            )
+
+        def ready(layer: int) -> None:
+            with beside():
+                first.run_layer(layer)
+
+        prefill(self._model, self._ops, self._cache, self._patches, tokens, lengths, ready)
+        self._runner.join()
 
     def _flow(self) -> None:
-        _, lengths, state, previous, weights, limit, given = self.inputs.tensors
-        guide = Guide(previous, weights, limit, given)
+        _, lengths, state, *guide = self.inputs.tensors
         start = lengths + self._patches.shape[1]
-        sampled = sample_by_gradient if self._jacobian else sample
-        self.actions.copy_(sampled(self._model, self._ops, self._cache, start, self.noise, state, guide))
+        arguments = self._model, self._ops, self._cache, start
+        if self._jacobian:
+            self.actions.copy_(sample_by_gradient(*arguments, self.noise, state, Guide(*guide)))
+        else:
+            self.actions.copy_(sample(*arguments, self.actions, state, Guide(*guide), first=1))
 
 
 class FlowEngine:
@@ -296,9 +315,9 @@ class FlowEngine:
 
             def build(length: int) -> FlowGraphs:
                 with torch.inference_mode():
-                    return FlowGraphs(self.model, self._ops, self._size, self._dtype, key, length, self._jacobian)
+                    return FlowGraphs(
+                        self.model, self._ops, self._size, self._dtype, key, length, self._jacobian, self.runner
+                    )
 
-            self._graphs[key] = GraphCache(
-                self._buckets, build, lambda graphs: graphs.capture(self.runner), self._background
-            )
+            self._graphs[key] = GraphCache(self._buckets, build, FlowGraphs.capture, self._background)
         return self._graphs[key]

@@ -8,6 +8,7 @@ pass can be captured as a CUDA graph. B observations, N rows each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -258,18 +259,39 @@ def multiply(rows: Tensor | Quantized, matrix: Matrix) -> Tensor:
     return fp8.scaled_product(data, scale, matrix.data, matrix.scale, rows.dtype).view(*rows.shape[:2], -1)
 
 
-def run_layers(ops: GemmaOps, gemma: Gemma, rows: Rows, stream: Stream, cache: KVCache) -> Stream:
+def run_layers(
+    ops: GemmaOps,
+    gemma: Gemma,
+    rows: Rows,
+    stream: Stream,
+    cache: KVCache,
+    ready: Callable[[int], None] = lambda layer: None,
+) -> Stream:
     """Run a stream through all layers, up to the last norm.
 
-    A last layer without output projection only writes its keys and values.
+    ``ready`` is called with each layer whose keys and values are there.
     """
-    for index, layer in enumerate(gemma.layers):
-        query = ops.qkv(gemma, index, rows, stream, cache)
-        if layer.o is None or layer.down is None:
-            break
-        stream = ops.add(gemma, rows, stream, ops.attend(rows, query, cache, index), layer.o)
-        stream = ops.add(gemma, rows, stream, ops.gate_up(gemma, index, rows, stream), layer.down)
+    for index in range(len(gemma.layers)):
+        stream = run_layer(ops, gemma, index, rows, stream, cache, ready)
     return stream
+
+
+def run_layer(
+    ops: GemmaOps,
+    gemma: Gemma,
+    index: int,
+    rows: Rows,
+    stream: Stream,
+    cache: KVCache,
+    ready: Callable[[int], None] = lambda layer: None,
+) -> Stream:
+    """Run one layer; without output projection it only writes its keys and values."""
+    layer, query = gemma.layers[index], ops.qkv(gemma, index, rows, stream, cache)
+    ready(index)
+    if layer.o is None or layer.down is None:
+        return stream
+    stream = ops.add(gemma, rows, stream, ops.attend(rows, query, cache, index), layer.o)
+    return ops.add(gemma, rows, stream, ops.gate_up(gemma, index, rows, stream), layer.down)
 
 
 def allocate_cache(gemma: Gemma, batch: int, positions: int) -> KVCache:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vla_ros.engine.device_errors import EngineMismatchError
 from vla_ros.engine.ops import KVCache, Ops, Residual, rounded
 from vla_ros.engine.tile_configs import SKINNY
-from vla_ros.engine.tolerances import TOLERANCES, relative_error
+from vla_ros.engine.tolerances import TOLERANCES, Tolerances, relative_error
 from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import DeviceLostError, OutOfMemoryError
 
@@ -39,15 +39,23 @@ def check_products(ops: Ops, weights: DecoderWeights) -> None:
     for rows in sorted({min(rows, weights.shape.max_positions) for rows in ROWS}):
         pairs = zip(_products(ops, weights, rows), _products(Ops(), weights, rows), strict=True)
         for (name, ours), (_, theirs) in pairs:
-            expected, ours = theirs.float(), ours.view_as(theirs)
-            off, error = (ours.float() - expected).abs(), relative_error(ours, theirs)
-            share = (off / (expected.abs() + expected.square().mean().sqrt())).max().item()
-            if not (error <= bounds.product and share <= bounds.element):  # NaN is wrong, too
-                raise EngineMismatchError(
-                    f"the engine's kernel for {name} ({kind} weights, {rows} rows) differs from torch by "
-                    f"{error:.2g}, at most {bounds.product:.0e} expected, a single number by {share:.2g}, at most "
-                    f"{bounds.element:.0e}"
-                )
+            require_close(f"{name} ({kind} weights, {rows} rows)", ours, theirs, bounds)
+
+
+def require_close(name: str, ours: Tensor, theirs: Tensor, bounds: Tolerances) -> None:
+    """Refuse a kernel's result that differs from torch's by more than rounding.
+
+    Raises:
+        EngineMismatchError: With ``name``.
+    """
+    expected, ours = theirs.float(), ours.view_as(theirs)
+    off, error = (ours.float() - expected).abs(), relative_error(ours, theirs)
+    share = (off / (expected.abs() + expected.square().mean().sqrt())).max().item()
+    if not (error <= bounds.product and share <= bounds.element):  # NaN is wrong, too
+        raise EngineMismatchError(
+            f"the engine's kernel for {name} differs from torch by {error:.2g}, at most {bounds.product:.0e} "
+            f"expected, a single number by {share:.2g}, at most {bounds.element:.0e}"
+        )
 
 
 def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[str, Tensor]]:

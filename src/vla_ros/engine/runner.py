@@ -45,6 +45,13 @@ class Runner:
         """Capture the stage as one launch; this runs it a few times."""
         return stage
 
+    def beside(self) -> AbstractContextManager[Any]:
+        """Run the enclosed code beside what follows it, up to :meth:`join`; it sees all that came before it."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """Let what follows wait for all that runs beside."""
+
     def mark(self) -> Any:
         """Record a point in time on the device."""
         return time.perf_counter()
@@ -79,6 +86,7 @@ class CudaRunner(Runner):
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._warming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._beside: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
         self._capturing = threading.Lock()
         self._pool = torch.cuda.graph_pool_handle()
         self._pinned: dict[tuple[int, str], Tensor] = {}
@@ -154,6 +162,20 @@ class CudaRunner(Runner):
                 raise
             graph.capture_end()
         return graph.replay
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """See :class:`Runner`. The stream is one for each stream that has something beside it."""
+        current = torch.cuda.current_stream(self.device)
+        if current not in self._beside:
+            self._beside[current] = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+        self._beside[current].wait_stream(current)
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._beside[current])
+        return context
+
+    def join(self) -> None:
+        """See :class:`Runner`."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self._beside[current])
 
     def mark(self) -> torch.cuda.Event:
         """See :class:`Runner`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class TowerOps:
@@ -63,6 +64,10 @@ class TowerOps:
         tokens = tokens + (branch if scale is None else branch * scale)
         tokens = tokens if film is None else tokens * film[0] + film[1]
         return tokens, norm(tokens)
+
+    def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
+        """``linear`` and the tanh form of GELU behind it, [B, N, outputs]."""
+        return functional.gelu(linear(tokens), approximate="tanh")
 
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
         """Write the patches of ``tokens + [scale *] branch``, the last rows, to ``out`` [B, patches, width].

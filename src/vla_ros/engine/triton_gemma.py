@@ -80,7 +80,7 @@ FEW_ROWS = {
 }
 """By role, as tuned inside ten flow steps of pi0.5 with a horizon of 50 on an H200."""
 FEW_ATTENTION = Attention(16, 128, 8, 2, splits=5)
-MANY_ATTENTION = Attention(64, 64, 4, 2)
+MANY_ATTENTION = Attention(64, 32, 4, 3)
 
 
 @dataclass(frozen=True, eq=False)

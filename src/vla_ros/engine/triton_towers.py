@@ -59,6 +59,12 @@ class TritonTowerOps(TowerOps):
         )  # fmt: skip
         return tokens, out
 
+    def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
+        """See :class:`~vla_ros.engine.towers.TowerOps`; the library's product ends in the activation."""
+        rows, weight = tokens.flatten(0, 1), linear.weight.t()
+        out: Tensor = torch._addmm_activation(linear.bias, rows, weight, use_gelu=True)
+        return out.view(*tokens.shape[:2], -1)
+
     def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
         """See :class:`~vla_ros.engine.towers.TowerOps`."""
         batch, rows, width = tokens.shape

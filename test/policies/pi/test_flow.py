@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.flow import prefill, sample
+from vla_ros.engine.flow_check import checked
 from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros.engine.gemma import GemmaOps, Guide, allocate_cache, guidance_scale
 from vla_ros.engine.shapes import GemmaShape, TowerShape
@@ -168,6 +169,21 @@ def test_all_but_one_given_action_are_kept():
     chunk, plain = answer(engine, most)[0], answer(engine, request)[0]
     np.testing.assert_array_equal(chunk[:5], previous[:5])
     assert not np.array_equal(chunk[5], plain[5])
+
+
+class HalfGate(GemmaOps):
+    """Kernels that are wrong in one place."""
+
+    def gate_up(self, gemma, index, rows, stream):
+        return super().gate_up(gemma, index, rows, stream) * (0.5 if gemma.adaptive else 1.0)
+
+
+def test_wrong_kernels_are_replaced(caplog):
+    model, right = random_engine(PI05).model, type("Right", (GemmaOps,), {})()
+    assert checked(right, model) is right
+    assert not caplog.records
+    assert type(checked(HalfGate(), model)) is GemmaOps
+    assert "hidden states of a flow step (dense weights, 6 rows) differs from torch" in caplog.text
 
 
 @pytest.mark.parametrize("number", range(1, 6))

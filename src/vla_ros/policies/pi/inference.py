@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vla_ros.engine.device_errors import NotFiniteError
 from vla_ros.engine.device_ops import make_gemma_ops, make_tower_ops
+from vla_ros.engine.flow_check import checked
 from vla_ros.engine.flow_engine import Continuation, FlowAnswer, FlowEngine, FlowRequest
 from vla_ros.engine.gemma import GemmaOps
 from vla_ros.engine.runner import Runner
@@ -166,11 +167,12 @@ def make_engine(
         jacobian: As for :class:`~vla_ros.engine.flow_engine.FlowEngine`.
     """
     device, size = network.device, network.architecture.vision.image_size
+    model = make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep)
     return FlowEngine(
-        make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep),
+        model,
         (size, size),
         processing.prompt.length,
-        make_gemma_ops(device) if ops is None else ops,
+        checked(make_gemma_ops(device), model) if ops is None else ops,
         torch.uint8 if processing.antialias else torch.float32,
         runner,
         jacobian=jacobian,

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from vla_ros.engine.shapes import TowerShape
 from vla_ros.engine.towers import TowerOps
-from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, Mlp, VisionTower
-
-
-class TanhMlp(Mlp):
-    """Two linear layers with the tanh form of GELU between."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[..., width] to the same."""
-        output: Tensor = self.fc2(functional.gelu(self.fc1(tokens), approximate="tanh"))
-        return output
+from vla_ros.policies.vision_tower import LAYER_NORM_EPS, Block, VisionTower
 
 
 class SiglipTower(VisionTower):
@@ -28,8 +18,6 @@ class SiglipTower(VisionTower):
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__(shape)
-        for block in self.blocks:
-            block.mlp = TanhMlp(shape.width, shape.mlp_width)
         self.norm = nn.LayerNorm(shape.width, eps=LAYER_NORM_EPS)
 
     def forward(self, images: Tensor, ops: TowerOps) -> Tensor:
@@ -39,7 +27,8 @@ class SiglipTower(VisionTower):
         normed: Tensor = blocks[0].norm1(tokens)
         for block, following in zip(blocks, [*(each.norm1 for each in blocks[1:]), self.norm], strict=True):
             tokens, normed = ops.add_norm(tokens, block.attn(normed), None, block.norm2)
-            tokens, normed = ops.add_norm(tokens, block.mlp(normed), None, following)
+            branch = block.mlp.fc2(ops.linear_gelu(normed, block.mlp.fc1))
+            tokens, normed = ops.add_norm(tokens, branch, None, following)
         return normed
 
     def embed(self, images: Tensor) -> Tensor:

@@ -1,0 +1,96 @@
+"""The tiny golden models on a GPU: the published chunks, real-time chunking, and the policy as users run it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vla_ros.config import load
+from vla_ros.policies.base import create
+from vla_ros.policies.pi.checkpoint import read_checkpoint
+from vla_ros.policies.pi.inference import load_model
+from vla_ros.policies.pi.robots import find_robot
+from vla_ros.types import Observation, PreviousChunk, RawImage
+from vla_ros.vision.processors import ResizeWithPad
+
+from .conftest import CASES, MODELS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_gpu_gives_the_published_chunks(folders, kind, dtype):
+    for case in CASES[kind]:
+        checkpoint = read_checkpoint(folders[kind, "openpi"], find_robot(case.text("robot")))
+        model = load_model(checkpoint, "cuda", dtype)
+        arguments = (case.images, case["state"], case.text("prompt"))
+        eager = model.infer(*arguments, case["noise"]).normalized  # its graphs are captured meanwhile
+        assert model.engine.wait(120)
+        graph = model.infer(*arguments, case["noise"]).normalized
+        np.testing.assert_array_equal(graph, eager)
+        error = np.abs(graph - case["actions_normalized"])
+        own = np.abs(case["actions_normalized_bf16"] - case["actions_normalized"])
+        assert error.max() < (2e-5 if dtype == "float32" else 1.5 * own.max())
+        assert dtype == "float32" or error.mean() < own.mean()
+        seeds = [model.infer(*arguments, seed).normalized for seed in (3, 4, 3)]
+        np.testing.assert_array_equal(seeds[0], seeds[2])
+        assert not np.array_equal(seeds[0], seeds[1])
+        model.engine.close()
+
+
+@pytest.mark.parametrize("mode", ["guided", "jacobian"])
+def test_a_chunk_is_continued_as_on_a_cpu(folders, mode):
+    case, checkpoint = CASES["pi05_lerobot"][1], read_checkpoint(folders["pi05", "lerobot"])
+    arguments = (case.images, case["state"], case.text("prompt"), case["noise"], replace(case.rtc, mode=mode))
+    chunks = []
+    for device in ("cpu", "cuda"):
+        model = load_model(checkpoint, device, "float32", jacobian=mode == "jacobian")
+        first = model.infer(*arguments).normalized
+        assert model.engine.wait(120)
+        chunks.append(model.infer(*arguments).normalized)  # by graphs
+        np.testing.assert_array_equal(chunks[-1], first)
+        model.engine.close()
+    np.testing.assert_allclose(chunks[1], chunks[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_the_policy_answers_from_camera_images(folders, caplog, quantization):
+    """Raw images are resized on the device; FP8's products of these small models may not fit and fall back."""
+    chunks = {}
+    for device in ("cpu", "cuda"):
+        options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero"]
+        options += [
+            f"policy.device:={device}",
+            f"policy.quantization:={quantization if device == 'cuda' else 'none'}",
+        ]
+        policy = create(load((), options))
+        policy.load()
+        draw = np.random.default_rng(1)
+        raw = {
+            key: RawImage(draw.integers(0, 256, (48, 64, 3), dtype=np.uint8), processor=ResizeWithPad((224, 224)))
+            for key in policy.spec.image_keys
+        }
+        images = {key: one.processor(one.pixels) for key, one in raw.items()}
+        asked = Observation(
+            images,
+            "pick up the red cube",
+            5,
+            {"observation/state": np.full(8, 0.3)},
+            raw,
+            noise=draw.normal(size=(10, 32)),
+        )
+        sessions = [policy.start_session() for _ in range(2)]
+        first = policy.infer(sessions[0], asked)
+        both = policy.infer_batch([(session, asked) for session in sessions])
+        np.testing.assert_allclose(both[1].normalized, first.normalized, rtol=0, atol=0.1)
+        rest = PreviousChunk(first.actions[2:] + 0.1, 3)
+        chunks[device] = first.normalized, policy.infer(sessions[0], replace(asked, previous=rest)).normalized
+        policy.close()
+    assert not [record for record in caplog.records if "instead of the engine's kernels" in record.getMessage()]
+    for ours, theirs in zip(chunks["cuda"], chunks["cpu"], strict=True):
+        assert np.abs(ours - theirs).mean() < (0.05 if quantization == "none" else 0.3)
