@@ -54,13 +54,13 @@ def measure(schedule: str, minutes: float, given: argparse.Namespace) -> dict[st
         motions, counters = list(rig.motions), dict(rig.status["counters"])
     return {
         "schedule": schedule,
-        **_figures(motions, given.rate, bool(given.command_rate) and schedule != "sync"),
+        **_figures(motions, given.rate, as_predicted=schedule in ("sync", "append") and not given.command_rate),
         "counters": counters,
         "load": [load, os.getloadavg()[0]],
     }
 
 
-def _figures(motions: list[Record], rate: float, divided: bool) -> dict[str, Any]:
+def _figures(motions: list[Record], rate: float, *, as_predicted: bool) -> dict[str, Any]:
     at = np.array([motion.time for motion in motions])
     stamps = np.array([motion.stamp for motion in motions])
     columns = [motions[0].names.index(name) for name in (ARM[0], ARM[-1])]
@@ -80,7 +80,7 @@ def _figures(motions: list[Record], rate: float, divided: bool) -> dict[str, Any
             for name, share in _SHARES.items()
         },
     }
-    if not divided:  # of the actions themselves
+    if as_predicted:  # else the actions are blended
         off = np.abs(inside / period - 1) > 0.1
         found |= {
             "chunks": int(seams.sum()) + 1,
