@@ -69,6 +69,9 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
         order = torch.arange(rows, device=weights.device)[None]
         return ops.gather(noise(shape.hidden_size)[0], order, layer.attention_norm, weights.rows_dtype)
 
+    def copied(one: Residual) -> Residual:
+        return replace(one, hidden=one.hidden.clone())  # a norm adds FP8's branch in place
+
     def inputs(width: int) -> Tensor:
         return noise(width).to(weights.rows_dtype if rows <= SKINNY else weights.dtype)
 
@@ -80,10 +83,10 @@ def _products(ops: Ops, weights: DecoderWeights, rows: int) -> Iterator[tuple[st
     yield "gate and up", rounded(ops.gate_up(weights, 0, stream()), layer.down_proj)
     # A product that ends in the residual stream is compared together with the stream's norm.
     added = ops.add_linear(stream(), inputs(layer.o_proj.inputs), layer.o_proj, layer.mlp_norm)
-    yield "output", ops.norm(weights, added)
+    yield "output", ops.norm(weights, copied(added))
     yield "gate and up of a sum", rounded(ops.gate_up(weights, 0, added), layer.down_proj)
     added = ops.add_linear(added, inputs(layer.down_proj.inputs), layer.down_proj, weights.norm)
-    yield "down", ops.norm(weights, added)
+    yield "down", ops.norm(weights, copied(added))
     yield "head", ops.lm_head(weights, added)
 
 
