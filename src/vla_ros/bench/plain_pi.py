@@ -155,7 +155,8 @@ def _inputs(network: PiNetwork, request: FlowRequest) -> list[Tensor]:
 
 def _block(block: Any, tokens: Tensor) -> Tensor:
     tokens = tokens + block.attn(block.norm1(tokens))
-    done: Tensor = tokens + block.mlp(block.norm2(tokens))
+    hidden = functional.gelu(block.mlp.fc1(block.norm2(tokens)), approximate="tanh")
+    done: Tensor = tokens + block.mlp.fc2(hidden)
     return done
 
 
