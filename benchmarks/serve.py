@@ -90,7 +90,8 @@ def openvla(name: str, drafts: str) -> Policy:
             )
             engine: Engine = make_engine(subject.model, 7, drafts=drafts)
             engine.warm_up([22, LONG_PROMPT])
-            self._loaded = Loaded(subject.model, encoder, subject.bins, subject.statistics, str, engine)  # type: ignore[arg-type]
+            model: Any = subject.model
+            self._loaded = Loaded(model, encoder, subject.bins, subject.statistics, str, engine)
             image = ImageFeature("image", ResizeNaive((known.image_size, known.image_size)))
             self.spec = PolicySpec((image,), dimension=7)
 
