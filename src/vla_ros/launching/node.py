@@ -21,17 +21,18 @@ from vla_ros.middleware import Frames
 
 
 def policy_node(
-    context: LaunchContext, file: Path | None = None, assignments: Sequence[str] | None = None, **more: Any
+    context: LaunchContext, files: Sequence[Path] = (), assignments: Sequence[str] | None = None, **more: Any
 ) -> Node:
     """The managed node.
 
     Args:
         context: The launch context.
-        file: Parameter file; None for that of the argument ``config``.
-        assignments: ``name:=value`` that override the file; None for those of the launch arguments.
+        files: Parameter files, of which a later one overrides an earlier one; by default that of ``config``.
+        assignments: ``name:=value`` that override the files; None for those of the launch arguments.
         **more: Further arguments of ``launch_ros.actions.Node``.
     """
-    file = file or given_file(context)
+    chosen = given_file(context)
+    files = files or ([chosen] if chosen else [])
     given: dict[str, Any] = dict(
         parse_assignment(text) for text in (overrides(context) if assignments is None else assignments)
     )
@@ -43,7 +44,7 @@ def policy_node(
         exec_name="vla_policy_node",  # otherwise log lines show the interpreter's name
         name=value(context, "name") or NODE_NAME,
         namespace=value(context, "namespace"),
-        parameters=[*([str(file)] if file else []), given],
+        parameters=[*map(str, files), given],
         prefix=shlex.join(interpreter(context)),
         additional_env=launched(),
         output="screen",

@@ -66,7 +66,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
     simulation = _vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))
-    node = policy_node(context, options.files[0], options.assignments, on_exit=shut_down_with("the policy node"))
+    node = policy_node(context, options.files, options.assignments, on_exit=shut_down_with("the policy node"))
     return [*middleware(context, Frames.of(options.config)), node, simulation]
 
 
