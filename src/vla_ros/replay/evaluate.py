@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -115,7 +116,8 @@ def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
         from ray.util import ActorPool
     except ImportError:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        with ProcessPoolExecutor(workers, context, _limit_threads, (threads,)) as pool:
             yield lambda jobs: pool.map(_play_here, jobs)
             pool.shutdown(cancel_futures=True)
         return
@@ -128,6 +130,11 @@ def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
         yield lambda jobs: actors.map(lambda actor, job: actor.play.remote(job), jobs)
     finally:
         ray.shutdown()
+
+
+def _limit_threads(count: int) -> None:
+    """Libraries loaded from now on use so many threads: those of two workers on one core wait for each other."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))
 
 
 _SHARES = {"num_cpus": "CPU", "num_gpus": "GPU"}
