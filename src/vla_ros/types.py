@@ -24,20 +24,14 @@ _NO_NUMBERS: FloatArray = np.zeros(0)
 
 @dataclass(frozen=True)
 class JointState:
-    """What was measured at the robot's joints, as ``sensor_msgs/JointState`` carries it.
+    """What was measured at the robot's joints, as ``sensor_msgs/JointState`` carries it."""
 
-    Attributes:
-        names: Joint names, N of them.
-        positions: Float64 [N], radians (revolute) or metres (prismatic).
-        stamp: Nanoseconds of the ROS clock at the measurement.
-        velocities: Float64 [N], rad/s or m/s; empty if the driver sets none.
-        efforts: Float64 [N], Nm or N; empty if the driver sets none.
-    """
-
-    names: tuple[str, ...]
-    positions: FloatArray
-    stamp: int
+    names: tuple[str, ...]  # joint names, N of them
+    positions: FloatArray  # float64 [N], radians (revolute) or metres (prismatic)
+    stamp: int  # nanoseconds of the ROS clock at the measurement
+    # Float64 [N], rad/s or m/s; empty if the driver sets none.
     velocities: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
+    # Float64 [N], Nm or N; empty if the driver sets none.
     efforts: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
 
     def select(self, names: tuple[str, ...], what: str = "positions") -> FloatArray:
@@ -58,32 +52,20 @@ class JointState:
 
 @dataclass(frozen=True, eq=False)
 class CropTaps:
-    """Along one axis of a crop: each sample lies between two of the source.
+    """Along one axis of a crop: each sample lies between two of the source."""
 
-    Attributes:
-        below: Intp [target], position of the one.
-        above: Intp [target], of the other.
-        share: Float32 [target], how much of the other.
-    """
-
-    below: NDArray[np.intp]
-    above: NDArray[np.intp]
-    share: NDArray[np.float32]
+    below: NDArray[np.intp]  # intp [target], position of the one
+    above: NDArray[np.intp]  # intp [target], of the other
+    share: NDArray[np.float32]  # float32 [target], how much of the other
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPointResize:
-    """Pillow's resize along one axis: each of M samples is a sum over K samples of the source, in integers.
+    """Pillow's resize along one axis: each of M samples is a sum over K samples of the source, in integers."""
 
-    Attributes:
-        axis: 0 for rows, 1 for columns.
-        positions: Int64 [K, M], where tap k of sample m lies in the source.
-        weights: Int32 [K, M], multiples of 2^-22; zero where a sample has fewer taps.
-    """
-
-    axis: int
-    positions: NDArray[np.int64]
-    weights: NDArray[np.int32]
+    axis: int  # 0 for rows, 1 for columns
+    positions: NDArray[np.int64]  # int64 [K, M], where tap k of sample m lies in the source
+    weights: NDArray[np.int32]  # int32 [K, M], multiples of 2^-22; zero where a sample has fewer taps
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,28 +78,19 @@ class BilinearCrop:
 
 @dataclass(frozen=True)
 class Padding:
-    """The image on black.
+    """The image on black."""
 
-    Attributes:
-        size: (height, width) of the result.
-        corner: (row, column) at which the image begins.
-    """
-
-    size: tuple[int, int]
-    corner: tuple[int, int]
+    size: tuple[int, int]  # (height, width) of the result
+    corner: tuple[int, int]  # (row, column) at which the image begins
 
 
 @dataclass(frozen=True, eq=False)
 class FloatResize:
-    """A resize in float32, rows first, then rounded half to even: one tap after the other, as TensorFlow adds them.
+    """A float32 resize, rows first, rounded half to even; adds one tap after the other, as TensorFlow does."""
 
-    Attributes:
-        rows: Positions intp and weights float32 of each sample's taps, [target height, taps] each.
-        columns: The same across.
-    """
-
+    # Positions intp and weights float32 of each sample's taps, [target height, taps] each.
     rows: tuple[NDArray[np.intp], NDArray[np.float32]]
-    columns: tuple[NDArray[np.intp], NDArray[np.float32]]
+    columns: tuple[NDArray[np.intp], NDArray[np.float32]]  # the same across
 
 
 @dataclass(frozen=True)
@@ -161,77 +134,53 @@ class ImageProcessor(ABC):
 
 @dataclass(frozen=True, eq=False)
 class RawImage:
-    """A decoded camera image, and what turns it into the one that the checkpoint saw in training.
+    """A decoded camera image, and what turns it into the one that the checkpoint saw in training."""
 
-    Attributes:
-        pixels: Uint8 [H, W, 3] RGB, decoded and no more; often a view of the message, so read-only.
-        orientation: As ``camera.orientation``.
-        processor: Follows the orientation; None leaves the image at its size.
-        stamp: Nanoseconds of the ROS clock at exposure.
-    """
-
-    pixels: UInt8Array
-    orientation: str = "none"
-    processor: ImageProcessor | None = None
-    stamp: int = 0
+    pixels: UInt8Array  # uint8 [H, W, 3] RGB, decoded and no more; often a view of the message, so read-only
+    orientation: str = "none"  # as ``camera.orientation``
+    processor: ImageProcessor | None = None  # follows the orientation; None leaves the image at its size
+    stamp: int = 0  # nanoseconds of the ROS clock at exposure
 
 
 @dataclass(frozen=True, eq=False)
 class PreviousChunk:
-    """What is left of the chunk that is being executed, for a policy that continues it (real-time chunking).
+    """What is left of the chunk that is being executed, for a policy that continues it (real-time chunking)."""
 
-    Attributes:
-        actions: Float64 [T, D], un-normalised as in :attr:`ActionChunk.actions`; the first is due at the time
-            of the observation.
-        delay: How many of them will have been executed when the answer arrives, at most T.
-    """
-
+    # Float64 [T, D], un-normalised as in :attr:`ActionChunk.actions`; the first is due at the time of the
+    # observation.
     actions: FloatArray
-    delay: int
+    delay: int  # how many of them will have been executed when the answer arrives, at most T
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy is asked: images, state vectors and the instruction, as its spec names them.
+    """What a policy is asked: images, state vectors and the instruction, as its spec names them."""
 
-    Attributes:
-        images: Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] with T moments,
-            oldest first.
-        instruction: The command in natural language.
-        stamp: Nanoseconds of the ROS clock at which the (first) image was taken.
-        state: Key to float64 [N]; [T, N] with T moments.
-        raw_images: Images with one moment as the camera sent them, for a policy that processes them where its
-            network runs; may be empty.
-        noise: What a sampling policy starts from (``PolicySpec.noise``); None lets it draw.
-        previous: The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None begins anew.
-    """
-
+    # Key to uint8 [H, W, 3] RGB, after orientation and image processor; [T, H, W, 3] with T moments, oldest first.
     images: Mapping[str, UInt8Array]
-    instruction: str
-    stamp: int
+    instruction: str  # the command in natural language
+    stamp: int  # nanoseconds of the ROS clock at which the (first) image was taken
+    # Key to float64 [N]; [T, N] with T moments.
     state: Mapping[str, FloatArray] = field(default_factory=lambda: _EMPTY)
+    # Images with one moment as the camera sent them, for a policy that processes them where its network runs; may
+    # be empty.
     raw_images: Mapping[str, RawImage] = field(default_factory=lambda: _EMPTY)
-    noise: FloatArray | None = None
+    noise: FloatArray | None = None  # what a sampling policy starts from (``PolicySpec.noise``); None lets it draw
+    # The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None begins anew.
     previous: PreviousChunk | None = None
 
 
 @dataclass(frozen=True)
 class ActionChunk:
-    """One answer of a policy: K actions to be executed one after the other.
+    """One answer of a policy: K actions to be executed one after the other."""
 
-    Attributes:
-        actions: Float64 [K, D], un-normalised: metres, radians and the dataset's gripper convention.
-        stamp: Stamp of the observation that it answers, nanoseconds.
-        normalized: Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None if there are none.
-        tokens: Int64 action tokens in decoding order; None for policies without tokens.
-        stages_ms: Stage name to milliseconds (``preprocess``, ``vision``, ``prefill``, ``decode``, ...).
-        info: Anything else that reports may show (logit margins, draft acceptance). ``outside_bins`` counts tokens
-            that were no action tokens; ``/diagnostics`` warns of them.
-    """
-
-    actions: FloatArray
-    stamp: int
+    actions: FloatArray  # float64 [K, D], un-normalised: metres, radians and the dataset's gripper convention
+    stamp: int  # stamp of the observation that it answers, nanoseconds
+    # Float64 [K, D] before un-normalisation, nominally in [-1, 1]; None if there are none.
     normalized: FloatArray | None = None
-    tokens: IntArray | None = None
+    tokens: IntArray | None = None  # int64 action tokens in decoding order; None for policies without tokens
+    # Stage name to milliseconds (``preprocess``, ``vision``, ``prefill``, ``decode``, ...).
     stages_ms: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
+    # Anything else that reports may show (logit margins, draft acceptance). ``outside_bins`` counts tokens that
+    # were no action tokens; ``/diagnostics`` warns of them.
     info: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)

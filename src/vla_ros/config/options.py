@@ -10,26 +10,16 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """Properties of a field besides its type and default.
+    """Properties of a field besides its type and default."""
 
-    Attributes:
-        description: One sentence for ``vla-ros config`` and the ROS parameter descriptor.
-        unit: SI unit, or "" for plain numbers and text.
-        low: Smallest allowed number (each element of a list), or None.
-        high: Largest allowed number, or None.
-        choices: Allowed texts; empty for any.
-        length: Allowed lengths of a list; empty for any.
-        live: True if the value may change while the node runs.
-        per_camera: True for a list with one value for all cameras (which need not be a list) or one for each.
-    """
-
-    description: str
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    length: tuple[int, ...] = ()
-    live: bool = False
+    description: str  # one sentence for ``vla-ros config`` and the ROS parameter descriptor
+    unit: str = ""  # SI unit, or "" for plain numbers and text
+    low: float | None = None  # smallest allowed number (each element of a list), or None
+    high: float | None = None  # largest allowed number, or None
+    choices: tuple[str, ...] = ()  # allowed texts; empty for any
+    length: tuple[int, ...] = ()  # allowed lengths of a list; empty for any
+    live: bool = False  # True if the value may change while the node runs
+    # True for a list with one value for all cameras (which need not be a list) or one for each.
     per_camera: bool = False
 
 

@@ -33,24 +33,16 @@ def _default_policy() -> PolicyConfig:
 
 @dataclass(frozen=True)
 class ArmConfig:
-    """One arm of the robot, with everything that may differ between arms.
+    """One arm of the robot, with everything that may differ between arms."""
 
-    Attributes:
-        name: As the parts of a policy's features name it; ``arm`` where there is one.
-        output: As ``control.output``.
-        command: As ``topics.command``.
-        gripper_topic: As ``topics.gripper``; empty if the fingers are in ``command``.
-        joint_states: As ``topics.joint_states``; several arms may share one.
-    """
-
-    name: str
+    name: str  # as the parts of a policy's features name it; ``arm`` where there is one
     robot: RobotConfig
     gripper: GripperConfig
     limits: LimitsConfig
-    output: str
-    command: str
-    gripper_topic: str
-    joint_states: str = TopicsConfig.joint_states
+    output: str  # as ``control.output``
+    command: str  # as ``topics.command``
+    gripper_topic: str  # as ``topics.gripper``; empty if the fingers are in ``command``
+    joint_states: str = TopicsConfig.joint_states  # as ``topics.joint_states``; several arms may share one
 
 
 OF_AN_ARM = {

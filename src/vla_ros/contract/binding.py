@@ -16,20 +16,14 @@ from vla_ros.kinematics.solver import Kinematics
 
 @dataclass(frozen=True)
 class Binding:
-    """A policy on a robot.
+    """A policy on a robot."""
 
-    Attributes:
-        spec: The policy's, with all that its checkpoint leaves open.
-        cameras: Image key to position in ``camera.topics``, in the policy's order; optional images may be missing.
-        states: Readers of the state vectors, in the policy's order.
-        columns: Every part of the action with its columns.
-        rows: What :meth:`table` prints: feature, part, numbers, source or target.
-    """
-
-    spec: PolicySpec
+    spec: PolicySpec  # the policy's, with all that its checkpoint leaves open
+    # Image key to position in ``camera.topics``, in the policy's order; optional images may be missing.
     cameras: Mapping[str, int]
-    states: tuple[StateReader, ...]
-    columns: tuple[tuple[Part, slice], ...]
+    states: tuple[StateReader, ...]  # readers of the state vectors, in the policy's order
+    columns: tuple[tuple[Part, slice], ...]  # every part of the action with its columns
+    # What :meth:`table` prints: feature, part, numbers, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
 
     def table(self) -> str:

@@ -20,19 +20,12 @@ FEED, UNUSED = "feed", "unused"
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of an arm.
+    """A quantity of an arm."""
 
-    Attributes:
-        forms: Units and forms by name; the first is the default. RANGE stands for ``[LOW..HIGH]``.
-        size: How many numbers; 0 for one per joint, -1 if the form decides (:data:`ROTATION_SIZES`).
-        state: True if a state vector may contain it.
-        action: True if an action may contain it.
-    """
-
-    forms: tuple[str, ...]
-    size: int
-    state: bool
-    action: bool
+    forms: tuple[str, ...]  # units and forms by name; the first is the default. RANGE stands for ``[LOW..HIGH]``.
+    size: int  # how many numbers; 0 for one per joint, -1 if the form decides (:data:`ROTATION_SIZES`)
+    state: bool  # True if a state vector may contain it
+    action: bool  # True if an action may contain it
 
 
 RANGE = "LOW..HIGH"
@@ -67,21 +60,14 @@ _RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
 
 @dataclass(frozen=True)
 class Part:
-    """Some numbers of a state or an action.
+    """Some numbers of a state or an action."""
 
-    Attributes:
-        arm: The arm; "" for a feed and for unused numbers.
-        quantity: A name of :data:`QUANTITIES`, ``feed`` or ``unused``.
-        form: Unit, range or form of a rotation; the name of a feed; "" as the options say (:data:`BY_OPTIONS`).
-        joints: Joints in this order; empty for all of the arm.
-        count: Numbers of a feed (0: as many as its message has) or of an unused part; 0 for other parts.
-    """
-
-    arm: str
-    quantity: str
+    arm: str  # the arm; "" for a feed and for unused numbers
+    quantity: str  # a name of :data:`QUANTITIES`, ``feed`` or ``unused``
+    # Unit, range or form of a rotation; the name of a feed; "" as the options say (:data:`BY_OPTIONS`).
     form: str = ""
-    joints: tuple[str, ...] = ()
-    count: int = 0
+    joints: tuple[str, ...] = ()  # joints in this order; empty for all of the arm
+    count: int = 0  # numbers of a feed (0: as many as its message has) or of an unused part; 0 for other parts
 
     def __str__(self) -> str:
         if self.quantity == UNUSED:

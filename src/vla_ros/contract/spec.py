@@ -13,15 +13,10 @@ from vla_ros.types import ImageProcessor
 
 @dataclass(frozen=True)
 class Moment:
-    """When a feature is measured, counted back from now.
+    """When a feature is measured, counted back from now."""
 
-    Attributes:
-        steps: Control steps (of :attr:`PolicySpec.rate_hz`, else ``control.rate_hz``) ago; not negative.
-        seconds: Seconds ago, instead of steps; not negative.
-    """
-
-    steps: int = 0
-    seconds: float = 0.0
+    steps: int = 0  # control steps (of :attr:`PolicySpec.rate_hz`, else ``control.rate_hz``) ago; not negative
+    seconds: float = 0.0  # seconds ago, instead of steps; not negative
 
 
 NOW = (Moment(),)
@@ -29,67 +24,42 @@ NOW = (Moment(),)
 
 @dataclass(frozen=True)
 class ImageFeature:
-    """An image that the policy takes.
+    """An image that the policy takes."""
 
-    Attributes:
-        key: The policy's name for it.
-        processor: Its image processor; None keeps the camera's size, or pads to ``size``.
-        moments: Oldest first. With one the image is [H, W, 3], with T of them [T, H, W, 3].
-        required: False if the policy also works without it (a camera that it masks).
-        camera: The one of ``camera.keys`` that provides it; "" for the one of the same name.
-        size: (height, width) that the policy takes, if it names no processor.
-    """
-
-    key: str
+    key: str  # the policy's name for it
+    # Its image processor; None keeps the camera's size, or pads to ``size``.
     processor: ImageProcessor | None = None
-    moments: tuple[Moment, ...] = NOW
-    required: bool = True
-    camera: str = ""
-    size: tuple[int, int] | None = None
+    moments: tuple[Moment, ...] = NOW  # oldest first. With one the image is [H, W, 3], with T of them [T, H, W, 3].
+    required: bool = True  # False if the policy also works without it (a camera that it masks)
+    camera: str = ""  # the one of ``camera.keys`` that provides it; "" for the one of the same name
+    size: tuple[int, int] | None = None  # (height, width) that the policy takes, if it names no processor
 
 
 @dataclass(frozen=True)
 class StateFeature:
-    """A state vector that the policy takes: its parts one after the other.
+    """A state vector that the policy takes: its parts one after the other."""
 
-    Attributes:
-        key: The policy's name for it.
-        parts: What its numbers are; empty if ``features.state`` must say.
-        size: N, how many numbers the checkpoint expects; 0 for any.
-        moments: Oldest first. With one the state is [N], with T of them [T, N].
-    """
-
-    key: str
-    parts: tuple[Part, ...] = ()
-    size: int = 0
-    moments: tuple[Moment, ...] = NOW
+    key: str  # the policy's name for it
+    parts: tuple[Part, ...] = ()  # what its numbers are; empty if ``features.state`` must say
+    size: int = 0  # N, how many numbers the checkpoint expects; 0 for any
+    moments: tuple[Moment, ...] = NOW  # oldest first. With one the state is [N], with T of them [T, N].
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What a policy needs and returns.
+    """What a policy needs and returns."""
 
-    Attributes:
-        images: In the policy's order; empty takes those of ``features.images`` (else ``camera.keys``).
-        state: State vectors, in the policy's order.
-        action: What the D numbers of one action are; empty if ``features.action`` must say.
-        dimension: D; 0 if it follows from the action's parts.
-        horizon: K, actions in one chunk.
-        rate_hz: Control rate of its training data in hertz; None if unknown.
-        open: True if it takes all state vectors that ``features.state`` names, besides its own.
-        noise: Shape of what it samples from; empty if it does not sample.
-        continues_chunks: True if it takes ``Observation.previous`` (real-time chunking).
-    """
-
+    # In the policy's order; empty takes those of ``features.images`` (else ``camera.keys``).
     images: tuple[ImageFeature, ...] = (ImageFeature("image"),)
-    state: tuple[StateFeature, ...] = ()
+    state: tuple[StateFeature, ...] = ()  # state vectors, in the policy's order
+    # What the D numbers of one action are; empty if ``features.action`` must say.
     action: tuple[Part, ...] = (Part("arm", "tip_delta"), Part("arm", "gripper"))
-    dimension: int = 7
-    horizon: int = 1
-    rate_hz: float | None = None
-    open: bool = False
-    noise: tuple[int, ...] = ()
-    continues_chunks: bool = False
+    dimension: int = 7  # D; 0 if it follows from the action's parts
+    horizon: int = 1  # K, actions in one chunk
+    rate_hz: float | None = None  # control rate of its training data in hertz; None if unknown
+    open: bool = False  # True if it takes all state vectors that ``features.state`` names, besides its own
+    noise: tuple[int, ...] = ()  # shape of what it samples from; empty if it does not sample
+    continues_chunks: bool = False  # True if it takes ``Observation.previous`` (real-time chunking)
 
     @property
     def image_keys(self) -> tuple[str, ...]:

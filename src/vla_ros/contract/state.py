@@ -23,14 +23,10 @@ class StateError(VlaRosError):
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the robot, as features refer to it.
-
-    Attributes:
-        kinematics: None if it has no URDF.
-    """
+    """An arm of the robot, as features refer to it."""
 
     config: ArmConfig
-    kinematics: Kinematics | None
+    kinematics: Kinematics | None  # None if it has no URDF
 
     @property
     def joints(self) -> tuple[str, ...]:
@@ -45,16 +41,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured last.
+    """What was measured last."""
 
-    Attributes:
-        joints: Of all arms; None if it is stale.
-        feeds: Newest message of each feed of ``robot.state_topics`` that has come.
-        arms: Arm to joint state, without those that are stale; empty if ``joints`` has all.
-    """
-
-    joints: JointState | None = None
+    joints: JointState | None = None  # of all arms; None if it is stale
+    # Newest message of each feed of ``robot.state_topics`` that has come.
     feeds: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
+    # Arm to joint state, without those that are stale; empty if ``joints`` has all.
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, arm: str) -> JointState | None:
@@ -67,16 +59,11 @@ Read = Callable[[Measured], tuple[FloatArray, int]]
 
 @dataclass(frozen=True)
 class PartReader:
-    """A part of a state vector and its source.
-
-    Attributes:
-        size: How many numbers; 0 if the first message of a feed decides.
-        source: For people: topic, joints, frame.
-    """
+    """A part of a state vector and its source."""
 
     part: Part
-    size: int
-    source: str
+    size: int  # how many numbers; 0 if the first message of a feed decides
+    source: str  # for people: topic, joints, frame
     read: Read
 
 

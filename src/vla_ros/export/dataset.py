@@ -55,21 +55,15 @@ class Video:
 
 @dataclass(frozen=True)
 class Schema:
-    """Properties that all episodes of a data set share.
+    """Properties that all episodes of a data set share."""
 
-    Attributes:
-        rate: Frames per second.
-        codec: A key of :data:`vla_ros.export.video.CODECS`.
-        crf: The encoder's constant rate factor; lower is better and larger.
-        command: Bags and options that its episodes come from; an export is only resumed with the same.
-    """
-
-    rate: int
+    rate: int  # frames per second
     robot: str
     vectors: tuple[Vector, ...]
     videos: tuple[Video, ...]
-    codec: str = "h264"
-    crf: int = 20
+    codec: str = "h264"  # a key of :data:`vla_ros.export.video.CODECS`
+    crf: int = 20  # the encoder's constant rate factor; lower is better and larger
+    # Bags and options that its episodes come from; an export is only resumed with the same.
     command: tuple[str, ...] = ()
 
 

@@ -33,48 +33,31 @@ _SHORTEST = 2  # ticks
 
 @dataclass(frozen=True)
 class Options:
-    """How bags become episodes.
+    """How bags become episodes."""
 
-    Attributes:
-        state: Parts of the state vector, as text; "" takes joint positions and gripper of every arm.
-        action: Parts of the action; "" takes ``features.action``, or else the same.
-        goal: Target of the actions: the ``commands``, or the ``measured`` position one tick later.
-        clock: Times of the recorder (``received``), of the headers (``stamp``), or none: every image of the first
-            camera is a tick (``frames``; a simulation in lockstep).
-        rate: Ticks per second; 0 takes the first camera's.
-        episodes: ``bag`` (split at pauses and where the instruction changes); ``armed`` (besides, only while the
-            node was, by its status); or a topic of std_msgs/Bool that is true during an episode.
-        gap_s: A longer pause of the first camera ends an episode.
-        instruction: In place of the recorded one; "" keeps that.
-        topics: Role to topic, from ``--topics``.
-    """
-
-    state: str
-    action: str
-    goal: str
+    state: str  # parts of the state vector, as text; "" takes joint positions and gripper of every arm
+    action: str  # parts of the action; "" takes ``features.action``, or else the same
+    goal: str  # target of the actions: the ``commands``, or the ``measured`` position one tick later
+    # Times of the recorder (``received``), of the headers (``stamp``), or none: every image of the first camera is
+    # a tick (``frames``; a simulation in lockstep).
     clock: str
-    rate: int
+    rate: int  # ticks per second; 0 takes the first camera's
+    # ``bag`` (split at pauses and where the instruction changes); ``armed`` (besides, only while the node was, by
+    # its status); or a topic of std_msgs/Bool that is true during an episode.
     episodes: str
-    gap_s: float
-    instruction: str
-    topics: Mapping[str, str]
+    gap_s: float  # a longer pause of the first camera ends an episode
+    instruction: str  # in place of the recorded one; "" keeps that
+    topics: Mapping[str, str]  # role to topic, from ``--topics``
 
 
 @dataclass(frozen=True)
 class Episode:
-    """T ticks without a gap.
+    """T ticks without a gap."""
 
-    Attributes:
-        task: The instruction.
-        state: Float64 [T, N].
-        action: Float64 [T, D].
-        frames: Per camera int64 [T], rows of its images.
-    """
-
-    task: str
-    state: FloatArray
-    action: FloatArray
-    frames: tuple[IntArray, ...]
+    task: str  # the instruction
+    state: FloatArray  # float64 [T, N]
+    action: FloatArray  # float64 [T, D]
+    frames: tuple[IntArray, ...]  # per camera int64 [T], rows of its images
 
 
 class Resampler:

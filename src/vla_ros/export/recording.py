@@ -30,17 +30,11 @@ _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts the recorder's times to those that are used.
+    """Converts the recorder's times to those that are used."""
 
-    Attributes:
-        stamped: True if header stamps are used.
-        received: Int64 [F], when the first camera's images were received, ascending.
-        stamps: Int64 [F], of the same images.
-    """
-
-    stamped: bool
-    received: IntArray
-    stamps: IntArray
+    stamped: bool  # True if header stamps are used
+    received: IntArray  # int64 [F], when the first camera's images were received, ascending
+    stamps: IntArray  # int64 [F], of the same images
 
     def of(self, times: IntArray) -> IntArray:
         """Converts times of the recorder [N]."""

@@ -15,15 +15,10 @@ from vla_ros.types import FloatArray
 
 @dataclass(frozen=True)
 class Pose:
-    """A frame's pose in the base frame.
+    """A frame's pose in the base frame."""
 
-    Attributes:
-        position: Float64 [3], metres.
-        rotation: Float64 [3, 3]; its columns are the frame's axes.
-    """
-
-    position: FloatArray
-    rotation: FloatArray
+    position: FloatArray  # float64 [3], metres
+    rotation: FloatArray  # float64 [3, 3]; its columns are the frame's axes
 
 
 def euler_xyz_matrix(angles: FloatArray) -> FloatArray:

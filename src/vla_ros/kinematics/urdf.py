@@ -35,14 +35,10 @@ class Joint:
 
 @dataclass(frozen=True)
 class Description:
-    """A URDF whose continuous joints are rewritten as revolute ones with very wide limits.
-
-    Attributes:
-        text: The XML, for Pinocchio.
-    """
+    """A URDF whose continuous joints are rewritten as revolute ones with very wide limits."""
 
     path: Path
-    text: str
+    text: str  # the XML, for Pinocchio
     links: tuple[str, ...]
     joints: tuple[Joint, ...]
 

@@ -42,19 +42,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of :func:`examine`.
+    """Result of :func:`examine`."""
 
-    Attributes:
-        name: The requested profile.
-        facts: Settings in force.
-        problems: Empty if the profile is active.
-        fatal: Whether nothing can run until the problems are fixed (the RMW is not installed).
-    """
-
-    name: str
-    facts: tuple[str, ...]
-    problems: tuple[Problem, ...]
-    fatal: bool = False
+    name: str  # the requested profile
+    facts: tuple[str, ...]  # settings in force
+    problems: tuple[Problem, ...]  # empty if the profile is active
+    fatal: bool = False  # whether nothing can run until the problems are fixed (the RMW is not installed)
 
     @property
     def active(self) -> bool:

@@ -11,19 +11,13 @@ from vla_ros.errors import ConfigError
 
 @dataclass(frozen=True)
 class Distribution:
-    """One ROS 2 distribution.
+    """One ROS 2 distribution."""
 
-    Attributes:
-        name: As in ``ROS_DISTRO``.
-        cyclone: Version of Cyclone DDS: "0.10" with ``<SharedMemory>``, or "11" with ``<PubSubMessageExchange>``.
-        fastdds_variable: Environment variable with the path of the Fast DDS profile; Fast DDS 3 renamed it.
-        zenoh_pool_in_config: True if zenoh's configuration sets its shared-memory size (1.7 and later), False if
-            ``ZENOH_SHM_ALLOC_SIZE`` does.
-    """
-
-    name: str
-    cyclone: str
-    fastdds_variable: str
+    name: str  # as in ``ROS_DISTRO``
+    cyclone: str  # version of Cyclone DDS: "0.10" with ``<SharedMemory>``, or "11" with ``<PubSubMessageExchange>``
+    fastdds_variable: str  # environment variable with the path of the Fast DDS profile; Fast DDS 3 renamed it
+    # True if zenoh's configuration sets its shared-memory size (1.7 and later), False if ``ZENOH_SHM_ALLOC_SIZE``
+    # does.
     zenoh_pool_in_config: bool
 
     @property

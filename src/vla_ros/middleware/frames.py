@@ -15,19 +15,12 @@ each of two readers."""
 
 @dataclass(frozen=True)
 class Frames:
-    """Number and size of the camera frames.
+    """Number and size of the camera frames."""
 
-    Attributes:
-        width: Pixels in a row.
-        height: Rows.
-        cameras: Number of cameras with frames of that size.
-        bytes_per_pixel: 3 for rgb8 and bgr8, 4 with alpha, 2 for yuv422 and 16 bit depth.
-    """
-
-    width: int = 1920
-    height: int = 1080
-    cameras: int = 1
-    bytes_per_pixel: int = 3
+    width: int = 1920  # pixels in a row
+    height: int = 1080  # rows
+    cameras: int = 1  # number of cameras with frames of that size
+    bytes_per_pixel: int = 3  # 3 for rgb8 and bgr8, 4 with alpha, 2 for yuv422 and 16 bit depth
 
     def __post_init__(self) -> None:
         for name, high in (("width", 16384), ("height", 16384), ("cameras", 64), ("bytes_per_pixel", 16)):

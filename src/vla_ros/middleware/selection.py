@@ -29,25 +29,15 @@ FOLDER = "{folder}"
 
 @dataclass(frozen=True)
 class Profile:
-    """A middleware configured for given frames.
+    """A middleware configured for given frames."""
 
-    Attributes:
-        name: One of :data:`NAMES`.
-        rmw: Value of ``RMW_IMPLEMENTATION``, or "" to keep the user's choice.
-        frames: The frames it was generated for.
-        distribution: The distribution it was generated for.
-        files: File name to text.
-        variables: Environment variables, with :data:`FOLDER` for the folder of the files.
-        daemon: Command of the daemon, one per host, with :data:`FOLDER`; empty if none is needed.
-    """
-
-    name: str
-    rmw: str
+    name: str  # one of :data:`NAMES`
+    rmw: str  # value of ``RMW_IMPLEMENTATION``, or "" to keep the user's choice
     frames: Frames
     distribution: Distribution
-    files: Mapping[str, str]
-    variables: Mapping[str, str]
-    daemon: tuple[str, ...]
+    files: Mapping[str, str]  # file name to text
+    variables: Mapping[str, str]  # environment variables, with :data:`FOLDER` for the folder of the files
+    daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`FOLDER`; empty if none is needed
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Environment variables, with the files in ``folder``."""

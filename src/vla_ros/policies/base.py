@@ -131,15 +131,10 @@ def _tried(policy: Policy, session: Any, observation: Observation) -> ActionChun
 
 @dataclass(frozen=True)
 class LazyPolicy:
-    """An entry-point target whose options are known before its libraries are imported.
+    """An entry-point target whose options are known before its libraries are imported."""
 
-    Attributes:
-        Options: Dataclass of its options.
-        target: ``module:class`` of the policy.
-    """
-
-    Options: type[PolicyConfig]
-    target: str
+    Options: type[PolicyConfig]  # dataclass of its options
+    target: str  # ``module:class`` of the policy
 
     def __call__(self, config: Config) -> Policy:
         """Import the module and make the policy."""

@@ -47,17 +47,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's place in its file, and its entry in the header.
+    """A tensor's place in its file, and its entry in the header."""
 
-    Attributes:
-        file: Safetensors file.
-        shape: Its sizes.
-        dtype: Name of its type in the file, such as ``BF16``.
-    """
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
+    file: Path  # safetensors file
+    shape: tuple[int, ...]  # its sizes
+    dtype: str  # name of its type in the file, such as ``BF16``
 
 
 def checkpoint_folder(text: str) -> Path:

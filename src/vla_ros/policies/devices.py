@@ -42,17 +42,11 @@ def choose_device(text: str) -> torch.device:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory that a model needs on its device, in bytes.
+    """Memory that a model needs on its device, in bytes."""
 
-    Attributes:
-        weights: All weights that run.
-        cache: Keys and values of one sequence.
-        working: The largest moment of activations or of loading one tensor, and the libraries' own buffers.
-    """
-
-    weights: int
-    cache: int
-    working: int
+    weights: int  # all weights that run
+    cache: int  # keys and values of one sequence
+    working: int  # the largest moment of activations or of loading one tensor, and the libraries' own buffers
 
     @property
     def total(self) -> int:

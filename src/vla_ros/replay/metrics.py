@@ -103,17 +103,11 @@ def gripper_scores(predicted: FloatArray, recorded: FloatArray) -> tuple[float, 
 
 
 class Events(NamedTuple):
-    """Openings and closings of the gripper.
+    """Openings and closings of the gripper."""
 
-    Attributes:
-        recorded: Number of recorded events.
-        predicted: Number of predicted events.
-        delays: Float64 [matched], predicted minus recorded time of the events that match, in seconds.
-    """
-
-    recorded: int
-    predicted: int
-    delays: FloatArray
+    recorded: int  # number of recorded events
+    predicted: int  # number of predicted events
+    delays: FloatArray  # float64 [matched], predicted minus recorded time of the events that match, in seconds
 
     @property
     def f1(self) -> float:

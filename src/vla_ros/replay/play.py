@@ -42,25 +42,15 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Options:
-    """How bags are played.
+    """How bags are played."""
 
-    Attributes:
-        speed: 0 plays in open loop; else as it would have run, at this multiple of the recorded speed.
-        every: Use every k-th frame (open loop).
-        limit: Frames of each bag at most; 0 all.
-        instruction: Replaces the recorded instruction; "" does not.
-        tolerance_s: Most seconds from a frame to its recorded action.
-        gap_s: A longer pause between frames starts a new episode.
-        topics: Role to topic, from ``--topics``.
-    """
-
-    speed: float = 0.0
-    every: int = 1
-    limit: int = 0
-    instruction: str = ""
-    tolerance_s: float = 0.2
-    gap_s: float = 2.0
-    topics: Mapping[str, str] = field(default_factory=dict)
+    speed: float = 0.0  # 0 plays in open loop; else as it would have run, at this multiple of the recorded speed
+    every: int = 1  # use every k-th frame (open loop)
+    limit: int = 0  # frames of each bag at most; 0 all
+    instruction: str = ""  # replaces the recorded instruction; "" does not
+    tolerance_s: float = 0.2  # most seconds from a frame to its recorded action
+    gap_s: float = 2.0  # a longer pause between frames starts a new episode
+    topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
 
 
 class _Row(NamedTuple):

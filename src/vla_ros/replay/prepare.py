@@ -50,23 +50,14 @@ def _fitted(config: Config, policy: Policy) -> Stepper:
 
 
 class RecordedFrame(NamedTuple):
-    """One frame that was played, read again.
+    """One frame that was played, read again."""
 
-    Attributes:
-        row: Row of its samples.
-        time: Nanoseconds of the recorder.
-        images: The newest message of each camera at that time.
-        bag: The open bag.
-        selection: Its topics.
-        config: As :func:`fit` returns it.
-    """
-
-    row: int
-    time: int
-    images: tuple[bytes | None, ...]
+    row: int  # row of its samples
+    time: int  # nanoseconds of the recorder
+    images: tuple[bytes | None, ...]  # the newest message of each camera at that time
     bag: Bag
-    selection: Selection
-    config: Config
+    selection: Selection  # its topics
+    config: Config  # as :func:`fit` returns it
 
 
 def read_again(

@@ -12,31 +12,19 @@ class BagError(VlaRosError):
 
 
 class Record(NamedTuple):
-    """One recorded message.
+    """One recorded message."""
 
-    Attributes:
-        time: Receive time of the recorder in nanoseconds.
-        topic: Fully qualified topic name.
-        data: CDR bytes with their 4-byte header; may be a view of the file, so copy it to keep it.
-    """
-
-    time: int
-    topic: str
-    data: bytes | memoryview
+    time: int  # receive time of the recorder in nanoseconds
+    topic: str  # fully qualified topic name
+    data: bytes | memoryview  # CDR bytes with their 4-byte header; may be a view of the file, so copy it to keep it
 
 
 class Loss(NamedTuple):
-    """Something that could not be read.
+    """Something that could not be read."""
 
-    Attributes:
-        file: Name of the storage file.
-        where: Byte offset, row or time.
-        what: What was found and what is lost because of it.
-    """
-
-    file: str
-    where: str
-    what: str
+    file: str  # name of the storage file
+    where: str  # byte offset, row or time
+    what: str  # what was found and what is lost because of it
 
     def __str__(self) -> str:
         return f"{self.file}, {self.where}: {self.what}"

@@ -25,27 +25,16 @@ from vla_ros.report.versions import versions
 
 @dataclass(frozen=True)
 class Result:
-    """Figures, and everything else that the report shows.
+    """Figures, and everything else that the report shows."""
 
-    Attributes:
-        figures: Content of the JSON file; NaN for figures that do not exist.
-        verdict: The verdict.
-        samples: One per bag, as the policy answered.
-        counted: The same with gripper numbers as they reach the fingers: the figures count these.
-        frames: ``counted`` of all bags joined.
-        spec: Meaning of the policy's numbers.
-        config: The node's options.
-        options: How the bags were played.
-    """
-
-    figures: dict[str, Any]
+    figures: dict[str, Any]  # content of the JSON file; NaN for figures that do not exist
     verdict: Verdict
-    samples: tuple[Samples, ...]
-    counted: tuple[Samples, ...]
-    frames: Samples
-    spec: PolicySpec
-    config: Config
-    options: Options
+    samples: tuple[Samples, ...]  # one per bag, as the policy answered
+    counted: tuple[Samples, ...]  # the same with gripper numbers as they reach the fingers: the figures count these
+    frames: Samples  # ``counted`` of all bags joined
+    spec: PolicySpec  # meaning of the policy's numbers
+    config: Config  # the node's options
+    options: Options  # how the bags were played
 
 
 def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:

@@ -20,64 +20,37 @@ from vla_ros.types import FloatArray, IntArray
 
 @dataclass
 class Samples:
-    """Results of one bag or of several joined, for F answered frames and actions of D numbers.
+    """Results of one bag or of several joined, for F answered frames and actions of D numbers."""
 
-    Attributes:
-        bag: Path of the bag.
-        times: Int64 [F], receive times of the recorder in nanoseconds.
-        stamps: Int64 [F], header stamps in nanoseconds.
-        episodes: Int64 [F], counted from 0.
-        predicted: Float64 [F, D].
-        recorded: Float64 [F, D], NaN where unknown.
-        normalized: Float64 [F, D], NaN if the policy does not return them.
-        openings: Float64 [F], how far open the measured fingers were (0 closed, 1 open), NaN if not measured.
-        commands: Float64 [F, N] for the joints ``command_names``, NaN where there was none.
-        stages_ms: Stage to float64 [F], NaN where it did not run.
-        age_ms: Float64 [F], recorded time from a frame's arrival to its command; NaN in open loop.
-        instructions: One per episode.
-        rule: How recorded actions were paired with frames, a key of ``truth.RULES``.
-        problem: Why nothing can be compared, or "".
-        received: Number of frames of the first camera.
-        skipped: Frames that arrived while the policy was busy, or were skipped by ``--every``.
-        dropped: Unusable frames, by reason.
-        refused: Commands that were refused, by reason.
-        limited: How often each limit shortened a command.
-        notes: Ignored messages of other topics.
-        losses: Unreadable parts of the bag.
-        topics: Role to topic.
-        execution: As :meth:`ExecutionStats.summary`, of the last part that was played; empty in open loop.
-        images: Images that were prepared on the host.
-        wall_s: Duration in seconds.
-        complete: False if it was interrupted.
-    """
-
-    bag: str
-    times: IntArray
-    stamps: IntArray
-    episodes: IntArray
-    predicted: FloatArray
-    recorded: FloatArray
-    normalized: FloatArray
+    bag: str  # path of the bag
+    times: IntArray  # int64 [F], receive times of the recorder in nanoseconds
+    stamps: IntArray  # int64 [F], header stamps in nanoseconds
+    episodes: IntArray  # int64 [F], counted from 0
+    predicted: FloatArray  # float64 [F, D]
+    recorded: FloatArray  # float64 [F, D], NaN where unknown
+    normalized: FloatArray  # float64 [F, D], NaN if the policy does not return them
+    # Float64 [F], how far open the measured fingers were (0 closed, 1 open), NaN if not measured.
     openings: FloatArray
-    commands: FloatArray
+    commands: FloatArray  # float64 [F, N] for the joints ``command_names``, NaN where there was none
     command_names: tuple[str, ...]
-    stages_ms: dict[str, FloatArray]
-    age_ms: FloatArray
-    instructions: tuple[str, ...]
-    rule: str = "none"
-    problem: str = ""
-    received: int = 0
-    skipped: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    limited: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-    losses: list[Loss] = field(default_factory=list)
-    topics: dict[str, str] = field(default_factory=dict)
+    stages_ms: dict[str, FloatArray]  # stage to float64 [F], NaN where it did not run
+    age_ms: FloatArray  # float64 [F], recorded time from a frame's arrival to its command; NaN in open loop
+    instructions: tuple[str, ...]  # one per episode
+    rule: str = "none"  # how recorded actions were paired with frames, a key of ``truth.RULES``
+    problem: str = ""  # why nothing can be compared, or ""
+    received: int = 0  # number of frames of the first camera
+    skipped: int = 0  # frames that arrived while the policy was busy, or were skipped by ``--every``
+    dropped: Counter[str] = field(default_factory=Counter)  # unusable frames, by reason
+    refused: Counter[str] = field(default_factory=Counter)  # commands that were refused, by reason
+    limited: Counter[str] = field(default_factory=Counter)  # how often each limit shortened a command
+    notes: Counter[str] = field(default_factory=Counter)  # ignored messages of other topics
+    losses: list[Loss] = field(default_factory=list)  # unreadable parts of the bag
+    topics: dict[str, str] = field(default_factory=dict)  # role to topic
+    # As :meth:`ExecutionStats.summary`, of the last part that was played; empty in open loop.
     execution: dict[str, float] = field(default_factory=dict)
-    images: int = 0
-    wall_s: float = 0.0
-    complete: bool = True
+    images: int = 0  # images that were prepared on the host
+    wall_s: float = 0.0  # duration in seconds
+    complete: bool = True  # False if it was interrupted
 
     @property
     def seconds(self) -> FloatArray:

@@ -24,19 +24,12 @@ from vla_ros.types import FloatArray, IntArray, JointState
 
 @dataclass(frozen=True)
 class Table:
-    """Named numbers over time, one row per message.
+    """Named numbers over time, one row per message."""
 
-    Attributes:
-        names: Columns: joints, or "" for plain numbers.
-        times: Int64 [N], nanoseconds at which the recorder received each message, ascending.
-        stamps: Int64 [N], header stamps in nanoseconds; 0 where the type has none.
-        values: Float64 [N, C].
-    """
-
-    names: tuple[str, ...]
-    times: IntArray
-    stamps: IntArray
-    values: FloatArray
+    names: tuple[str, ...]  # columns: joints, or "" for plain numbers
+    times: IntArray  # int64 [N], nanoseconds at which the recorder received each message, ascending
+    stamps: IntArray  # int64 [N], header stamps in nanoseconds; 0 where the type has none
+    values: FloatArray  # float64 [N, C]
 
     def newest(self, time: int) -> int:
         """Row of the newest message at or before ``time``; -1 if there is none."""
@@ -115,21 +108,13 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a bag besides images.
+    """Content of a bag besides images."""
 
-    Attributes:
-        joints: Measured joint states, or None.
-        truth: Recorded commands or actions, or None.
-        instructions: (time, text), ascending; only changes.
-        state: Further feeds by name.
-        skipped: What was left out, and how often.
-    """
-
-    joints: Feed | None
-    truth: Feed | None
-    instructions: tuple[tuple[int, str], ...] = ()
-    state: dict[str, Feed] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
+    joints: Feed | None  # measured joint states, or None
+    truth: Feed | None  # recorded commands or actions, or None
+    instructions: tuple[tuple[int, str], ...] = ()  # (time, text), ascending; only changes
+    state: dict[str, Feed] = field(default_factory=dict)  # further feeds by name
+    skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
     def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
         """The newest messages at ``time``; in lockstep (``stamp`` is not 0) those with this stamp."""

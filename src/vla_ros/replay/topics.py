@@ -27,25 +27,16 @@ Ask = Callable[[str, Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Selection:
-    """Topics by role.
+    """Topics by role."""
 
-    Attributes:
-        cameras: One topic per camera of the policy, in the order of ``camera.topics``.
-        transport: ``raw`` or ``compressed``; the same for all cameras.
-        joint_states: Topic of measured joint states, or None.
-        instruction: Topic of the instruction, or None.
-        truth: Topic of the recorded commands or actions; None if there is none or joint states are differenced.
-        truth_type: Its type; JointState with ``truth`` None means differencing; "" means nothing is recorded.
-        state: Feed name to topic (``robot.state_topics``).
-    """
-
-    cameras: tuple[str, ...]
-    transport: str
-    joint_states: str | None
-    instruction: str | None
+    cameras: tuple[str, ...]  # one topic per camera of the policy, in the order of ``camera.topics``
+    transport: str  # ``raw`` or ``compressed``; the same for all cameras
+    joint_states: str | None  # topic of measured joint states, or None
+    instruction: str | None  # topic of the instruction, or None
+    # Topic of the recorded commands or actions; None if there is none or joint states are differenced.
     truth: str | None
-    truth_type: str
-    state: tuple[tuple[str, str], ...] = ()
+    truth_type: str  # its type; JointState with ``truth`` None means differencing; "" means nothing is recorded
+    state: tuple[tuple[str, str], ...] = ()  # feed name to topic (``robot.state_topics``)
 
     @property
     def described(self) -> dict[str, str]:

@@ -30,17 +30,11 @@ RULES = {
 
 @dataclass(frozen=True)
 class Truth:
-    """Recorded actions for the frames of one bag.
+    """Recorded actions for the frames of one bag."""
 
-    Attributes:
-        actions: Float64 [F, D]; rows of NaN for frames without a recorded action, NaN for unknown numbers.
-        rule: Key of :data:`RULES`.
-        problem: Why nothing can be compared, or "".
-    """
-
-    actions: FloatArray
-    rule: str
-    problem: str = ""
+    actions: FloatArray  # float64 [F, D]; rows of NaN for frames without a recorded action, NaN for unknown numbers
+    rule: str  # key of :data:`RULES`
+    problem: str = ""  # why nothing can be compared, or ""
 
 
 def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance: int) -> tuple[IntArray, str]:

@@ -29,17 +29,11 @@ _MOST_LOSSES = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict.
+    """The verdict."""
 
-    Attributes:
-        level: ``good``, ``warn`` or ``bad``.
-        headline: One sentence.
-        reasons: What it is based on and what to do, the most serious first.
-    """
-
-    level: str
-    headline: str
-    reasons: tuple[str, ...]
+    level: str  # ``good``, ``warn`` or ``bad``
+    headline: str  # one sentence
+    reasons: tuple[str, ...]  # what it is based on and what to do, the most serious first
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -29,19 +29,12 @@ _SEND = 10.0  # s until a robot that does not read is cut
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and whom it admits.
+    """Where a server listens, and whom it admits."""
 
-    Attributes:
-        host: Address or name of this machine.
-        port: TCP port; 0 takes a free one.
-        api_key: Key that robots must send; "" admits everybody.
-        tls: Certificate and key; None for plain websockets.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str = ""
-    tls: ssl.SSLContext | None = None
+    host: str = "127.0.0.1"  # address or name of this machine
+    port: int = 8000  # TCP port; 0 takes a free one
+    api_key: str = ""  # key that robots must send; "" admits everybody
+    tls: ssl.SSLContext | None = None  # certificate and key; None for plain websockets
 
 
 async def run(service: Service, address: Address, drain: float, ready: asyncio.Future[int] | None = None) -> None:

@@ -30,19 +30,12 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one server.
+    """Limits of one server."""
 
-    Attributes:
-        max_batch: Requests in one call of the policy.
-        max_robots: Connections at a time.
-        max_message: Bytes of one request.
-        seconds: Deadline of requests that state none.
-    """
-
-    max_batch: int = 16
-    max_robots: int = 256
-    max_message: int = 16 << 20
-    seconds: float = 10.0
+    max_batch: int = 16  # requests in one call of the policy
+    max_robots: int = 256  # connections at a time
+    max_message: int = 16 << 20  # bytes of one request
+    seconds: float = 10.0  # deadline of requests that state none
 
 
 class Metrics:

@@ -26,17 +26,12 @@ _PREFIXES = ("", "observation/", "observation.", "images.", "observation.images.
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a request may contain, fixed once the policy is loaded.
+    """What a request may contain, fixed once the policy is loaded."""
 
-    Attributes:
-        spec: The policy's inputs and outputs.
-        aliases: The policy's key to the one that robots use on the wire.
-        max_instruction_length: In characters.
-    """
-
-    spec: PolicySpec
+    spec: PolicySpec  # the policy's inputs and outputs
+    # The policy's key to the one that robots use on the wire.
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    max_instruction_length: int = 500
+    max_instruction_length: int = 500  # in characters
 
     @cached_property
     def names(self) -> Mapping[str, tuple[str, ...]]:
@@ -48,32 +43,20 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A checked request.
+    """A checked request."""
 
-    Attributes:
-        reset: True if it begins an episode and contains no observation.
-        images: Key to uint8 [H, W, 3], or [T, H, W, 3] with T moments, or to a JPEG that is still to be decoded.
-        state: Key to float64 [N], or [T, N] with T moments.
-        begins: True if an episode begins with this observation.
-        seconds: How long its robot waits for the answer; 0 if unstated.
-        noise: What a sampling policy starts from, or None.
-        previous: What is left of the chunk that the robot executes, or None.
-        number: Its client's number for it, or None.
-        extended: True if the client understands this package's additions.
-        session: The client's name for the episode.
-    """
-
-    reset: bool = False
+    reset: bool = False  # True if it begins an episode and contains no observation
+    # Key to uint8 [H, W, 3], or [T, H, W, 3] with T moments, or to a JPEG that is still to be decoded.
     images: Mapping[str, UInt8Array | bytes] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)  # key to float64 [N], or [T, N] with T moments
     instruction: str = ""
-    begins: bool = False
-    seconds: float = 0.0
-    number: int | None = None
-    noise: FloatArray | None = None
-    previous: PreviousChunk | None = None
-    extended: bool = False
-    session: str = ""
+    begins: bool = False  # True if an episode begins with this observation
+    seconds: float = 0.0  # how long its robot waits for the answer; 0 if unstated
+    number: int | None = None  # its client's number for it, or None
+    noise: FloatArray | None = None  # what a sampling policy starts from, or None
+    previous: PreviousChunk | None = None  # what is left of the chunk that the robot executes, or None
+    extended: bool = False  # True if the client understands this package's additions
+    session: str = ""  # the client's name for the episode
 
 
 def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:

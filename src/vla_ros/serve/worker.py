@@ -54,41 +54,25 @@ class Robot:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One request, waiting or in progress.
+    """One request, waiting or in progress."""
 
-    Attributes:
-        robot: The robot that sent it.
-        observation: The observation for the policy.
-        arrived: Seconds of the worker's clock.
-        deadline: Seconds of the same clock; after it the answer is useless.
-        reset: True at the beginning of an episode.
-        wanted: False once the client has stopped waiting.
-    """
-
-    robot: Robot
-    observation: Observation
-    arrived: float
-    deadline: float
-    reset: bool = False
-    wanted: Callable[[], bool] = lambda: True
+    robot: Robot  # the robot that sent it
+    observation: Observation  # the observation for the policy
+    arrived: float  # seconds of the worker's clock
+    deadline: float  # seconds of the same clock; after it the answer is useless
+    reset: bool = False  # True at the beginning of an episode
+    wanted: Callable[[], bool] = lambda: True  # False once the client has stopped waiting
 
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """A finished job.
-
-    Attributes:
-        outcome: The policy's answer, or why there is none.
-        queued_ms: How long it waited.
-        inference_ms: Duration of its batch.
-        batch: Number of requests in the batch.
-    """
+    """A finished job."""
 
     job: Job
-    outcome: ActionChunk | VlaRosError
-    queued_ms: float = 0.0
-    inference_ms: float = 0.0
-    batch: int = 0
+    outcome: ActionChunk | VlaRosError  # the policy's answer, or why there is none
+    queued_ms: float = 0.0  # how long it waited
+    inference_ms: float = 0.0  # duration of its batch
+    batch: int = 0  # number of requests in the batch
 
 
 class InferenceWorker:

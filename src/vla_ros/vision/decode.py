@@ -38,20 +38,14 @@ MAX_PIXELS = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class DecodedImage:
-    """One decoded camera image.
+    """One decoded camera image."""
 
-    Attributes:
-        image: Uint8 [height, width, 3] RGB. For ``rgb8`` a view of the message's bytes, so it keeps the message
-            alive and must be copied before the buffer is reused.
-        stamp: Nanoseconds of the ROS clock at exposure.
-        frame_id: Coordinate frame of the camera.
-        encoding: ``encoding`` of a raw image, ``format`` of a compressed one.
-    """
-
+    # Uint8 [height, width, 3] RGB. For ``rgb8`` a view of the message's bytes, so it keeps the message alive and
+    # must be copied before the buffer is reused.
     image: UInt8Array
-    stamp: int
-    frame_id: str
-    encoding: str
+    stamp: int  # nanoseconds of the ROS clock at exposure
+    frame_id: str  # coordinate frame of the camera
+    encoding: str  # ``encoding`` of a raw image, ``format`` of a compressed one
 
 
 @dataclass(frozen=True)

@@ -29,38 +29,25 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """All fields of a ``sensor_msgs/Image`` except its pixels.
+    """All fields of a ``sensor_msgs/Image`` except its pixels."""
 
-    Attributes:
-        stamp: Nanoseconds of the ROS clock at exposure.
-        encoding: Pixel format by its name in ``sensor_msgs/image_encodings.hpp``.
-        is_bigendian: Byte order of channels wider than a byte; meaningless for 8-bit encodings.
-        step: Bytes from one row to the next, including padding.
-        data_length: Bytes of pixel data.
-    """
-
-    stamp: int
+    stamp: int  # nanoseconds of the ROS clock at exposure
     frame_id: str
     height: int
     width: int
-    encoding: str
-    is_bigendian: bool
-    step: int
-    data_length: int
+    encoding: str  # pixel format by its name in ``sensor_msgs/image_encodings.hpp``
+    is_bigendian: bool  # byte order of channels wider than a byte; meaningless for 8-bit encodings
+    step: int  # bytes from one row to the next, including padding
+    data_length: int  # bytes of pixel data
 
 
 @dataclass(frozen=True)
 class CompressedHeader:
-    """All fields of a ``sensor_msgs/CompressedImage`` except its data.
+    """All fields of a ``sensor_msgs/CompressedImage`` except its data."""
 
-    Attributes:
-        stamp: Nanoseconds of the ROS clock at exposure.
-        format: The publisher's description of the data, such as ``rgb8; jpeg compressed bgr8``.
-    """
-
-    stamp: int
+    stamp: int  # nanoseconds of the ROS clock at exposure
     frame_id: str
-    format: str
+    format: str  # the publisher's description of the data, such as ``rgb8; jpeg compressed bgr8``
 
 
 def shown(text: str, limit: int = 60) -> str:

@@ -24,19 +24,12 @@ _BACKBONE = "vlm_model_name"  # SmolVLA's: its configuration and processor are r
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint.
+    """A loaded checkpoint."""
 
-    Attributes:
-        policy: LeRobot's ``PreTrainedPolicy``.
-        before: Its preprocessor: observation to batch.
-        after: Its postprocessor: normalised actions to actions.
-        continues: True if it can continue the chunk that is being executed (real-time chunking).
-    """
-
-    policy: Any
-    before: Any
-    after: Any
-    continues: bool = False
+    policy: Any  # LeRobot's ``PreTrainedPolicy``
+    before: Any  # its preprocessor: observation to batch
+    after: Any  # its postprocessor: normalised actions to actions
+    continues: bool = False  # True if it can continue the chunk that is being executed (real-time chunking)
 
     @property
     def config(self) -> Any:

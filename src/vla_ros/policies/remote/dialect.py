@@ -29,34 +29,26 @@ OWN = "vla_ros"
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """One observation, for any dialect.
+    """One observation, for any dialect."""
 
-    Attributes:
-        features: Key to uint8 [H, W, 3] or [T, H, W, 3] (an image, or its moments, oldest first) or to the numbers
-            [D] of a state, in the order in which they are sent.
-        instruction: The command in natural language.
-        session: Name of this robot's episode, for servers that keep several apart.
-        extras: Further entries that the server said it understands.
-    """
-
+    # Key to uint8 [H, W, 3] or [T, H, W, 3] (an image, or its moments, oldest first) or to the numbers [D] of a
+    # state, in the order in which they are sent.
     features: Mapping[str, Array]
-    instruction: str
-    session: str = ""
+    instruction: str  # the command in natural language
+    session: str = ""  # name of this robot's episode, for servers that keep several apart
+    # Further entries that the server said it understands.
     extras: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One checked answer, with finite numbers of the expected dimensions.
+    """One checked answer, with finite numbers of the expected dimensions."""
 
-    Attributes:
-        actions: Name to float64 [K, D]; a server with one unnamed action calls it ``actions``.
-        timing_ms: Times reported by the server, by stage.
-        extension: Further information from this package's server.
-    """
-
+    # Name to float64 [K, D]; a server with one unnamed action calls it ``actions``.
     actions: Mapping[str, NDArray[np.float64]]
+    # Times reported by the server, by stage.
     timing_ms: Mapping[str, float] = field(default_factory=lambda: NO_METADATA)
+    # Further information from this package's server.
     extension: Mapping[str, Any] = field(default_factory=lambda: NO_METADATA)
 
 
@@ -66,29 +58,19 @@ class ServerSaidError(WireError):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one family of servers speaks.
-
-    Attributes:
-        query: Query and metadata to the message that asks.
-        answer: Its answer; raises :class:`WireError` for anything but actions.
-        schemes: Of its servers' addresses.
-        port: Where its servers listen unless told otherwise.
-        path: Where its servers take requests; other paths mean that the user named one.
-        hello: What asks for metadata, or None if the server sends them first (or has none).
-        metadata: Reads them.
-        reset: Session to the message that begins an episode, or None if there is none.
-        secret: Adds an API key to a message that carries it inside; None if it travels in a header.
-    """
+    """How one family of servers speaks."""
 
     name: str
-    query: Callable[[Query, Metadata], bytes]
-    answer: Callable[[Frame], Answer]
-    schemes: tuple[str, ...] = ("ws", "wss")
-    port: int = 8000
-    path: str = "/"
-    hello: bytes | None = None
-    metadata: Callable[[Frame], Metadata] = lambda frame: read_map(frame, "the metadata")
+    query: Callable[[Query, Metadata], bytes]  # query and metadata to the message that asks
+    answer: Callable[[Frame], Answer]  # its answer; raises :class:`WireError` for anything but actions
+    schemes: tuple[str, ...] = ("ws", "wss")  # of its servers' addresses
+    port: int = 8000  # where its servers listen unless told otherwise
+    path: str = "/"  # where its servers take requests; other paths mean that the user named one
+    hello: bytes | None = None  # what asks for metadata, or None if the server sends them first (or has none)
+    metadata: Callable[[Frame], Metadata] = lambda frame: read_map(frame, "the metadata")  # reads them
+    # Session to the message that begins an episode, or None if there is none.
     reset: Callable[[str], bytes] | None = None
+    # Adds an API key to a message that carries it inside; None if it travels in a header.
     secret: Callable[[bytes, str], bytes] | None = None
 
 

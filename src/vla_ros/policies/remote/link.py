@@ -42,15 +42,10 @@ def pause(failures: int, chance: Callable[[], float]) -> float:
 
 @dataclass(frozen=True)
 class Peer:
-    """A connected server.
-
-    Attributes:
-        metadata: Its description of itself.
-        dialect: Its dialect.
-    """
+    """A connected server."""
 
     transport: Transport
-    metadata: Metadata
+    metadata: Metadata  # its description of itself
     dialect: Dialect
 
 

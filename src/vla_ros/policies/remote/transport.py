@@ -39,19 +39,12 @@ _BUFFER = 1 << 20  # of the socket: two images leave in one piece
 
 @dataclass(frozen=True)
 class Target:
-    """A server.
+    """A server."""
 
-    Attributes:
-        url: As the user gave it.
-        dialect: Says port and path where ``url`` does not.
-        api_key: "" for none.
-        max_answer: Bytes.
-    """
-
-    url: str
-    dialect: Dialect
-    api_key: str = ""
-    max_answer: int = 64 << 20
+    url: str  # as the user gave it
+    dialect: Dialect  # says port and path where ``url`` does not
+    api_key: str = ""  # "" for none
+    max_answer: int = 64 << 20  # bytes
 
     def __repr__(self) -> str:
         return f"Target({self.url!r}, {self.dialect.name})"
