@@ -39,7 +39,7 @@ _OPTIONS = {
 
 
 def measure(schedule: str, minutes: float, given: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one schedule."""
+    """Return the figures of one schedule."""
     options = {"control.rate_hz": str(given.rate), "control.schedule": schedule}
     if given.command_rate and schedule != "sync":
         options["control.command_rate_hz"] = str(given.command_rate)

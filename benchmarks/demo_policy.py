@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def measure(control: Control, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs the demo for one row and summarises it."""
+    """Run the demo for one row and summarise it."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "demo.json"
         command = [sys.executable, "-m", "vla_ros.cli", "demo"]

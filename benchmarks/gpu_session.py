@@ -45,7 +45,7 @@ STAGES = {
 
 
 def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...], seconds: float) -> int:
-    """Runs one stage in this process and writes its result to ``out/NAME.json``."""
+    """Run one stage in this process and write its result to ``out/NAME.json``."""
     began = time.monotonic()
     try:
         result = STAGES[name](Session(out, dry, kinds, seconds))
@@ -58,7 +58,7 @@ def run_stage(name: str, out: Path, dry: bool, kinds: tuple[str, ...], seconds: 
 
 
 def summary(out: Path, names: list[str]) -> str:
-    """A line per stage."""
+    """Return a line per stage."""
     lines = []
     for name in names:
         path = out / f"{name}.json"
@@ -74,7 +74,7 @@ def summary(out: Path, names: list[str]) -> str:
 
 
 def main() -> int:
-    """Runs the requested stages, each in its own process, and prints the table."""
+    """Run the requested stages, each in its own process, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help=f"some of {', '.join(STAGES)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_session")))

@@ -111,7 +111,7 @@ def publish(arguments: argparse.Namespace) -> None:
 
 
 def _jpeg(shape: tuple[int, int, int]) -> bytes:
-    """A smooth image with a camera's noise: about 2.5 bits per pixel."""
+    """Return a smooth image with a camera's noise: about 2.5 bits per pixel."""
     import simplejpeg
 
     rows, columns, _ = np.indices(shape, dtype=np.float32)
@@ -286,7 +286,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
-    """The rows as Markdown, with machine and date."""
+    """Return the rows as Markdown, with machine and date."""
     kind = "JPEG" if arguments.compressed else "rgb8"
     size = f"{arguments.width}x{arguments.height} {kind} at {arguments.rate:g} Hz"
     rmem = Path("/proc/sys/net/core/rmem_max").read_text().strip()
@@ -308,7 +308,7 @@ def table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
 
 
 def _shares(rows: list[dict[str, Any]]) -> str:
-    """Time of a raw subscription as a share of a typed one's, for each profile of this run."""
+    """Return the time of a raw subscription as a share of a typed one's, for each profile of this run."""
     took = {(row["profile"], row["subscription"]): row["take_p50_ms"] for row in rows}
     pairs = [
         (name, took.get((name, "raw")), took.get((name, "message"))) for name in dict.fromkeys(n for n, _ in took)

@@ -19,7 +19,7 @@ HOME = (0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0)
 
 
 def write(folder: Path, frames: int, storage: str) -> Path:
-    """Writes a bag of ``frames`` VGA images at 30 Hz with joint states."""
+    """Write a bag of ``frames`` VGA images at 30 Hz with joint states."""
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
@@ -49,7 +49,7 @@ def write(folder: Path, frames: int, storage: str) -> Path:
 
 
 def play(path: Path, arm: bool) -> tuple[int, float]:
-    """Plays the bag; returns the number of frames and processor seconds."""
+    """Play the bag; return the number of frames and processor seconds."""
     from vla_ros.config import load
     from vla_ros.policies.base import create
     from vla_ros.replay import evaluate

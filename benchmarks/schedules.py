@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def name_of(delay: float, schedule: str) -> str:
-    """Name of a cell in the JSON file."""
+    """Return the name of a cell in the JSON file."""
     return f"{schedule} {delay:g} ms"
 
 
@@ -103,13 +103,13 @@ def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namesp
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def row(result: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table under :data:`HEADINGS`."""
+    """Return a row of the table under :data:`HEADINGS`."""
 
     def shown(key: str, form: str) -> str:
         return "" if result[key] is None else form.format(result[key])

@@ -99,14 +99,14 @@ def openvla(name: str, drafts: str) -> Policy:
 
 
 def request(size: int, seed: int = 0) -> dict[str, Any]:
-    """Two images, a state and an instruction."""
+    """Return two images, a state and an instruction."""
     generator = np.random.default_rng(seed)
     images = {key: generator.integers(0, 256, (size, size, 3), dtype=np.uint8) for key in IMAGES}
     return {**images, "observation/state": np.zeros(8, np.float32), "prompt": "pick up the fork"}
 
 
 def requests(url: str, size: int, count: int = 8) -> list[bytes]:
-    """Requests of a robot that moves: what the server's metadata ask for, with other images each."""
+    """Return the requests of a robot that moves: what the server's metadata ask for, with other images each."""
     from websockets.sync.client import connect as connect_once
 
     with connect_once(url, compression=None, max_size=None, proxy=None) as connection:
@@ -221,7 +221,7 @@ def fairness(counts: Sequence[int]) -> float:
 
 
 def alone(url: str, messages: Sequence[bytes], idle: int, count: int) -> float:
-    """Median latency in ms of one robot that asks while ``idle`` others are connected and do not."""
+    """Return the median latency in ms of one robot that asks while ``idle`` others are connected and do not."""
 
     async def measure() -> float:
         async with contextlib.AsyncExitStack() as stack:
@@ -270,7 +270,7 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def fleet(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
-    """Figures of many robots at one server."""
+    """Return the figures of many robots at one server."""
     messages = requests(url, arguments.size)
     alone(url, messages, 0, 10)  # the first requests of a process are slower
     single = alone(url, messages, 0, 40)

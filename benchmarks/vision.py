@@ -33,7 +33,7 @@ def scene(height: int, width: int) -> np.ndarray:
 
 
 def measure(stage: Callable[[], object], repeat: int) -> tuple[float, float, float]:
-    """Minimum, median and 99th percentile of a stage in milliseconds, after three unmeasured calls."""
+    """Return the minimum, median and 99th percentile of a stage in milliseconds, after three unmeasured calls."""
     for _ in range(3):
         stage()
     times = []

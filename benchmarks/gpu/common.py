@@ -52,7 +52,7 @@ class Session:
             self._use(self.found())
 
     def found(self) -> dict[str, Any]:
-        """Contents of configs.json, written by earlier stages."""
+        """Return the contents of configs.json, written by earlier stages."""
         tuned = self.out / "configs.json"
         return dict(json.loads(tuned.read_text())) if tuned.exists() else {}
 
@@ -74,7 +74,7 @@ class Session:
                     tile_configs.SKINNY_CONFIGS[role, kind] = tile_configs.SkinnyConfig(*values)
 
     def subject(self, kind: str = "none") -> Any:
-        """The 7B model with random weights, or the tiny model; quantised kinds lack the dense decoder."""
+        """Return the 7B model with random weights, or the tiny model; quantised kinds lack the dense decoder."""
         from vla_ros.bench.models import open_subject
 
         if kind not in self._subjects:
@@ -82,7 +82,7 @@ class Session:
         return self._subjects[kind]
 
     def engine(self, kind: str = "none", drafts: str = "prefill", subject: Any = None) -> Any:
-        """An engine over the model, or over ``subject`` with quantised weights beside its dense ones."""
+        """Return an engine over the model, or over ``subject`` with quantised weights beside its dense ones."""
         from vla_ros.policies.openvla.build_engine import make_engine
 
         subject = self.subject(kind) if subject is None else subject
@@ -169,7 +169,7 @@ def make_layer(session: Session, kind: str, dtype: Any, shape: Any) -> Any:
 
 
 def shape_of(session: Session) -> Any:
-    """Sizes of one decoder layer."""
+    """Return the sizes of one decoder layer."""
     from vla_ros.bench.models import OPENVLA_7B
     from vla_ros.policies.openvla.tiny import tiny_architecture
 
@@ -177,7 +177,7 @@ def shape_of(session: Session) -> Any:
 
 
 def wide(weights: Any) -> Any:
-    """The same weights dequantised to float64, as the reference."""
+    """Return the same weights dequantised to float64, as the reference."""
     from vla_ros.engine.weights import Layer, dequantize, quantize
 
     def exact(matrix: Any) -> Any:

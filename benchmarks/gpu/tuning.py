@@ -41,7 +41,7 @@ def skinny_candidates(kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _sensible(config: Any, kind: str, pairs: int) -> bool:
-    """True if the configuration fits into shared memory and keeps every warp busy."""
+    """Return True if the configuration fits into shared memory and keeps every warp busy."""
     from vla_ros.engine.lowbit import k_group
 
     outputs = config.block_n * pairs
@@ -84,7 +84,7 @@ class Layers:
             self._product(role, ops, one, stream)
 
     def error(self, role: str, ops: Any) -> float:
-        """Relative error of a product against torch's."""
+        """Return the relative error of a product against torch's."""
         from vla_ros.engine.ops import Ops
 
         one = self.sets[0]
@@ -95,7 +95,7 @@ class Layers:
         return relative_error(ours, theirs)
 
     def matrix(self, role: str) -> Any:
-        """The matrix of the first layer."""
+        """Return the matrix of the first layer."""
         one = self.sets[0]
         return one.lm_head if role == "lm_head" else getattr(one.layers[0], role)
 
@@ -167,7 +167,7 @@ def stage_tune(session: Session) -> dict[str, Any]:
 
 
 def gemm_candidates(kind: str, role: str) -> list[Any]:
-    """Configurations to try, the most promising first; None dequantises the weight before the product.
+    """Return the configurations to try, the most promising first; None dequantises the weight before the product.
 
     They are ranked by how evenly their programs fill 132 multiprocessors, and by instructions per multiplication.
     """
@@ -279,7 +279,7 @@ def stage_gemm(session: Session) -> dict[str, Any]:
 
 
 def _attends(session: Session, ops: Any, weights: Any, cache: Any) -> bool:
-    """True if six rows of attention match torch's and the last one computed alone has the same bits."""
+    """Return True if six rows of attention match torch's and the last one computed alone has the same bits."""
     from vla_ros.engine.ops import Ops
 
     torch, shape = session.torch, weights.shape
@@ -354,7 +354,7 @@ def stage_in_place(session: Session) -> dict[str, Any]:
 
 
 def stage_profile(session: Session) -> dict[str, Any]:
-    """Time of each kernel in a plain answer, by name, in microseconds per answer."""
+    """Return the time of each kernel in a plain answer, by name, in microseconds per answer."""
     from vla_ros.engine.executor import Request
 
     torch, subject = session.torch, session.subject()

@@ -24,22 +24,22 @@ def _bench(session: Session, quantization: str, steps: int, *options: str) -> di
 
 
 def stage_bf16(session: Session) -> dict[str, Any]:
-    """The 7B model in bfloat16 against both baselines."""
+    """Return the 7B model in bfloat16 against both baselines."""
     return _bench(session, "none", 1000)
 
 
 def stage_int8(session: Session) -> dict[str, Any]:
-    """The 7B in int8."""
+    """Return the 7B in int8."""
     return _bench(session, "int8", 300, "--no-baseline")
 
 
 def stage_int4(session: Session) -> dict[str, Any]:
-    """The 7B in 4 bits."""
+    """Return the 7B in 4 bits."""
     return _bench(session, "int4", 300, "--no-baseline")
 
 
 def stage_fp8(session: Session) -> dict[str, Any]:
-    """The 7B in FP8."""
+    """Return the 7B in FP8."""
     return _bench(session, "fp8", 300, "--no-baseline")
 
 
@@ -62,7 +62,7 @@ def stage_oft(session: Session) -> dict[str, Any]:
 
 
 def stage_batch(session: Session) -> dict[str, Any]:
-    """Actions per second of 1, 2, 4 and 8 observations at a time."""
+    """Return the actions per second of 1, 2, 4 and 8 observations at a time."""
     from vla_ros.engine.executor import Request
 
     subject = session.subject()

@@ -35,7 +35,7 @@ class JointState:
     efforts: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
 
     def select(self, names: tuple[str, ...], what: str = "positions") -> FloatArray:
-        """Positions (or ``velocities``, ``efforts``) of ``names`` in that order, float64 [len(names)].
+        """Return the positions (or ``velocities``, ``efforts``) of ``names`` in that order, float64 [len(names)].
 
         Raises:
             KeyError: A name is not among the measured joints, or the driver gives no such numbers.
@@ -124,7 +124,7 @@ class ImageProcessor(ABC):
         """
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """The same as resampling steps that any device computes to the bit; None if only the host can.
+        """Return the same as resampling steps that any device computes to the bit; None if only the host can.
 
         Args:
             source: (height, width) of the upright image.

@@ -18,7 +18,7 @@ from tools.faults.rows import ROWS, Row
 
 
 def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:
-    """Runs rows, ``jobs`` at a time, each in its own DDS domain, and prints each when it ends.
+    """Run rows, ``jobs`` at a time, each in its own DDS domain, and print each when it ends.
 
     Args:
         rows: The rows to run.
@@ -43,7 +43,7 @@ def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Pa
 
 
 def line(outcome: Outcome) -> str:
-    """Formats the outcome of a row, with its violations below."""
+    """Format the outcome of a row, with its violations below."""
     row = outcome.row
     text = (
         f"| {row.name:<26} | {row.reaction.value:<8} | {len(outcome.injections):>10} | {outcome.motions:>7} "
@@ -60,7 +60,7 @@ HEADER = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the table; returns 1 if an invariant was violated."""
+    """Run the table; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
     parser.add_argument("--repeat", type=int, default=50, metavar="N", help="injections per row (default: 50)")
     parser.add_argument("--row", action="append", default=[], metavar="TEXT", help="rows whose name contains this")

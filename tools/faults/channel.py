@@ -43,21 +43,21 @@ class Channel:
     _kept: list[bytes] = field(default_factory=list)
 
     def set(self, fault: Fault | None) -> Sent:
-        """Sets the fault (None: none); returns the messages that the previous one held back."""
+        """Set the fault (None: none); return the messages that the previous one held back."""
         kept = [(0.0, message) for message in self._kept] if self.fault and self.fault.kind in _GIVES_BACK else []
         self._kept.clear()
         self.fault = fault
         return kept
 
     def push(self, message: bytes) -> Sent:
-        """Returns the messages to send for this one."""
+        """Return the messages to send for this one."""
         if self.fault is None:
             return [(0.0, message)]
         return KINDS[self.fault.kind](self, message, self.fault.amount)
 
 
 def read_stamp(message: bytes) -> int:
-    """Header stamp of a little-endian message in nanoseconds."""
+    """Return the header stamp of a little-endian message in nanoseconds."""
     seconds, nanoseconds = struct.unpack("<iI", message[_STAMP])
     return int(seconds) * SECOND + int(nanoseconds)
 
@@ -114,7 +114,7 @@ def _shift(channel: Channel, message: bytes, seconds: float) -> Sent:
 
 
 def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
-    """Flips random bits, half of them in the first 64 bytes, which hold lengths, stamps and names."""
+    """Flip random bits, half of them in the first 64 bytes, which hold lengths, stamps and names."""
     spoiled = bytearray(message)
     for _ in range(int(count)):
         end = min(64, len(spoiled)) if channel.rng.random() < 0.5 else len(spoiled)
@@ -123,7 +123,7 @@ def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
 
 
 def _rebuilt(message: bytes, **changes: Any) -> bytes:
-    """A ``sensor_msgs/Image`` with contradictory fields, in valid CDR, without which Cyclone rejects it."""
+    """Return a ``sensor_msgs/Image`` with contradictory fields, in valid CDR, without which Cyclone rejects it."""
     header, pixels = read_image(message)
     found: dict[str, Any] = {
         "height": header.height,
@@ -194,7 +194,7 @@ _GIVES_BACK = frozenset({"reorder", "burst"})
 def spoil_joints(
     kind: str, names: list[str], positions: list[float], rng: random.Random
 ) -> tuple[list[str], list[float]]:
-    """Returns a joint state with wrong content in a valid message.
+    """Return a joint state with wrong content in a valid message.
 
     Args:
         kind: ``nan``, ``infinite``, ``missing`` (a joint), ``short`` (fewer positions than names), ``outside``

@@ -90,7 +90,7 @@ class Director:
         )
 
     def run(self, repeat: int) -> Outcome:
-        """Injects the fault ``repeat`` times; the outcome lists every violation, and none is raised."""
+        """Inject the fault ``repeat`` times; the outcome lists every violation, and none is raised."""
         status = 0
         with self._rig as rig:
             try:
@@ -109,7 +109,7 @@ class Director:
         return self._outcome
 
     def write_records(self, folder: Path) -> Path:
-        """Writes the robot's records and the node's log for diagnosis; returns the file with the records."""
+        """Write the robot's records and the node's log for diagnosis; return the file with the records."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self._row.name.replace(' ', '_').replace('.', '_')}_{self._outcome.seed}.jsonl"
         path.write_text("\n".join(record.line() for record in self._rig.records) + "\n", encoding="utf-8")
@@ -168,7 +168,7 @@ class Director:
         self._recover()
 
     def _start_without(self, what: str) -> None:
-        """Starts a node while the robot lacks something, arms it, and lets that come later."""
+        """Start a node while the robot lacks something, arm it, and let that come later."""
         row, rig = self._row, self._rig
         rig.node.end()
         injection = Injection(time.monotonic())
@@ -185,7 +185,7 @@ class Director:
         rig.wait_for_motion("motion with all drivers")
 
     def _signal(self, index: int) -> None:
-        """Sends the row's signals: those that begin the fault (0) or those that end it (1)."""
+        """Send the row's signals: those that begin the fault (0) or those that end it (1)."""
         if self._row.server:
             self._rig.server.do(self._row.server[index])
         for process, names in ((self._rig.node, self._row.node), (self._rig.robot, self._row.robot)):
@@ -193,7 +193,7 @@ class Director:
                 process.signal(names[index])
 
     def _recover(self) -> None:
-        """Ends the fault, then waits for motion if it may resume, or provokes it if it may not."""
+        """End the fault, then waits for motion if it may resume, or provokes it if it may not."""
         row, rig = self._row, self._rig
         if row.reaction is Reaction.HOLDS:
             self._allow()
@@ -267,7 +267,7 @@ class Director:
             self._nothing_from_before_a_jump()
 
     def _holds(self, injection: Injection) -> int:
-        """Number of holds during the fault."""
+        """Return the number of holds during the fault."""
         moved = {record.stamp for record in self._rig.motions}
         return sum(
             record.kind == "command"
@@ -277,7 +277,7 @@ class Director:
         )
 
     def _is_named(self, begin: float, until: float) -> bool:
-        """True if the node named one of the row's reasons: in force, or counted more often than before."""
+        """Return True if the node named one of the row's reasons: in force, or counted more often than before."""
         before: Mapping[str, Any] = {}
         for record in self._rig.records:
             if record.kind != "status" or record.time > until:

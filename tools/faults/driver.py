@@ -124,7 +124,7 @@ class Robot:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
     def run(self) -> None:
-        """Sends and receives until the order to end, or the end of standard input."""
+        """Send and receive until the order to end, or the end of standard input."""
         receiving = threading.Thread(target=self._graph.spin, args=(lambda: self._ended, 0.02))
         receiving.start()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -159,7 +159,7 @@ class Robot:
         self._ended = True
 
     def _wait(self, until: float) -> None:
-        """Waits until the next action is due; orders are followed at once."""
+        """Wait until the next action is due; orders are followed at once."""
         due = min(until, self._due[0][0] if self._due else until)
         with self._changed:
             self._changed.wait_for(lambda: self._orders, max(0.0, due - time.monotonic()))
@@ -226,7 +226,7 @@ class Robot:
         self._intruder = what, node.destroy_node, publisher
 
     def _send_intruder(self) -> None:
-        """Sends false data that are not recorded: no command may be based on them."""
+        """Send false data that are not recorded: no command may be based on them."""
         if self._intruder is None:
             return
         what, _, publisher = self._intruder
@@ -339,7 +339,7 @@ class Robot:
             heapq.heappop(self._due)[2]()
 
     def _send(self, what: str, kind: Kind, message: bytes) -> None:
-        """Records the bytes, then sends them."""
+        """Record the bytes, then sends them."""
         if what not in self._ends:
             return
         if kind == "frame":
@@ -352,7 +352,7 @@ class Robot:
     # In
 
     def _on_raw(self, kind: str, take: Callable[[Any], None], cdr: Any, sent: bytes) -> None:
-        """Passes a command on; notes how long ago the node sent it."""
+        """Pass a command on; note how long ago the node sent it."""
         self._delay = max(0.0, (time.time_ns() - int.from_bytes(sent, "little")) / SECOND)
         take(self._graph.deserialize(cdr, self._graph.message(kind)))
 
@@ -370,14 +370,14 @@ class Robot:
             time.sleep(self._slow)
 
     def _on_twist(self, message: Any) -> None:
-        """Records a twist; the arm does not follow it."""
+        """Record a twist; the arm does not follow it."""
         stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
         parts = (message.twist.linear, message.twist.angular)
         values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
 
     def _on_velocity(self, message: Any) -> None:
-        """Moves the joints until the next command, or until the driver's own timeout."""
+        """Move the joints until the next command, or until the driver's own timeout."""
         stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
         names, values = tuple(message.name), tuple(float(value) for value in message.velocity)
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=names)
@@ -415,7 +415,7 @@ def _stamp_of_frame(message: bytes) -> int:
 
 
 def _read_joints(message: bytes) -> dict[str, Any]:
-    """Stamp, names and positions of a joint state with as many positions as names; else what is known.
+    """Return the stamp, names and positions of a joint state with as many positions as names; else what is known.
 
     Positions may have any value: a node may use the arm's although a finger's is NaN.
     """
@@ -432,7 +432,7 @@ def _read_joints(message: bytes) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs the robot until it is ordered to end."""
+    """Run the robot until it is ordered to end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("WIDTH", "HEIGHT"))

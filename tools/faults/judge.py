@@ -106,7 +106,7 @@ class Judge:
         self._window = config.timeouts.joint_state + config.timeouts.inference + self._slack
 
     def check(self, records: Sequence[Record], permissions: Sequence[Permission]) -> list[Violation]:
-        """All violations of a run in order of time.
+        """Return all violations of a run in order of time.
 
         Args:
             records: Everything that the robot sent and received.
@@ -169,12 +169,12 @@ class Judge:
             yield from _armed_once(command, permissions)
 
     def _usable(self, record: Record) -> bool:
-        """True if a command may be based on this joint state, or with ``pieces`` on any joint in it."""
+        """Return True if a command may be based on this joint state, or with ``pieces`` on any joint in it."""
         believed = np.isfinite(self._believed(_arm(record)))
         return bool(believed.any() if self._pieces else believed.all())
 
     def _believed(self, arm: FloatArray) -> FloatArray:
-        """Positions [7]; NaN for joints that are outside their limits or not named."""
+        """Return the positions [7]; NaN for joints that are outside their limits or not named."""
         low, high = self._arm.position_low - _BELIEVABLE, self._arm.position_high + _BELIEVABLE
         found: FloatArray = np.where((low <= arm) & (arm <= high), arm, np.nan)
         return found
@@ -269,7 +269,7 @@ class Judge:
         yield Violation(name, command.time, detail)
 
     def _step(self, measured: FloatArray, wanted: FloatArray) -> str:
-        """Checks a motion from ``measured`` to ``wanted``; returns what is wrong, or ""."""
+        """Check a motion from ``measured`` to ``wanted``; return what is wrong, or ""."""
         limits, step = self._limits, np.abs(wanted - measured)
         outside = np.maximum(self._low - measured, measured - self._high)
         beyond = np.maximum(self._low - wanted, wanted - self._high)
@@ -328,7 +328,7 @@ class Judge:
 
 
 def _permitted(command: Record, permissions: Sequence[Permission], sent: float) -> Iterator[Violation]:
-    """Checks a motion that is based on a frame sent at ``sent``."""
+    """Check a motion that is based on a frame sent at ``sent``."""
     index = bisect_right([each.time for each in permissions], command.time) - 1
     if index < 0:
         yield Violation("disarmed", command.time, "a motion before it was ever armed")
@@ -348,6 +348,6 @@ def _armed_once(command: Record, permissions: Sequence[Permission]) -> Iterator[
 
 
 def _arm(record: Record) -> FloatArray:
-    """Positions of the arm's joints [7], NaN for those that are not named."""
+    """Return the positions of the arm's joints [7], NaN for those that are not named."""
     by_name = dict(zip(record.names, record.positions or (), strict=False))
     return np.array([by_name.get(name, np.nan) for name in ARM])

@@ -72,7 +72,7 @@ def stopping(domain: int, count: int, rate: float, command_rate: float = 0.0) ->
 
 
 def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, Any]:
-    """Age of commands with four cameras at half the policy's rate and at ten times its rate.
+    """Return the age of commands with four cameras at half the policy's rate and at ten times its rate.
 
     Args:
         domain: DDS domain.
@@ -99,7 +99,7 @@ def overload(domain: int, seconds: float, size: Sequence[int]) -> Mapping[str, A
 
 
 def soak(domain: int, minutes: float, every: float = 5.0) -> Mapping[str, Any]:
-    """Runs at 30 Hz with a stop, a reset and a new instruction every half minute, and records resource usage.
+    """Run at 30 Hz with a stop, a reset and a new instruction every half minute, and record resource usage.
 
     Args:
         domain: DDS domain.
@@ -140,7 +140,7 @@ def _interrupt(rig: Rig) -> None:
 
 
 def _middle(looks: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Medians of the first third of ``looks``."""
+    """Return the medians of the first third of ``looks``."""
     some = looks[: max(1, len(looks) // 3)]
     return {key: float(np.nanmedian([look[key] for look in some])) for key in some[0] if key != "seconds"}
 

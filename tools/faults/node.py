@@ -95,7 +95,7 @@ class WildPolicy(Policy):
 
 
 def main() -> int:
-    """Runs the node until it is ended."""
+    """Run the node until it is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")

@@ -51,7 +51,7 @@ class Process:
         return self.process.poll() is None
 
     def signal(self, name: str) -> None:
-        """Sends a signal, or stops its files from growing (``DISK_FULL``)."""
+        """Send a signal, or stops its files from growing (``DISK_FULL``)."""
         if name == "DISK_FULL" and self.alive:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         elif self.alive:
@@ -60,7 +60,7 @@ class Process:
             self.process.wait(10)
 
     def end(self, name: str = "SIGINT", patience: float = 20.0) -> int:
-        """Ends the process and returns its exit status (negative: killed by a signal)."""
+        """End the process and return its exit status (negative: killed by a signal)."""
         self.signal("SIGCONT")
         self.signal(name)
         try:
@@ -115,7 +115,7 @@ class LaunchedNode(NodeProcess):
         return super().alive or not wait_for_end(self._node, 0.0)
 
     def signal(self, name: str) -> None:
-        """Sends a signal to the launcher or to the node."""
+        """Send a signal to the launcher or to the node."""
         if name in ("SIGTERM", "SIGKILL"):
             self.process.send_signal(getattr(signal, name))
             self.process.wait(10)
@@ -145,7 +145,7 @@ class ServerProcess(Process):
         self._start(())
 
     def do(self, what: str) -> None:
-        """Sends a signal, starts it again (``start`` with arguments), or tells it a fault."""
+        """Send a signal, start it again (``start`` with arguments), or tell it a fault."""
         if what.startswith("SIG"):
             self.signal(what)
         elif what.startswith("start"):
@@ -195,7 +195,7 @@ class RobotProcess(Process):
         self._reader.start()
 
     def order(self, **words: Any) -> None:
-        """Sends an order; the robot records when it followed it."""
+        """Send an order; the robot records when it followed it."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(words) + "\n")
@@ -203,7 +203,7 @@ class RobotProcess(Process):
             raise VlaRosError(f"the robot's process has ended ({error})") from None
 
     def close(self) -> None:
-        """Ends the robot and waits until its last record was read."""
+        """End the robot and wait until its last record was read."""
         if self.alive:
             self.signal("SIGCONT")
             with contextlib.suppress(VlaRosError):  # it ended meanwhile
@@ -228,7 +228,7 @@ class RobotProcess(Process):
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, period: float = 0.005) -> bool:
-    """Polls ``ready()`` every ``period`` seconds; returns whether it became True within ``seconds``."""
+    """Poll ``ready()`` every ``period`` seconds; return whether it became True within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:

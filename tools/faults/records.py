@@ -39,12 +39,12 @@ class Record:
     delay: float = 0.0
 
     def line(self) -> str:
-        """The record as one line of JSON, without empty fields."""
+        """Return the record as one line of JSON, without empty fields."""
         return json.dumps({key: value for key, value in asdict(self).items() if value})
 
     @classmethod
     def parse(cls, line: str) -> Record:
-        """Reads the record of a line.
+        """Read the record of a line.
 
         Raises:
             ValueError: The line is not a record, such as the last line of a killed process.

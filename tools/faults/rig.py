@@ -118,7 +118,7 @@ class Rig(AbstractContextManager["Rig"]):
         )
 
     def ready(self) -> None:
-        """Waits until the node has all its inputs; it is disarmed then."""
+        """Wait until the node has all its inputs; it is disarmed then."""
 
         def is_ready() -> bool:
             well = self.status.get("state") == "disarmed"
@@ -135,17 +135,17 @@ class Rig(AbstractContextManager["Rig"]):
         self.wait_for_motion("motion after arming")
 
     def reset(self) -> None:
-        """Resets a stop; the node is disarmed then."""
+        """Reset a stop; the node is disarmed then."""
         self.node.signal("SIGHUP")
         self.wait(lambda: self.status.get("state") == "disarmed", "the reset")
 
     def wait_for_motion(self, what: str) -> None:
-        """Waits for the next motion."""
+        """Wait for the next motion."""
         before = time.monotonic()
         self.wait(lambda: bool(self.motions) and self.motions[-1].time > before, what)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Waits until ``ready()``, which is called under the lock of the records.
+        """Wait until ``ready()``, which is called under the lock of the records.
 
         Raises:
             VlaRosError: It did not become true; the text has the node's status.
@@ -162,14 +162,14 @@ class Rig(AbstractContextManager["Rig"]):
             )
 
     def forget(self) -> None:
-        """Discards all records except the stamps of the last frames."""
+        """Discard all records except the stamps of the last frames."""
         with self._lock:
             self._frames = {record.stamp for record in self.records[-50:] if record.kind == "frame"}
             self.records.clear()
             self.motions.clear()
 
     def last_words(self) -> str:
-        """The end of the node's log."""
+        """Return the end of the node's log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "log: " + " | ".join(lines[-3:])
 

@@ -222,7 +222,7 @@ _ACTION: Mapping[str, Any] = {
 
 
 def _hand(name: str, answer: str) -> Row:
-    """A gripper's action that does something else with a goal; the arm goes on."""
+    """Return a gripper's action that does something else with a goal; the arm goes on."""
     begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
     lasts = (2.4, 2.7)  # a second since the goal before, timeouts.gripper, and a second to the next status
     return Row(
@@ -255,7 +255,7 @@ def _server(
 
 
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
-    """A row in which a second node does what only one may do."""
+    """Return a row in which a second node does what only one may do."""
     return Row(
         f"{what} contested",
         reaction,
@@ -616,7 +616,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def find(name: str) -> Row:
-    """The row called ``name``.
+    """Return the row called ``name``.
 
     Raises:
         KeyError: There is no such row.

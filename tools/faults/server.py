@@ -58,7 +58,7 @@ class BreakingService(Service):
 
 
 def main() -> int:
-    """Serves until it is ended."""
+    """Serve until it is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--horizon", type=int, default=1)

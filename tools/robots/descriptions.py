@@ -97,7 +97,7 @@ ROBOTS: Mapping[str, Description] = {
 
 
 def urdf(name: str, *, own: bool = False, prefix: str = "") -> str:
-    """The robot's URDF.
+    """Return the robot's URDF.
 
     Args:
         name: One of :data:`ROBOTS`.
@@ -117,7 +117,7 @@ def urdf(name: str, *, own: bool = False, prefix: str = "") -> str:
 
 
 def with_mock_hardware(description: str, homes: Mapping[str, float], interface: str = "position") -> str:
-    """Adds ros2_control's mock hardware, which does at once what it is told.
+    """Add ros2_control's mock hardware, which does at once what it is told.
 
     Args:
         description: A URDF.
@@ -144,7 +144,7 @@ def with_mock_hardware(description: str, homes: Mapping[str, float], interface: 
 
 
 def _installed(source: str) -> str:
-    """A file of example-robot-data, or ""."""
+    """Return a file of example-robot-data, or ""."""
     try:
         known = files("example-robot-data") or []
     except PackageNotFoundError:
@@ -154,7 +154,7 @@ def _installed(source: str) -> str:
 
 
 def _chain(robot: Description, prefix: str) -> ET.Element:
-    """Links of 0.15 m that turn about z and y by turns."""
+    """Return the links of 0.15 m that turn about z and y by turns."""
     root = ET.Element("robot", name="chain")
     ET.SubElement(root, "link", name=prefix + robot.base)
     link = prefix + robot.base
@@ -181,7 +181,7 @@ def _joint(root: ET.Element, name: str, parent: str, child: str, axis: str, limi
 
 
 def homes(name: str, prefixes: Sequence[str] = ("",)) -> dict[str, float]:
-    """Every joint that a controller moves, fingers too, to where the mock hardware begins."""
+    """Return every joint that a controller moves, fingers too, to where the mock hardware begins."""
     robot = ROBOTS[name]
     one = {**dict(zip(robot.joints, robot.home, strict=True)), **dict.fromkeys(robot.fingers, 0.01)}
     return {prefix + joint: home for prefix in prefixes for joint, home in one.items()}

@@ -163,7 +163,7 @@ def load_frames(
 
 
 def split(labels: shards.Labels) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Indices of the frames to train on, and of those that are held out."""
+    """Return the indices of the frames to train on, and of those that are held out."""
     held_out = labels.seeds % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     rows = np.arange(len(labels))
     return rows[~held_out], rows[held_out] if held_out.any() else rows[-1:]

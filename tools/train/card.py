@@ -27,7 +27,7 @@ _LIMITS = """\
 
 
 def command(facts: Mapping[str, Any]) -> str:
-    """Commands that train the checkpoint again, without options at their defaults."""
+    """Return the commands that train the checkpoint again, without options at their defaults."""
     data = _options(facts["data"], as_json(DataRecipe()))
     fit = _options(
         {**facts["network"], **facts["labels"], **facts["fit"]},
@@ -52,7 +52,7 @@ def _options(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
-    """The text of ``README.md``, from the content of ``training.json``."""
+    """Return the text of ``README.md``, from the content of ``training.json``."""
     data, fit, labels = facts["data"], facts["fit"], facts["labels"]
     frames = fit["batch"] * fit["accumulate"] * facts["steps_done"]
     evaluation = facts.get("evaluation") or []
@@ -111,7 +111,7 @@ length of the accepted prefix, share of drafts accepted in full.
 
 
 def flow_card(facts: Mapping[str, Any], curve: list[dict[str, Any]]) -> str:
-    """The text of ``README.md`` of the small pi0.5; ``facts`` as its ``training.json``."""
+    """Return the text of ``README.md`` of the small pi0.5; ``facts`` as its ``training.json``."""
     data, fit, network = facts["data"], facts["fit"], facts["network"]
     options = _options(
         {name: value for name, value in {**network, **fit}.items() if name != "steps"},
@@ -161,7 +161,7 @@ real robot. Success under each schedule and control: `docs/chunks.md` and `docs/
 
 
 def _curve(rows: list[dict[str, Any]]) -> str:
-    """A table of the 1st, 2nd, 4th, 8th... and last evaluation during training."""
+    """Return a table of the 1st, 2nd, 4th, 8th... and last evaluation during training."""
     if not rows:
         return "None recorded.\n"
     chosen = [each for number, each in enumerate(rows, 1) if number & (number - 1) == 0]

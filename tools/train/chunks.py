@@ -11,7 +11,7 @@ from vla_ros.types import FloatArray
 def pick_chunks(
     joints: FloatArray, fingers: FloatArray, places: FloatArray, horizon: int, rate_hz: float
 ) -> FloatArray:
-    """The next ``horizon`` joint positions and gripper of B picks, float64 [B, horizon, 8].
+    """Return the next ``horizon`` joint positions and gripper of B picks, float64 [B, horizon, 8].
 
     Args:
         joints: [B, 7], radians.
@@ -60,7 +60,7 @@ def _decide(
 
 
 def _chain(joints: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Tool positions [B, 3] and rotations [B, 3, 3], axes and origins of the joints [B, 7, 3]."""
+    """Return the tool positions [B, 3] and rotations [B, 3, 3], axes and origins of the joints [B, 7, 3]."""
     count = len(joints)
     x, y, z = (np.tile(row, (count, 1)) for row in np.eye(3))
     origin, axes, origins = np.zeros((count, 3)), np.empty((count, 7, 3)), np.empty((count, 7, 3))
@@ -100,7 +100,7 @@ def _rotation_vector(rotation: FloatArray) -> FloatArray:
 
 
 def _rotation(vector: FloatArray) -> FloatArray:
-    """Rotation matrices [B, 3, 3] of rotation vectors [B, 3] (Rodrigues)."""
+    """Return the rotation matrices [B, 3, 3] of rotation vectors [B, 3] (Rodrigues)."""
     angle = np.linalg.norm(vector, axis=1)[:, None, None]
     cross = np.zeros((len(vector), 3, 3))
     for (j, k), axis in zip(((2, 1), (0, 2), (1, 0)), vector.T, strict=True):

@@ -114,7 +114,7 @@ def _attributes(kind: type[Any]) -> dict[str, str]:
 
 
 def recipe_of(kind: type[Recipe], arguments: argparse.Namespace) -> Recipe:
-    """The recipe that the arguments describe."""
+    """Return the recipe that the arguments describe."""
     values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(kind)}
     return from_json(kind, values)
 

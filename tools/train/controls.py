@@ -35,7 +35,7 @@ class Control:
     at_most: float = 1.0
 
     def met(self, success_rate: float) -> bool:
-        """Whether the success rate is as expected."""
+        """Return whether the success rate is as expected."""
         return self.at_least <= success_rate <= self.at_most
 
 
@@ -55,7 +55,7 @@ CONTROLS: tuple[Control, ...] = (
 
 
 def chosen(names: str) -> tuple[Control, ...]:
-    """The named controls, separated by commas; all if ``names`` is empty.
+    """Return the named controls, separated by commas; all if ``names`` is empty.
 
     Raises:
         ValueError: There is no such control.
@@ -69,7 +69,7 @@ def chosen(names: str) -> tuple[Control, ...]:
 
 
 def draft_acceptance(episodes: Sequence[IntArray]) -> dict[str, float]:
-    """Acceptance of the previous step's tokens as a draft, for int64 [steps, 7] of each episode.
+    """Return the acceptance of the previous step's tokens as a draft, for int64 [steps, 7] of each episode.
 
     Returns:
         ``tokens`` (share of equal tokens), ``leading`` (mean length of the accepted prefix) and ``whole`` (share of
@@ -114,7 +114,7 @@ HEADINGS = (
 
 
 def row(figures: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table under :data:`HEADINGS`."""
+    """Return a row of the table under :data:`HEADINGS`."""
     low, high = figures["expected"]
     wanted = f">= {low:.0%}" if low else f"<= {high:.0%}" if high < 1 else ""
     draft = figures.get("draft_acceptance") or {}
@@ -131,6 +131,6 @@ def row(figures: dict[str, Any]) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *(row(figures) for figures in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The finished shards of ``folder``, in order."""
+    """Return the finished shards of ``folder``, in order."""
     return sorted(folder.glob("shard-*.npz"))
 
 
@@ -116,7 +116,7 @@ class Disturbance:
         self._flipped_steps = 0
 
     def __call__(self, step: int, action: FloatArray) -> FloatArray:
-        """The action [7] to execute instead of the clean one."""
+        """Return the action [7] to execute instead of the clean one."""
         if not self.sd:  # the data need undisturbed episodes, too
             return action
         rng = self._random
@@ -242,7 +242,7 @@ class Recorder:
 
 
 def _another(scene: Scene, recipe: DataRecipe, rng: np.random.Generator) -> Scene:
-    """The same scene with another target and perhaps another task."""
+    """Return the same scene with another target and perhaps another task."""
     others = [thing.name for thing in scene.objects if thing.name != scene.task.target]
     target = others[int(rng.integers(len(others)))]
     return replace(scene, task=make_task(recipe.tasks[int(rng.integers(len(recipe.tasks)))], target))

@@ -32,7 +32,7 @@ Noise = Callable[[int, FloatArray], FloatArray]
 
 
 def make_controller(spec: PolicySpec, config: Config | None = None) -> RobotController:
-    """The node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
+    """Return the node's controller for a policy with this ``spec``; options default to ``config/demo.yaml``."""
     config = config or load([config_file("demo")])
     return RobotController(config, spec, make_kinematics(config))
 

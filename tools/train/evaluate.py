@@ -65,7 +65,7 @@ def evaluate(
 
 
 def machine(device: str) -> str:
-    """Name of the GPU or number of CPU cores behind a torch device or ``auto``, for the table."""
+    """Return the name of the GPU or number of CPU cores behind a torch device or ``auto``, for the table."""
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU, {os.cpu_count()} cores"

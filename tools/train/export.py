@@ -62,7 +62,7 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
 
 
 def curve(log: Path) -> list[dict[str, Any]]:
-    """Held-out figures of a training log, by step; [] without a log.
+    """Return the held-out figures of a training log, by step; [] without a log.
 
     A resumed run may have evaluated a step twice; the later figures belong to the weights.
     """

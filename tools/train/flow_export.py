@@ -108,7 +108,7 @@ def _normalizer(
     features: dict[str, Any],
     norm_map: dict[str, str],
 ) -> dict[str, Any]:
-    """A step of a processor file, whose statistics are written beside it."""
+    """Return a step of a processor file, whose statistics are written beside it."""
     arrays = {
         f"{key}.{which}": np.array(values, np.float32)
         for key, entry in statistics.items()

@@ -124,7 +124,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
         return draw(frames, step, self.recipe, self.network.max_delay, held_out=held_out)
 
     def measure(self, frames: FlowFrames, batch: FlowBatch) -> Mapping[str, float]:
-        """Losses, and errors of chunks sampled without given actions.
+        """Return the losses, and errors of chunks sampled without given actions.
 
         ``first``, ``middle`` and ``last`` are mean joint errors of three steps in milliradians.
         """
@@ -219,7 +219,7 @@ def draw(frames: FlowFrames, step: int, recipe: FitRecipe, max_delay: int, *, he
 
 
 def flow_losses(trainee: FlowTrainee, batch: FlowBatch, recipe: FitRecipe) -> FlowLosses:
-    """The losses of a batch."""
+    """Return the losses of a batch."""
     times = batch.times[..., None]
     noisy = times * batch.noise + (1 - times) * batch.chunks
     found = trainee(batch.images, batch.prompts, batch.lengths, noisy, batch.times)
@@ -245,14 +245,14 @@ def states_of(labels: shards.Labels) -> FloatArray:
 
 
 def relative(labels: shards.Labels) -> FloatArray:
-    """Chunks [N, tasks, SLOTS, H, 8] with joints relative to the state; the gripper stays absolute."""
+    """Return the chunks [N, tasks, SLOTS, H, 8] with joints relative to the state; the gripper stays absolute."""
     chunks = labels.actions.astype(np.float64)
     chunks[..., :7] -= labels.states[:, None, None, None, :7]
     return chunks
 
 
 def quantiles(values: FloatArray) -> dict[str, Any]:
-    """Statistics of [N, 8] in LeRobot's terms; the gripper's range is 0 to 1."""
+    """Return the statistics of [N, 8] in LeRobot's terms; the gripper's range is 0 to 1."""
     low, high = np.percentile(values, [1, 99], axis=0)
     low[7], high[7] = 0.0, 1.0
     return {"q01": low.tolist(), "q99": high.tolist()}

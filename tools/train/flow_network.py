@@ -24,7 +24,7 @@ STATE_SIZE = ACTION_SIZE = 8
 
 
 def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) -> PiArchitecture:
-    """A pi0.5 of the recipe's sizes, with as many numbers in an action as the arm has."""
+    """Return a pi0.5 of the recipe's sizes, with as many numbers in an action as the arm has."""
     blocks, width = recipe.vision_blocks, recipe.vision_width
     heads = {"heads": recipe.heads, "head_dim": recipe.head_dim, "depth": recipe.depth}
     return PiArchitecture(
@@ -133,7 +133,7 @@ class FlowTrainee(nn.Module):
 
     @torch.no_grad()
     def sample(self, prefix: Prefix, noise: Tensor, steps: int) -> Tensor:
-        """Actions [R, H, A] from ``noise`` by Euler's method."""
+        """Return the actions [R, H, A] from ``noise`` by Euler's method."""
         actions = noise
         for step in range(steps):
             times = torch.full(noise.shape[:2], 1 - step / steps, device=noise.device)
@@ -178,7 +178,7 @@ class FlowTrainee(nn.Module):
 def _prefix(
     prefix: GemmaParameters, hidden: Tensor, at: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Keys and values of every layer, and the hidden states before the last."""
+    """Return the keys and values of every layer, and the hidden states before the last."""
     past: list[tuple[Tensor, Tensor]] = []
     layers: list[Any] = list(prefix.layers)
     for layer in layers:

@@ -57,6 +57,6 @@ class FlowPrompts:
         self._at = torch.tensor([int(np.flatnonzero(prompt >= first)[0]) for prompt in prompts], device=device)
 
     def fill(self, rows: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompts ``rows`` [R] with the state's bins, int64 [R, 8], and their lengths."""
+        """Return the prompts ``rows`` [R] with the state's bins, int64 [R, 8], and their lengths."""
         at = self._at[rows][:, None] + torch.arange(STATE_SIZE, device=rows.device)
         return self.ids[rows].scatter(1, at, bins + self._first + 1), self.lengths[rows]

@@ -22,7 +22,7 @@ NOWHERE = -1
 def counterfactual_actions(
     pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray], tasks: Sequence[str]
 ) -> NDArray[np.float32]:
-    """The expert's action for each task and object in the same state.
+    """Return the expert's action for each task and object in the same state.
 
     A network trained only on the object that the arm approaches learns to follow the arm, not the instruction.
 
@@ -45,7 +45,7 @@ def counterfactual_actions(
 def counterfactual_chunks(
     states: FloatArray, places: FloatArray, tasks: Sequence[str], horizon: int, rate_hz: float
 ) -> NDArray[np.float32]:
-    """The expert's next ``horizon`` joint positions and gripper for each task and object in N states.
+    """Return the expert's next ``horizon`` joint positions and gripper for each task and object in N states.
 
     Args:
         states: Joint positions, radians, and opening of one finger, metres, float64 [N, 8].
@@ -80,7 +80,7 @@ def counterfactual_chunks(
 
 
 def kinds_of(objects: Sequence[str]) -> NDArray[np.int8]:
-    """Index in :data:`KINDS` of each slot's object, int8 [SLOTS]; :data:`NOWHERE` for empty slots."""
+    """Return the index in :data:`KINDS` of each slot's object, int8 [SLOTS]; :data:`NOWHERE` for empty slots."""
     kinds = np.full(SLOTS, NOWHERE, np.int8)
     kinds[: len(objects)] = [KINDS.index(name) for name in objects]
     return kinds

@@ -57,7 +57,7 @@ def make_optimizer(trainee: torch.nn.Module, recipe: FitRecipe) -> torch.optim.A
 
 
 def choose_device(name: str) -> torch.device:
-    """A torch device; ``auto`` is CUDA if available."""
+    """Return a torch device; ``auto`` is CUDA if available."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
@@ -101,11 +101,11 @@ class Training(ABC, Generic[F, Trained]):
 
     @abstractmethod
     def draw(self, frames: F, step: int, *, held_out: bool = False) -> Any:
-        """The batch that ``step`` decides."""
+        """Return the batch that ``step`` decides."""
 
     @abstractmethod
     def measure(self, frames: F, batch: Any) -> Mapping[str, float]:
-        """Figures of a batch of held-out frames; gradients are off."""
+        """Return the figures of a batch of held-out frames; gradients are off."""
 
     def train(
         self, frames: F, progress: Callable[[int, dict[str, float]], None] = lambda step, figures: None
@@ -159,7 +159,7 @@ class Training(ABC, Generic[F, Trained]):
 
     @torch.no_grad()
     def evaluate(self, frames: F) -> dict[str, float]:
-        """Figures on held-out frames, averaged over a few fixed batches."""
+        """Return the figures on held-out frames, averaged over a few fixed batches."""
         self.trainee.eval()
         found = []
         for number in range(_EVALUATION_BATCHES):

@@ -25,12 +25,12 @@ VOCABULARY = 768 - PADDING
 
 
 def token_ids() -> dict[str, int]:
-    """The vocabulary of words."""
+    """Return the vocabulary of words."""
     return word_ids((*PROMPT_WORDS, *TABLE_WORDS), EMPTY_TOKEN)
 
 
 def architecture_of(recipe: NetworkRecipe) -> Architecture:
-    """A small OpenVLA: both vision towers, fused projector, Llama decoder."""
+    """Return a small OpenVLA: both vision towers, fused projector, Llama decoder."""
     towers = tuple(
         TowerShape(
             width=recipe.vision_width,

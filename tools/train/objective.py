@@ -40,7 +40,7 @@ class Losses(NamedTuple):
 
 
 def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:
-    """All losses of a batch."""
+    """Return all losses of a batch."""
     device = batch.tokens.device
     flat = functional.cross_entropy(predictions.actions.flatten(0, 1), batch.tokens.flatten(), reduction="none")
     weights = torch.tensor([1.0] * 3 + [recipe.rotation_weight] * 3 + [1.0], device=device)
@@ -67,7 +67,7 @@ def step_losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
 def evaluate_batch(
     trainee: Trainee, batch: Batch, prompts: int, reach: Tensor, bins: ActionBins, recipe: FitRecipe
 ) -> dict[str, float]:
-    """Accuracy and errors in millimetres on a held-out batch.
+    """Return the accuracy and errors in millimetres on a held-out batch.
 
     The first of ``prompts`` instructions per frame was followed; ``reach`` [3] is metres per normalised unit.
     """

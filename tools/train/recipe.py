@@ -192,12 +192,12 @@ Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, FlowNetworkRecipe, LabelRe
 
 
 def as_json(recipe: DataRecipe | NetworkRecipe | FlowNetworkRecipe | LabelRecipe | FitRecipe) -> dict[str, Any]:
-    """The recipe as plain JSON values."""
+    """Return the recipe as plain JSON values."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(recipe).items()}
 
 
 def from_json(kind: type[Recipe], values: dict[str, Any]) -> Recipe:
-    """Inverse of :func:`as_json`.
+    """Return the inverse of :func:`as_json`.
 
     Raises:
         ConfigError: An entry is unknown or missing.

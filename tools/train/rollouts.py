@@ -62,7 +62,7 @@ class Meaning:
 
 
 def parse_options(checkpoint: Path, options: Sequence[str]) -> argparse.Namespace:
-    """Arguments of ``vla-ros demo`` with the OpenVLA policy and this checkpoint."""
+    """Return the arguments of ``vla-ros demo`` with the OpenVLA policy and this checkpoint."""
     parser = argparse.ArgumentParser()
     demo.add_arguments(parser)
     given = ("--policy", "openvla", "--checkpoint", str(checkpoint), "-p", f"policy.unnorm_key:={DATASET}")

@@ -68,13 +68,13 @@ class Shard:
     results: NDArray[np.int64]
 
     def frame(self, index: int) -> UInt8Array:
-        """Uint8 [H, W, 3], RGB."""
+        """Return uint8 [H, W, 3], RGB."""
         data = zlib.decompress(self.blob[self.offsets[index] : self.offsets[index + 1]].data)
         return np.frombuffer(data, np.uint8).reshape(*self.size, 3)
 
 
 def pack(frames: Sequence[UInt8Array]) -> tuple[UInt8Array, NDArray[np.int64]]:
-    """Frames as ``blob`` and ``offsets`` of a :class:`Shard`."""
+    """Return the frames as ``blob`` and ``offsets`` of a :class:`Shard`."""
     pieces = [zlib.compress(np.ascontiguousarray(frame).data, _LEVEL) for frame in frames]
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
     return np.frombuffer(b"".join(pieces), np.uint8), offsets
@@ -127,7 +127,7 @@ def read_labels(paths: Sequence[Path]) -> Labels:
 
 
 def unpack(shard: Shard, pool: ThreadPoolExecutor) -> UInt8Array:
-    """All frames of a shard, uint8 [N, H, W, 3]; zlib releases the GIL, so threads help."""
+    """Return all frames of a shard, uint8 [N, H, W, 3]; zlib releases the GIL, so threads help."""
     frames = np.empty((len(shard.labels), *shard.size, 3), np.uint8)
 
     def one(index: int) -> None:

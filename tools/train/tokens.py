@@ -83,7 +83,7 @@ def statistics_of(entry: dict[str, Any], key: str = DATASET) -> ActionStatistics
 
 
 def encode_actions(actions: FloatArray, statistics: ActionStatistics, bins: ActionBins) -> NDArray[np.int16]:
-    """Tokens of actions, int16 of the same shape; only the 255 tokens with a bin of their own.
+    """Return the tokens of actions, int16 of the same shape; only the 255 tokens with a bin of their own.
 
     OpenVLA's encoder has a 256th token, for the value 1, that decodes like its neighbour.
     """

@@ -15,7 +15,7 @@ _SHIFT = 7  # pixels from one frame to the next; more than what one pixel of the
 
 
 def make_messages(height: int, width: int, seed: int = 0, grain: int = 1) -> Callable[[int], bytes]:
-    """Maps an index to a ``sensor_msgs/Image`` message, made when it is asked for.
+    """Map an index to a ``sensor_msgs/Image`` message, made when it is asked for.
 
     One random frame, shifted from message to message, never zeros, which run faster than real data. The first
     ``height * width / 7`` messages differ. With a coarser ``grain`` in pixels, compressing takes as long as for a

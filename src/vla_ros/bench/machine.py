@@ -56,7 +56,7 @@ def floor_ms(machine: Machine, stages: Iterable[Stage]) -> float:
 
 
 def module_stage(module: torch.nn.Module, rows: int) -> Stage:
-    """The stage of a dense module."""
+    """Return the stage of a dense module."""
     count = sum(parameter.numel() for parameter in module.parameters())
     return count, count * next(module.parameters()).element_size(), rows
 

@@ -38,7 +38,7 @@ class Measurement:
     prompt: IntArray
 
     def image(self, message: bytes) -> RawImage:
-        """The decoded message with the engine's resize."""
+        """Return the decoded message with the engine's resize."""
         return RawImage(decode_image(message).image, processor=ResizeNaive(self.engine.options.image_size))
 
     def step(self, message: bytes, draft: DraftState) -> tuple[Answer, dict[str, float]]:

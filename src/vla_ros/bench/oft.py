@@ -105,7 +105,7 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table that ``vla-ros bench`` prints."""
+    """Return the table that ``vla-ros bench`` prints."""
     lines = [
         heading(result, f"{result['images']} images", f"sequence {result['sequence']}"),
         *stage_rows(result),

@@ -140,7 +140,7 @@ def _baselines(
 
 
 def _profile(path: Path, cuda: bool) -> AbstractContextManager[Any]:
-    """A profiler that writes a Chrome trace, which Perfetto reads."""
+    """Return a profiler that writes a Chrome trace, which Perfetto reads."""
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -148,7 +148,7 @@ def _profile(path: Path, cuda: bool) -> AbstractContextManager[Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table that ``vla-ros bench`` prints."""
+    """Return the table that ``vla-ros bench`` prints."""
     plain, drafted, accepted = result["stages_ms"], result["accepted_stages_ms"], result["accepted_ms"] or {}
     width, height = result["frame"]
     lines = [

@@ -64,7 +64,7 @@ def random_network(
 
 
 def make_processing(architecture: PiArchitecture, images: int) -> Processing:
-    """A robot with quantile statistics."""
+    """Return a robot with quantile statistics."""
     statistics = {"q01": [-1.0] * ACTION_SIZE, "q99": [1.0] * ACTION_SIZE}
     normalization = make_normalization("quantile", statistics, "bench")
     keys = tuple(f"image_{number}" for number in range(images))
@@ -93,7 +93,7 @@ class Measurement:
     size: tuple[int, int]
 
     def request(self, index: int, messages: Sequence[bytes], continuation: Continuation | None) -> FlowRequest:
-        """The engine's request for one observation."""
+        """Return the engine's request for one observation."""
         frames = []
         for message in messages:
             image_stamp(message)
@@ -101,7 +101,7 @@ class Measurement:
         return FlowRequest(frames, self.tokens, np.zeros(self.engine.model.action_dim), index, continuation)
 
     def messages(self, index: int) -> list[bytes]:
-        """The camera messages of one observation."""
+        """Return the camera messages of one observation."""
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
     def step(self, index: int, batch: int, continuation: Continuation | None) -> dict[str, float]:
@@ -126,7 +126,7 @@ class Measurement:
 
 
 def stages(network: PiNetwork, images: int, tokens: int, steps: int) -> list[Stage]:
-    """Stages of one chunk, for the lower bound."""
+    """Return the stages of one chunk, for the lower bound."""
     sizes, item = network.architecture, network.projector.weight.element_size()
     patches = images * sizes.vision.patches
 
@@ -232,7 +232,7 @@ def _baselines(
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table that ``vla-ros bench`` prints."""
+    """Return the table that ``vla-ros bench`` prints."""
     width, height = result["frame"]
     rows = [
         ("with RTC p50", result["rtc_ms"]["p50"]),

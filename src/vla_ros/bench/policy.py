@@ -95,7 +95,7 @@ def _at_moments(image: RawImage, moments: int) -> UInt8Array:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table that ``vla-ros bench --policy`` prints."""
+    """Return the table that ``vla-ros bench --policy`` prints."""
     horizon, dimension = result["chunk"]
     lines = [f"policy '{result['policy']}': {result['steps']} steps, {horizon} action(s) of {dimension} numbers"]
     lines += [row(name, value) for name, value in result["stages_ms"].items()]

@@ -12,7 +12,7 @@ def heading(result: dict[str, Any], *words: str) -> str:
 
 
 def row(name: str, *values: float | str | None) -> str:
-    """A line with up to two figures; "-" for one that is missing."""
+    """Return a line with up to two figures; "-" for one that is missing."""
     cells = ["-" if one is None else one if isinstance(one, str) else f"{one:.3f}" for one in values]
     return f"{name:<18}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, (10, 16), strict=False))
 
@@ -25,7 +25,7 @@ def stage_rows(result: dict[str, Any]) -> list[str]:
 
 
 def footing(result: dict[str, Any]) -> str:
-    """The machine's limits, memory and start."""
+    """Return the machine's limits, memory and start."""
     return (
         f"measured: copy {result['bandwidth_gb_per_s']:.0f} GB/s, product {result['tflops']:.2f} TFLOP/s; "
         f"memory {result['memory_gb']:.2f} GB; load {result['load_s']:.1f} s, "

@@ -54,7 +54,7 @@ class Setup:
         return str(self.dtype).removeprefix("torch.")
 
     def baseline_steps(self, arguments: argparse.Namespace, most: int) -> int:
-        """Steps of a baseline: as asked for, else up to ``most``; 0 with ``--no-baseline``."""
+        """Return the steps of a baseline: as asked for, else up to ``most``; 0 with ``--no-baseline``."""
         return 0 if arguments.no_baseline else min(arguments.baseline_steps or most, self.steps)
 
 
@@ -74,7 +74,7 @@ def start(arguments: argparse.Namespace) -> Setup:
 
 
 def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict[str, Any]) -> dict[str, Any]:
-    """Figures that every measurement has, in milliseconds and gigabytes, and those ``found`` besides.
+    """Return the figures that every measurement has, in milliseconds and gigabytes, and those ``found`` besides.
 
     Args:
         setup: What was measured on.

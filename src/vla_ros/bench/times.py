@@ -33,7 +33,7 @@ class Stopwatch:
 
 
 def collect(steps: Sequence[Mapping[str, float]]) -> Times:
-    """Times of steps, given the milliseconds of each step by stage."""
+    """Return the times of steps, given the milliseconds of each step by stage."""
     names = dict.fromkeys(["total", *(name for step in steps for name in step)])
     return {name: np.array([step[name] for step in steps if name in step]) for name in names}
 
@@ -46,15 +46,15 @@ def percentiles(milliseconds: FloatArray) -> dict[str, float] | None:
 
 
 def stage_medians(times: Times) -> dict[str, float]:
-    """Median of each stage, in order."""
+    """Return the median of each stage, in order."""
     return {name: float(np.median(each)) for name, each in times.items() if name != "total" and each.size}
 
 
 def median_of(times: Times, *stages: str) -> float:
-    """Median of the sum of some stages; missing stages count as zero."""
+    """Return the median of the sum of some stages; missing stages count as zero."""
     return float(np.median(np.sum([times[name] for name in stages if name in times], axis=0)))
 
 
 def between(times: Times) -> float:
-    """Median of a step's time outside its stages, which is the host's work."""
+    """Return the median of a step's time outside its stages, which is the host's work."""
     return float(np.median(2 * times["total"] - np.sum(list(times.values()), axis=0)))

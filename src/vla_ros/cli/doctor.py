@@ -167,7 +167,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _engine() -> Finding:
-    """Requirements of the engine beside the GPU; without it OpenVLA is several times slower."""
+    """Return the requirements of the engine beside the GPU; without it OpenVLA is several times slower."""
     triton = _version("triton")
     if triton is None:
         fix = "pip install triton, or a torch for CUDA, which includes it"

@@ -118,7 +118,7 @@ class View:
 
 
 def _level(level: Any) -> int:
-    """Value of a ``byte`` field, which is bytes of length one in rclpy."""
+    """Return the value of a ``byte`` field, which is bytes of length one in rclpy."""
     return int(level[0]) if isinstance(level, bytes) else int(level)
 
 

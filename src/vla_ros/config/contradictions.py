@@ -40,7 +40,7 @@ def _of_cameras(config: Config) -> Iterator[str]:
 
 
 def _name(config: Config, arm: ArmConfig, leaf: str) -> str:
-    """The arm's own option, or the one that all arms share."""
+    """Return the arm's own option, or the one that all arms share."""
     own = f"{arm.name}.{leaf}"
     return own if own in config.own else OF_AN_ARM[leaf]
 

@@ -15,7 +15,7 @@ from vla_ros.errors import ConfigError, did_you_mean
 
 
 def config_file(name: str) -> Path:
-    """The parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
+    """Return the parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
 
     The package's files are in the source tree, or where pip or colcon installed them; their paths from there
     (``config/robots/ur5e.yaml``) are understood everywhere.
@@ -116,7 +116,7 @@ def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
 
 
 def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
-    """The sections of a file for this node; another robot's limits must not apply to this one."""
+    """Return the sections of a file for this node; another robot's limits must not apply to this one."""
     full = node_name.strip("/")
     own = full.split("/")[-1]
     namesakes = [key for key in keys if key.strip("/") != own and key.strip("/").endswith(f"/{own}")]
@@ -131,7 +131,7 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
 
 
 def _where(error: Exception) -> str:
-    """A parser's message in one line instead of the library's five."""
+    """Return a parser's message in one line instead of the library's five."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return str(error)

@@ -79,7 +79,7 @@ def _number(value: float | None) -> str:
 
 
 def entries(config: Config | None = None) -> Mapping[str, Entry]:
-    """Every leaf of the tree by flat name, in the order of declaration.
+    """Return every leaf of the tree by flat name, in the order of declaration.
 
     ``config`` determines the policy's options and the arms; None takes the default tree.
     """
@@ -124,7 +124,7 @@ def _value(config: Config, name: str) -> Any:
 
 
 def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True) -> Config:
-    """A checked tree of ``base`` (None: the defaults) and ``values`` (flat names), which win.
+    """Return a checked tree of ``base`` (None: the defaults) and ``values`` (flat names), which win.
 
     If ``values`` name a preset, it comes in between. Options that are not ``complete`` may contradict each other.
 
@@ -196,12 +196,12 @@ def _with_arms(base: Config, values: Mapping[str, Any]) -> tuple[Config, list[st
 
 
 def is_ros_own(name: str) -> bool:
-    """True for parameters of every ROS node (:data:`ROS_OWN`), which are not options of the tree."""
+    """Return True for parameters of every ROS node (:data:`ROS_OWN`), which are not options of the tree."""
     return name.startswith(ROS_OWN)
 
 
 def unknown(name: str, config: Config) -> str:
-    """Explains why a name is refused, and what was probably meant."""
+    """Explain why a name is refused, and what was probably meant."""
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
@@ -268,7 +268,7 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Parses ``name:=value`` as in ROS's ``-p``; the value is YAML.
+    """Parse ``name:=value`` as in ROS's ``-p``; the value is YAML.
 
     Raises:
         ConfigError: ``:=`` is missing or the value is not YAML.
@@ -288,7 +288,7 @@ def load(
     node_name: str = "vla_policy",
     base: Config | None = None,
 ) -> Config:
-    """The tree from parameter files and then ``name:=value`` overrides; later ones win.
+    """Return the tree from parameter files and then ``name:=value`` overrides; later ones win.
 
     If one of them selects another policy, the options of the previous policy are dropped.
 
@@ -307,14 +307,14 @@ def load(
 
 
 def _is_own(name: str, policy: str) -> bool:
-    """True for an option of the policy itself, False for one that all policies have."""
+    """Return True for an option of the policy itself, False for one that all policies have."""
     section, _, leaf = name.partition(".")
     own = {field.name for field in dataclasses.fields(options_class(policy))}
     return section == "policy" and leaf in own - {field.name for field in dataclasses.fields(PolicyConfig)}
 
 
 def to_yaml(config: Config, *, comments: bool = True) -> str:
-    """The tree as a ROS parameter file, each line preceded by its description, unit and range."""
+    """Return the tree as a ROS parameter file, each line preceded by its description, unit and range."""
     lines = ["/**:", "  ros__parameters:"]
     section, known = "", entries(config)
     for name, value in flatten(config).items():

@@ -24,12 +24,12 @@ class Option:
 
 
 def option(default: Any, description: str, **known: Any) -> Any:
-    """A dataclass field with an :class:`Option` (``known`` are its fields); lists are given as tuples."""
+    """Return a dataclass field with an :class:`Option` (``known`` are its fields); lists are given as tuples."""
     return field(default=default, metadata={_KEY: Option(description, **known)})
 
 
 def option_of(metadata: Any) -> Option:
-    """The :class:`Option` behind a dataclass field's ``metadata``."""
+    """Return the :class:`Option` behind a dataclass field's ``metadata``."""
     found = metadata[_KEY]
     assert isinstance(found, Option)
     return found

@@ -20,7 +20,7 @@ GROUP = "vla_ros.policies"
 
 
 def available() -> tuple[str, ...]:
-    """Names of the installed policies, sorted."""
+    """Return the names of the installed policies, sorted."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
@@ -38,7 +38,7 @@ def make(name: str, config: Any) -> Any:
 
 @cache
 def options_class(name: str) -> type[PolicyConfig]:
-    """The dataclass of a policy's options.
+    """Return the dataclass of a policy's options.
 
     Raises:
         ConfigError: No such policy is installed, or its ``Options`` do not extend :class:`PolicyConfig`.

@@ -12,7 +12,7 @@ from vla_ros.config.loading import load, to_yaml
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--config FILE`` and ``-p name:=value``, common to all commands with options."""
+    """Add ``--config FILE`` and ``-p name:=value``, common to all commands with options."""
     parser.add_argument(
         "--config",
         type=config_file,

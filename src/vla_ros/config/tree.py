@@ -88,7 +88,7 @@ class Config:
         return tuple(map(self._arm, self.robot.arms or ("arm",)))
 
     def of_arm(self, name: str, leaf: str) -> Any:
-        """An option of an arm by a name of :data:`OF_AN_ARM`."""
+        """Return an option of an arm by a name of :data:`OF_AN_ARM`."""
         section, _, shared = OF_AN_ARM[leaf].partition(".")
         return self.own.get(f"{name}.{leaf}", getattr(getattr(self, section), shared))
 

@@ -42,7 +42,7 @@ class ActionWriter:
         return sum(size for size, _ in self._parts)
 
     def write(self, start: JointState, goal: JointState, seconds: float) -> FloatArray:
-        """The action, float64 [D].
+        """Return the action, float64 [D].
 
         NaN for parts whose joints are missing in ``goal`` (of relative parts, in ``start``), and for a gripper
         without finger joints (``robot.gripper_joint_names``).
@@ -86,7 +86,7 @@ def _writer(part: Part, arms: Mapping[str, Arm], control: ControlConfig) -> Writ
 
 
 def _gripper(arm: Arm) -> Write:
-    """Follows the convention of ``gripper.open_value`` and ``gripper.closed_value``."""
+    """Follow the convention of ``gripper.open_value`` and ``gripper.closed_value``."""
     gripper = arm.config.gripper
     opening = bind_state(
         StateFeature("action", (Part(arm.config.name, "gripper", "0..1"),)), {arm.config.name: arm}, {}

@@ -27,7 +27,7 @@ class Binding:
     rows: tuple[tuple[str, str, str, str], ...]
 
     def table(self) -> str:
-        """The binding as a table for people."""
+        """Return the binding as a table for people."""
         rows = (("feature", "what", "size", "from or to"), *self.rows)
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
@@ -37,7 +37,7 @@ class Binding:
 
 
 def make_arms(config: Config) -> dict[str, Arm]:
-    """The robot's arms by name, with kinematics for those that have a URDF.
+    """Return the robot's arms by name, with kinematics for those that have a URDF.
 
     Raises:
         ConfigError: A URDF, a joint or a frame does not exist.
@@ -91,7 +91,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
 
 
 def _check_joints(arms: Mapping[str, Arm]) -> None:
-    """Checks that no joint belongs to two arms on the same topic."""
+    """Check that no joint belongs to two arms on the same topic."""
     owners: dict[tuple[str, str], str] = {}
     for name, arm in arms.items():
         for joint in (*arm.joints, *arm.fingers):
@@ -154,7 +154,7 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
 
 
 def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
-    """Checks that the form of a part agrees with the options that state the same."""
+    """Check that the form of a part agrees with the options that state the same."""
     if part.quantity == "gripper" and part.range:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
         if said != part.range:

@@ -21,7 +21,7 @@ _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 
 
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
-    """Completes ``spec`` from the options where the checkpoint leaves it open.
+    """Complete ``spec`` from the options where the checkpoint leaves it open.
 
     The checkpoint's own statements win. Features that the policy does not take are ignored, so that one preset
     serves several policies of a robot.

@@ -14,12 +14,12 @@ _WRENCH = ("fx", "fy", "fz", "tx", "ty", "tz")
 
 
 def message_type(name: str) -> str:
-    """The full name of a message type of :data:`~vla_ros.config.sections.FEED_TYPES`."""
+    """Return the full name of a message type of :data:`~vla_ros.config.sections.FEED_TYPES`."""
     return f"{FEED_TYPES[name]}/msg/{name}"
 
 
 def feed_of(message: Any, now: int = 0) -> JointState:
-    """A message of any of the types, with a name for each number.
+    """Return a message of any of the types, with a name for each number.
 
     A ``JointState`` gives its positions, a ``PoseStamped`` position and quaternion x, y, z, w, a ``WrenchStamped``
     force and torque. Without a stamp it counts as measured ``now``, nanoseconds.

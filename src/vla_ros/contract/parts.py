@@ -94,7 +94,7 @@ class Part:
 
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """Parses the parts that ``text`` joins with ``+``.
+    """Parse the parts that ``text`` joins with ``+``.
 
     Args:
         text: ``PART + PART + ...``.

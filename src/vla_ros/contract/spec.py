@@ -95,7 +95,7 @@ class PolicySpec:
         return self.grippers[0] if len(self.grippers) == 1 else None
 
     def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:
-        """Every part of the action with its columns.
+        """Return every part of the action with its columns.
 
         Args:
             joints: Arm to number of joints. Other arms share the remaining numbers of D evenly.

@@ -50,7 +50,7 @@ class Measured:
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, arm: str) -> JointState | None:
-        """The joint state of an arm."""
+        """Return the joint state of an arm."""
         return self.arms.get(arm) if self.arms else self.joints
 
 
@@ -75,7 +75,7 @@ class StateReader:
     parts: tuple[PartReader, ...]
 
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
-        """The vector, float64 [N].
+        """Return the vector, float64 [N].
 
         Args:
             measured: The newest inputs.
@@ -111,7 +111,7 @@ class StateReader:
 
 
 def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
-    """Binds a state vector to the robot's topics and joints.
+    """Bind a state vector to the robot's topics and joints.
 
     Args:
         feature: What the policy needs.

@@ -187,7 +187,7 @@ class ArmController:
         dt: float,
         reference: JointState | None = None,
     ) -> Command:
-        """The command for one action. Call :meth:`executed` once it was sent.
+        """Return the command for one action. Call :meth:`executed` once it was sent.
 
         Args:
             action: Float64 [D], un-normalised, finite; all arms' numbers.
@@ -229,7 +229,7 @@ class ArmController:
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
     def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
-        """The command between two actions: straight towards the last one's target, or to rest.
+        """Return the command between two actions: straight towards the last one's target, or to rest.
 
         Args:
             joints: Newest joint state.
@@ -269,7 +269,7 @@ class ArmController:
     def _command(
         self, positions: FloatArray, origin: FloatArray, fingers: list[float], stamp: int, dt: float
     ) -> Command:
-        """The command from ``origin`` to ``positions`` [N] in ``dt`` seconds, in the driver's form."""
+        """Return the command from ``origin`` to ``positions`` [N] in ``dt`` seconds, in the driver's form."""
         velocity = (positions - origin) / dt
         command = Command(
             arm=self.name,
@@ -343,7 +343,7 @@ class ArmController:
         )
 
     def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
-        """Names and positions of the fingers in a hold; without those neither commanded nor measured.
+        """Return the names and positions of the fingers in a hold; without those neither commanded nor measured.
 
         Raises:
             Refused: A joint that the driver requires would be missing.
@@ -365,7 +365,7 @@ class ArmController:
         return tuple(known), list(known.values())
 
     def _shortest(self, distance: FloatArray) -> float:
-        """Seconds that a motion of ``distance`` [N] takes at the velocity limits."""
+        """Return the seconds that a motion of ``distance`` [N] takes at the velocity limits."""
         seconds = [d / v for d, v in zip(distance.tolist(), self._limits.velocity.tolist(), strict=True) if v > 0]
         return max(seconds, default=0.0)
 
@@ -378,7 +378,7 @@ class ArmController:
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
     def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Target joint positions [N] of the motion's numbers, counted from ``start`` [N]."""
+        """Return the target joint positions [N] of the motion's numbers, counted from ``start`` [N]."""
         if isinstance(self._motion, JointMotion):
             return self._motion.target(numbers, start, dt)
         assert self._kinematics is not None
@@ -432,7 +432,7 @@ class ArmController:
         return positions, violations
 
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
-        """A twist for a servo that does the kinematics itself; only the step limits apply."""
+        """Return a twist for a servo that does the kinematics itself; only the step limits apply."""
         assert isinstance(self._motion, TipMotion)
         step, violations = limit_pose(
             self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
@@ -450,7 +450,7 @@ class ArmController:
         )
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
-        """Positions of the finger joints, which are all equal."""
+        """Return the positions of the finger joints, which are all equal."""
         if not self._finger_names or self._gripper_column is None:
             return []
         measured = position_of(joints, self._finger_names[0])

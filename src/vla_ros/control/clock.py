@@ -40,19 +40,19 @@ class Clock:
         self._ros_ns = ros
 
     def now(self) -> Now:
-        """The current time on both clocks."""
+        """Return the current time on both clocks."""
         return Now(time.monotonic_ns(), self._ros_ns())
 
     def steady(self) -> float:
-        """Seconds of the steady clock."""
+        """Return the seconds of the steady clock."""
         return time.monotonic()
 
     def ros(self) -> int:
-        """Nanoseconds of the ROS clock."""
+        """Return the nanoseconds of the ROS clock."""
         return self._ros_ns()
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Waits until ``ready()`` is True, for at most ``timeout`` seconds.
+        """Wait until ``ready()`` is True, for at most ``timeout`` seconds.
 
         The caller holds ``changed``, which is notified when ``ready()`` may have changed.
 
@@ -67,7 +67,7 @@ class Clock:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Marks work that takes time, by which a simulated clock advances."""
+        """Mark work that takes time, by which a simulated clock advances."""
         yield
 
 
@@ -95,11 +95,11 @@ class SimulatedClock(Clock):
         self._job_seconds: float | None = None  # that the job under way has slept
 
     def now(self) -> Now:
-        """The current simulated time."""
+        """Return the current simulated time."""
         return Now(self._now - self._begin, self._now)
 
     def steady(self) -> float:
-        """Simulated seconds since the beginning."""
+        """Return the simulated seconds since the beginning."""
         return (self._now - self._begin) / 1e9
 
     @property
@@ -129,13 +129,13 @@ class SimulatedClock(Clock):
         self._advance(self._now + math.ceil(seconds * 1e9), lambda: False)
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Advances until ``ready()`` is True, by at most ``timeout`` seconds."""
+        """Advance until ``ready()`` is True, by at most ``timeout`` seconds."""
         self._advance(self._now + math.ceil(timeout * 1e9), ready)
         return ready()
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Advances by the real time that it took, times ``speed``."""
+        """Advance by the real time that it took, times ``speed``."""
         began = time.perf_counter()
         try:
             yield

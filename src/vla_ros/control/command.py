@@ -64,14 +64,14 @@ class Command:
         return not self.hold and (self.twist is not None or self.velocities is not None)
 
     def stopped(self) -> Command:
-        """The same with zero velocity."""
+        """Return the same with zero velocity."""
         twist = None if self.twist is None else (np.zeros(3), np.zeros(3))
         velocities = None if self.velocities is None else dict.fromkeys(self.velocities, 0.0)
         return replace(self, hold=True, twist=twist, velocities=velocities)
 
 
 def lifetime(config: Config) -> float:
-    """Seconds after which a velocity ends at the latest, unless another command follows."""
+    """Return the seconds after which a velocity ends at the latest, unless another command follows."""
     rate = config.control.rate_hz
     return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
 
@@ -96,7 +96,7 @@ def message_type(output: str) -> str:
 
 
 def to_message(command: Command, output: str, make: Callable[[str], Any], now: int | None = None) -> Any:
-    """The command as a ROS message; its header has the command's stamp.
+    """Return the command as a ROS message; its header has the command's stamp.
 
     A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller rejects one
     that ended in the past. Because the frame's stamp is in the past, the point's ``time_from_start`` is the frame's
@@ -169,7 +169,7 @@ def _vector(make: Callable[[str], Any], values: Sequence[float] | FloatArray) ->
 
 
 def _fill(cls: Any, **fields: Any) -> Any:
-    """A message. Arrays are lists for rclpy, whose setters refuse numpy's, and numpy arrays for rosbags."""
+    """Return a message. Arrays are lists for rclpy, whose setters refuse numpy's, and numpy arrays for rosbags."""
     if hasattr(cls, "get_fields_and_field_types"):
         fields = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in fields.items()}
     return cls(**fields)

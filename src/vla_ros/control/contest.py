@@ -27,19 +27,19 @@ _UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's wor
 
 
 def gid_of(gid: Iterable[int]) -> bytes:
-    """An endpoint's id without padding, from the bytes or numbers of either backend."""
+    """Return an endpoint's id without padding, from the bytes or numbers of either backend."""
     return bytes(gid)[:_GID_BYTES]
 
 
 def node_of(endpoint: Any) -> str:
-    """Full name of an endpoint's node, or ""."""
+    """Return the full name of an endpoint's node, or ""."""
     if endpoint.node_name in _UNNAMED:
         return ""
     return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
 
 
 def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
-    """Other publishers of a topic.
+    """Return the other publishers of a topic.
 
     Args:
         endpoints: ``get_publishers_info_by_topic`` of the topic.
@@ -56,13 +56,13 @@ def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) 
 
 
 def named(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
-    """Lists the nodes of :func:`others`, and ``more``, for people."""
+    """List the nodes of :func:`others`, and ``more``, for people."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
     return " and ".join(sorted(names.union(more)))
 
 
 def rivals(contest: Contest, topic: str, endpoints: Iterable[Any]) -> tuple[str, bool]:
-    """Describes two sources in a sentence, and says whether discovery knew the nodes of both.
+    """Describe two sources in a sentence, and say whether discovery knew the nodes of both.
 
     ``endpoints`` are ``get_publishers_info_by_topic`` of the topic.
     """

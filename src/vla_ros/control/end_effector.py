@@ -23,7 +23,7 @@ _HALVINGS = 6
 
 
 def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, list[Violation]]:
-    """The pose between ``start`` and ``wanted`` that respects step limits and workspace box."""
+    """Return the pose between ``start`` and ``wanted`` that respects step limits and workspace box."""
     violations = []
     position, rotation = wanted.position, wanted.rotation
     step, shortened = limit_length(position - start.position, limits.max_translation_step)
@@ -56,7 +56,7 @@ def shorten_for_tip(
     *,
     start: FloatArray | None = None,
 ) -> tuple[FloatArray, Violation | None]:
-    """Joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
+    """Return the joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
 
     Kinematics and joint limits bend the tip's path, and a policy in joint space knows of no tip: so this looks at
     where the tip would really be. ``stands`` is for how many times the step a velocity may last: the tip stays in
@@ -90,7 +90,7 @@ def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Vi
 
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """The factor by which a step from ``start`` to ``end`` exceeds its limits (at most 1: fine), and how."""
+    """Return the factor by which a step from ``start`` to ``end`` exceeds its limits (at most 1: fine), and how."""
     if end is start:  # kinematics remembers poses: nothing moves
         return 0.0, None
     worst, wrong = _out_of_box(start, end, limits)

@@ -50,7 +50,7 @@ class Gripper:
         self._target: float | None = None
 
     def opening(self, value: float) -> float:
-        """The opening in [0, 1] that ``value`` means; 1 is open.
+        """Return the opening in [0, 1] that ``value`` means; 1 is open.
 
         In binary mode 0 or 1: open above ``threshold + hysteresis``, closed at or below
         ``threshold - hysteresis``, and between them as before (by the threshold alone at first).
@@ -76,12 +76,12 @@ class Gripper:
         return 1.0 if self._open else 0.0
 
     def position(self, opening: float) -> float:
-        """Finger joint position in metres or radians for an opening in [0, 1]."""
+        """Return the finger joint position in metres or radians for an opening in [0, 1]."""
         config = self._config
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
-        """Finger position to send now, no further than ``max_speed * dt`` from the last one sent.
+        """Return the finger position to send now, no further than ``max_speed * dt`` from the last one sent.
 
         The last *sent* position counts, not the measured one: fingers that grip something never reach their
         target, and the distance is what presses them together. The first step counts from ``measured``, if known.

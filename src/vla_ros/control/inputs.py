@@ -63,7 +63,7 @@ class Inputs:
             self._changed.notify_all()
 
     def fresh_joints(self, timeout: float) -> Mapping[str, JointState]:
-        """Each arm's newest joint state, if it arrived within ``timeout`` seconds.
+        """Return each arm's newest joint state, if it arrived within ``timeout`` seconds.
 
         A command built on an older one must not be sent, even if a fresh one arrives and ends the hold before the
         command goes out: the arm may have moved meanwhile.

@@ -75,7 +75,7 @@ class JointStates:
             self._known.clear()
 
     def contest(self, steady: int) -> Contest | None:
-        """Two publishers that alternate on one needed joint, at a time of the steady clock."""
+        """Return two publishers that alternate on one needed joint, at a time of the steady clock."""
         return self._sources.contest(steady)
 
     def add(
@@ -147,10 +147,10 @@ def together(states: Iterable[JointState]) -> JointState | None:
 
 
 def _padded(values: FloatArray, state: JointState) -> list[float]:
-    """Velocities or efforts of all joints; NaN where the publisher gives none."""
+    """Return the velocities or efforts of all joints; NaN where the publisher gives none."""
     return values.tolist() if len(values) == len(state.names) else [math.nan] * len(state.names)
 
 
 def _unless_empty(values: list[float]) -> FloatArray:
-    """The values, or an empty array if no joint has one."""
+    """Return the values, or an empty array if no joint has one."""
     return np.zeros(0) if all(map(math.isnan, values)) else np.array(values)

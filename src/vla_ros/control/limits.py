@@ -53,7 +53,7 @@ class JointLimits:
     def from_config(
         cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
     ) -> JointLimits:
-        """The URDF's limits, tightened by the options.
+        """Return the URDF's limits, tightened by the options.
 
         Raises:
             ConfigError: The margin leaves no range for a joint.
@@ -71,7 +71,7 @@ class JointLimits:
 
 
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
-    """Shortens ``vector`` to ``limit`` without overflow; also returns True if it was longer."""
+    """Shorten ``vector`` to ``limit`` without overflow; also returns True if it was longer."""
     values = vector.tolist()
     if math.hypot(*values) <= limit * _SLACK:
         return vector, False
@@ -85,7 +85,7 @@ def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
 def limit_box(
     target: FloatArray, current: FloatArray, low: tuple[float, ...], high: tuple[float, ...]
 ) -> tuple[FloatArray, bool]:
-    """Moves ``target`` [3] into the box; also returns True if it was outside.
+    """Move ``target`` [3] into the box; also returns True if it was outside.
 
     A tip that is already outside (an arm switched on there) may return or stay, but never move further out: the box
     is extended to ``current``.
@@ -103,7 +103,7 @@ def limit_joints(
     dt: float,
     limits: JointLimits,
 ) -> tuple[FloatArray, list[Violation]]:
-    """Joint positions [N] that may be sent, on the way to ``target``.
+    """Return the joint positions [N] that may be sent, on the way to ``target``.
 
     The result is within ``velocity * dt`` of ``origin``, within ``step`` of ``measured``, and within the position
     limits; where ``measured`` is outside those (a stop that gives, an encoder's offset), it goes back as far as
@@ -161,7 +161,7 @@ def _clip(value: float, low: float, high: float) -> float:
 
 
 def _share(step: Sequence[float], down: Sequence[float], up: Sequence[float]) -> float:
-    """Largest share in [0, 1] of ``step`` that stays between ``down`` (<= 0) and ``up`` (>= 0)."""
+    """Return the largest share in [0, 1] of ``step`` that stays between ``down`` (<= 0) and ``up`` (>= 0)."""
     least = min(
         ((u if s > 0 else d) / s for s, d, u in zip(step, down, up, strict=True) if abs(s) > 1e-12), default=1.0
     )
@@ -175,7 +175,7 @@ def _note(
     wanted: Sequence[float],
     allowed: Sequence[float],
 ) -> None:
-    """Adds a violation if ``allowed`` differs from ``wanted``, for the joint that differs most."""
+    """Add a violation if ``allowed`` differs from ``wanted``, for the joint that differs most."""
     difference = [abs(w - a) for w, a in zip(wanted, allowed, strict=True)]
     largest = max(difference, default=0.0)
     if largest > _SAME:

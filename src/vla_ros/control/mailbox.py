@@ -28,14 +28,14 @@ class Mailbox(Generic[T]):
         return self._item is not None
 
     def put(self, item: T) -> T | None:
-        """Stores ``item`` without waiting; returns the untaken item that it replaced, or None."""
+        """Store ``item`` without waiting; return the untaken item that it replaced, or None."""
         with self._changed:
             replaced, self._item = self._item, item
             self._changed.notify()
             return replaced
 
     def take(self, timeout: float = 0.0) -> T | None:
-        """Removes and returns the item, waiting for at most ``timeout`` seconds; None after that."""
+        """Remove and return the item, waiting for at most ``timeout`` seconds; None after that."""
         with self._changed:
             self._clock.wait_for(self._changed, lambda: self._item is not None, timeout)
             item, self._item = self._item, None

@@ -22,7 +22,7 @@ class MeasuredArm:
         self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
 
     def positions(self, joints: JointState | None) -> FloatArray:
-        """Positions of the arm [N].
+        """Return the positions of the arm [N].
 
         Raises:
             Refused: There is no joint state, a joint is missing, or a number is not finite.
@@ -48,7 +48,7 @@ class MeasuredArm:
         return positions
 
     def check(self, positions: FloatArray) -> None:
-        """Refuses to move an arm that is measured outside the limits of its URDF.
+        """Refuse to move an arm that is measured outside the limits of its URDF.
 
         Raises:
             Refused: ``joint_state_invalid``: URDF and robot do not match, or an encoder is wrong.
@@ -67,7 +67,7 @@ class MeasuredArm:
 
 
 def position_of(joints: JointState | None, name: str) -> float | None:
-    """A joint's measured position, or None if it is not measured or not a number."""
+    """Return a joint's measured position, or None if it is not measured or not a number."""
     if joints is None or name not in joints.names:
         return None
     index = joints.names.index(name)

@@ -36,7 +36,7 @@ class JointMotion:
     offset: FloatArray
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Target joint positions [N] of ``numbers`` [N], ``dt`` seconds after ``start`` [N]."""
+        """Return the target joint positions [N] of ``numbers`` [N], ``dt`` seconds after ``start`` [N]."""
         wanted: FloatArray = self.offset + self.scale * numbers
         if self.quantity == "joint_position":
             return wanted
@@ -56,7 +56,7 @@ class TipMotion:
     form: str
 
     def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
-        """Target pose of ``numbers`` [3 + rotation], counted from ``start``.
+        """Return the target pose of ``numbers`` [3 + rotation], counted from ``start``.
 
         Raises:
             Refused: ``action_invalid``: the rotation has no direction.

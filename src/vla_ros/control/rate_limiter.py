@@ -39,7 +39,7 @@ class RateLimiter:
 
     @classmethod
     def from_config(cls, config: Config) -> RateLimiter:
-        """The rate limiter that the options describe."""
+        """Return the rate limiter that the options describe."""
         return cls(config.control.rate_hz, velocities=any(arm.output in VELOCITY_OUTPUTS for arm in config.arms))
 
     def configure(self, rate_hz: float) -> None:
@@ -57,7 +57,7 @@ class RateLimiter:
         return max(self._begun + _SHORTEST * self._period, self._earned - self._period)
 
     def patience(self, now: float, arrived: float, following: float) -> float:
-        """Seconds to wait for a newer frame than the waiting one, or 0.
+        """Return the seconds to wait for a newer frame than the waiting one, or 0.
 
         Args:
             now: The present.
@@ -85,7 +85,7 @@ class RateLimiter:
         return min(max(self._planned + self.period - now, _SHORTEST * self.period), self.period)
 
     def step_time(self, now: float) -> float:
-        """Duration of the command for a frame taken at ``now``, in seconds.
+        """Return the duration of the command for a frame taken at ``now``, in seconds.
 
         Shorter than a period where the step follows the last one sooner, so that velocity limits bound the
         distance of each step while time is made up. For velocity commands it is always a whole period: divided by

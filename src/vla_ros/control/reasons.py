@@ -30,7 +30,7 @@ class Reason(str, Enum):
     description: str
 
     def __new__(cls, value: str, level: Level, description: str) -> Reason:
-        """A text with two attributes."""
+        """Return a text with two attributes."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.level = level

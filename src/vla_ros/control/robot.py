@@ -26,7 +26,7 @@ ArmJoints = JointState | Mapping[str, JointState] | None
 
 
 def make_kinematics(config: Config) -> dict[str, Kinematics]:
-    """Kinematics by arm, for arms with a URDF.
+    """Return the kinematics by arm, for arms with a URDF.
 
     Raises:
         ConfigError: A URDF, a joint or a frame does not exist.
@@ -115,7 +115,7 @@ class RobotController:
     def command(
         self, action: FloatArray, joints: ArmJoints, stamp: int, dt: float, reference: ArmJoints = None
     ) -> tuple[Command, ...]:
-        """The commands for one action, one for each arm. Call :meth:`executed` once they were sent.
+        """Return the commands for one action, one for each arm. Call :meth:`executed` once they were sent.
 
         Args:
             action: Float64 [D], un-normalised.
@@ -148,7 +148,7 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def _beside(self, arm: ArmController, made: Command | Refused, joints: ArmJoints) -> Command | Refused:
-        """The arm's command or, while others move, a hold at its last good joint state."""
+        """Return the arm's command or, while others move, a hold at its last good joint state."""
         if isinstance(made, Command):
             self._known[arm.name] = of_arm(joints, arm.name)
             return made
@@ -188,7 +188,7 @@ class RobotController:
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
     def _try(self, arm: ArmController, make: Callable[..., Made], *arguments: Any) -> Made | Refused:
-        """The result of ``make`` or its refusal, with the arm's name if there are several."""
+        """Return the result of ``make`` or its refusal, with the arm's name if there are several."""
         try:
             return make(*arguments)
         except Refused as refused:
@@ -196,5 +196,5 @@ class RobotController:
 
 
 def of_arm(joints: ArmJoints, arm: str) -> JointState | None:
-    """The joint state to read an arm's joints from, or None."""
+    """Return the joint state to read an arm's joints from, or None."""
     return joints.get(arm) if isinstance(joints, Mapping) else joints

@@ -262,7 +262,7 @@ class Safety:
         self._deliver()
 
     def explain(self) -> str:
-        """The state and what to do about it, in one line."""
+        """Return the state and what to do about it, in one line."""
         with self._lock:
             if self._stop is not None:
                 return f"stopped by {_say(self._stop, self._stop_detail)}; fix the cause, reset, then arm"

@@ -100,7 +100,7 @@ class ChunkSchedule:
         unblended: tuple[int, ...] = (),
         rotations: tuple[tuple[slice, str], ...] = (),
     ) -> ChunkSchedule:
-        """The schedule that the options and the policy describe."""
+        """Return the schedule that the options and the policy describe."""
         kind = choose(config.schedule, spec)
         return cls(
             spec.horizon,
@@ -152,7 +152,7 @@ class ChunkSchedule:
         return self.remaining == 0
 
     def rest(self) -> FloatArray:
-        """The plan's actions that are left, float64 [left, D], as the policy predicted them.
+        """Return the plan's actions that are left, float64 [left, D], as the policy predicted them.
 
         Limits, which may have changed what was sent, are not in them: a policy continues its own numbers, and what
         it answers passes the same limits.
@@ -179,7 +179,7 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def next(self, *, overrun: bool = False) -> Step | None:
-        """The step to execute now; the same one until :meth:`executed` is called.
+        """Return the step to execute now; the same one until :meth:`executed` is called.
 
         Args:
             overrun: Go on to the chunk's end where ``execute_steps`` are used up (the next chunk is on its way).
@@ -204,7 +204,7 @@ class ChunkSchedule:
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 
     def executed(self) -> None:
-        """Records that the step returned by :meth:`next` was sent to the arm.
+        """Record that the step returned by :meth:`next` was sent to the arm.
 
         Raises:
             RuntimeError: There was none.
@@ -222,7 +222,7 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def _linear(self, own: FloatArray) -> FloatArray:
-        """Blends from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""
+        """Blend from the previous action to ``own`` with shares 1/(n+1), 2/(n+1), ... of the new chunk."""
         share = (self._since_load + 1) / (self._blend_steps + 1)
         if share >= 1 or self._before_load is None:
             return own
@@ -238,7 +238,7 @@ class ChunkSchedule:
         return found
 
     def _ensemble(self, own: FloatArray) -> FloatArray:
-        """Mean of all predictions for the present step, oldest first [n, D], weighted exp(-m i)."""
+        """Return the mean of all predictions for the present step, oldest first [n, D], weighted exp(-m i)."""
         placed = (each.at(self._executed) for each in self._placed)
         predictions = [self._like(action, own) for action in placed if action is not None]
         weights = np.exp(-self._decay * np.arange(len(predictions)))
@@ -247,7 +247,7 @@ class ChunkSchedule:
 
 
 def choose(schedule: str, spec: PolicySpec) -> str:
-    """The kind of schedule that ``control.schedule`` means for this policy.
+    """Return the kind of schedule that ``control.schedule`` means for this policy.
 
     Single steps leave nothing to do meanwhile, so they are ``sync``. ``auto`` takes ``rtc`` where the policy can,
     and ``blend`` where it cannot.

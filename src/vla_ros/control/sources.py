@@ -64,7 +64,7 @@ class Sources:
         self._subjects: dict[str, _Subject] = {}
 
     def follows(self, subject: str, source: Source, steady: int, patience: float) -> bool:
-        """True if ``source`` is the one to follow for ``subject`` (a joint, a camera).
+        """Return True if ``source`` is the one to follow for ``subject`` (a joint, a camera).
 
         Another publisher is followed after ``patience`` seconds of silence. ``steady`` is in nanoseconds.
         """
@@ -80,7 +80,7 @@ class Sources:
             return True
 
     def contest(self, steady: int) -> Contest | None:
-        """Two sources of the same subject that currently alternate."""
+        """Return two sources of the same subject that currently alternate."""
         with self._lock:
             for known in self._subjects.values():
                 if known.contest is not None and steady - known.returned <= _MEMORY:
@@ -89,7 +89,7 @@ class Sources:
 
 
 def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
-    """Counts a source that sends again after another one did."""
+    """Count a source that sends again after another one did."""
     last, known.last = known.last, source
     known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
     if last is not None and last != source and source in known.heard:
@@ -114,7 +114,7 @@ class Continuity:
         self._tracks: dict[str, list[tuple[float, int]]] = {}
 
     def track(self, joint: str, position: float, at: int) -> int:
-        """The course of a joint that this position continues, 0 or 1.
+        """Return the course of a joint that this position continues, 0 or 1.
 
         Twice the velocity limit is allowed, plus jitter. NaN and infinity belong to the course that was updated
         last. ``at`` is in nanoseconds of a steady clock.

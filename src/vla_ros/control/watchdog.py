@@ -67,7 +67,7 @@ class _Joints:
 
 
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
-    """A checksum that differs for different images, from bytes spread evenly over the message's data.
+    """Return a checksum that differs for different images, from bytes spread evenly over the message's data.
 
     A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new (30 us).
     The stride is a multiple of neither 2 nor 3, so that all colour channels are sampled.
@@ -121,7 +121,7 @@ class Watchdog:
         return self._options.current.timeouts
 
     def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
-        """Checks a frame with the stamp of its header; 0 if the driver sets none.
+        """Check a frame with the stamp of its header; 0 if the driver sets none.
 
         ``digest`` is the :func:`digest` of its pixels, if frozen images are to be detected.
 
@@ -154,7 +154,7 @@ class Watchdog:
             return None
 
     def images(self, now: Now, *, readable: bool) -> None:
-        """Records whether the frames of a step could be decoded.
+        """Record whether the frames of a step could be decoded.
 
         A camera that never delivers readable frames counts as stale.
         """
@@ -195,7 +195,7 @@ class Watchdog:
             return True
 
     def inference_began(self, now: Now) -> None:
-        """Records that the policy was asked."""
+        """Record that the policy was asked."""
         with self._lock:
             self._inferring_since = now.steady
 
@@ -218,12 +218,12 @@ class Watchdog:
                 self._driver_seen = now.steady
 
     def heartbeat(self, now: Now) -> None:
-        """Records a heartbeat."""
+        """Record a heartbeat."""
         with self._lock:
             self._heartbeat_seen = now.steady
 
     def active(self, now: Now) -> Mapping[Reason, str]:
-        """All active reasons, with what was found."""
+        """Return all active reasons, with what was found."""
         with self._lock:
             self._check_clock(now)
             found: dict[Reason, str] = {}
@@ -287,7 +287,7 @@ class Watchdog:
         return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
 
     def _check_clock(self, now: Now) -> None:
-        """Detects a jump of the ROS clock; until every input was received again, nothing from before it counts."""
+        """Detect a jump of the ROS clock; until every input was received again, nothing from before it counts."""
         last = self._last
         if last is not None and now.steady < last.steady:  # another thread read the clock earlier
             return
@@ -315,7 +315,7 @@ class Watchdog:
 
 
 def _silent(seen: int | None, timeout: float, now: Now) -> bool:
-    """True if nothing arrived for ``timeout`` seconds (or ever)."""
+    """Return True if nothing arrived for ``timeout`` seconds (or ever)."""
     return seen is None or now.steady - seen > timeout * _SECOND
 
 

@@ -165,7 +165,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
 def _add(
     resampler: Resampler, writer: DatasetWriter, schema: Schema, name: str, advance: Callable[[float], None]
 ) -> int:
-    """Writes the missing episodes of a bag; returns the number of its frames."""
+    """Write the missing episodes of a bag; return the number of its frames."""
     frames, step = 0, 1 / max(1, len(schema.videos))
 
     def counted(images: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
@@ -190,7 +190,7 @@ def _add(
 
 @contextmanager
 def _progress(name: str, ticks: int) -> Iterator[Callable[[float], None]]:
-    """Shows a bar on a terminal, nothing in a log file; what it yields takes the ticks that were written."""
+    """Show a bar on a terminal, nothing in a log file; what it yields takes the ticks that were written."""
     from rich.console import Console
     from rich.progress import Progress
 

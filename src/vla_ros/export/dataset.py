@@ -93,7 +93,7 @@ class DatasetWriter:
         begun.write_text(ours, encoding="utf-8")
 
     def has(self, name: str) -> bool:
-        """True if an episode of this name is finished, possibly in an earlier run."""
+        """Return True if an episode of this name is finished, possibly in an earlier run."""
         return (self._partial / name / "episode.json").exists()
 
     def add(
@@ -103,7 +103,7 @@ class DatasetWriter:
         vectors: Mapping[str, FloatArray],
         images: Mapping[str, Iterable[UInt8Array]],
     ) -> None:
-        """Writes one episode of T frames.
+        """Write one episode of T frames.
 
         Args:
             name: Unique; episodes are sorted by name.
@@ -131,7 +131,7 @@ class DatasetWriter:
         folder.rename(self._partial / name)
 
     def finish(self) -> int:
-        """Assembles the episodes under the output's name and returns their number.
+        """Assemble the episodes under the output's name and return their number.
 
         Raises:
             ExportError: There are no episodes.
@@ -215,7 +215,7 @@ class _Assembly:
         (self._root / "meta/info.json").write_text(json.dumps(self._info(), indent=4), encoding="utf-8")
 
     def _counters(self, index: int) -> dict[str, Any]:
-        """The columns that count frames [T]."""
+        """Return the columns that count frames [T]."""
         frames = np.arange(self._lengths[index])
         task = self._tasks.index(self._episodes[index]["task"])
         return {
@@ -239,7 +239,7 @@ class _Assembly:
         return files
 
     def _place(self, prefix: str, number: int, members: list[int], pattern: str, **names: str) -> Path:
-        """Path of the file with this number, which is noted in its episodes."""
+        """Return the path of the file with this number, which is noted in its episodes."""
         place = {"chunk_index": number // _FILES_PER_CHUNK, "file_index": number % _FILES_PER_CHUNK}
         for index in members:
             self._rows[index] |= {f"{prefix}/{name}": value for name, value in place.items()}
@@ -278,7 +278,7 @@ class _Assembly:
                 }
 
     def _write_tasks(self) -> None:
-        """Writes the tasks with their text as the index of a data frame, by which the library looks them up."""
+        """Write the tasks with their text as the index of a data frame, by which the library looks them up."""
         table = pa.table({"task_index": list(range(len(self._tasks))), "task": self._tasks})
         column = {"metadata": None, "numpy_type": "int64", "pandas_type": "int64"}
         text = {"metadata": None, "numpy_type": "object", "pandas_type": "unicode"}

@@ -114,7 +114,7 @@ class Resampler:
         return {key: (shape[0], shape[1]) for key, shape in shapes.items()}
 
     def images(self, camera: int, rows: IntArray) -> Iterator[UInt8Array]:
-        """The images of one camera, as :attr:`Episode.frames` numbers them."""
+        """Return the images of one camera, as :attr:`Episode.frames` numbers them."""
         return self._recorded.images(camera, rows)
 
     def episodes(self, rate: int) -> Iterator[Episode]:
@@ -136,7 +136,7 @@ class Resampler:
                 yield Episode(task, state, action, tuple(one[run] for one in frames))
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
-        """Ticks from ``begin`` to ``end``, and when the one after the last would come."""
+        """Return the ticks from ``begin`` to ``end``, and when the one after the last would come."""
         if self._options.clock != "frames":
             return begin + np.arange((end - begin) // period + 2) * period
         times = self._recorded.times[0]
@@ -156,13 +156,13 @@ class Resampler:
         return [(max(a, c), min(b, d)) for a, b in whole for c, d in marked if max(a, c) < min(b, d)]
 
     def _newest_images(self, times: IntArray, ticks: IntArray) -> IntArray:
-        """Row of the newest image at each tick, -1 if it is older than ``timeouts.camera``."""
+        """Return the row of the newest image at each tick, -1 if it is older than ``timeouts.camera``."""
         rows = np.searchsorted(times, ticks, side="right") - 1
         age = ticks - times[np.maximum(rows, 0)]
         return np.where((rows >= 0) & (age <= self._config.timeouts.camera * 1e9), rows, -1)
 
     def _row(self, tick: int, following: int, seconds: float) -> tuple[FloatArray, FloatArray] | None:
-        """State and action at a tick; None if something is missing, which is counted in the notes."""
+        """Return the state and action at a tick; None if something is missing, which is counted in the notes."""
         recorded = self._recorded
         now = recorded.joints.newest(tick)
         if now is None or recorded.joints.age(tick) > self._config.timeouts.joint_state * 1e9:
@@ -187,12 +187,12 @@ class Resampler:
         return state, action
 
     def _goal(self, time: int) -> JointState | None:
-        """The commanded, or the measured, position at ``time``."""
+        """Return the commanded, or the measured, position at ``time``."""
         commands = self._options.goal == "commands"
         return self._recorded.commanded(time) if commands else self._recorded.joints.newest(time)
 
     def _task(self, begin: int) -> str:
-        """The instruction at an episode's start; the first one also applies before it was recorded."""
+        """Return the instruction at an episode's start; the first one also applies before it was recorded."""
         texts = self._recorded.instructions
         at = bisect.bisect_right(texts, begin, key=lambda item: item[0]) - 1
         recorded = texts[max(at, 0)][1] if texts else self._config.policy.instruction
@@ -205,7 +205,7 @@ class Resampler:
 
 
 def _everything(arms: Mapping[str, Arm]) -> tuple[Part, ...]:
-    """Joint positions of every arm, and the gripper of arms with fingers."""
+    """Return the joint positions of every arm, and the gripper of arms with fingers."""
     parts = []
     for name, arm in arms.items():
         parts.append(Part(name, "joint_position", "rad"))
@@ -215,7 +215,7 @@ def _everything(arms: Mapping[str, Arm]) -> tuple[Part, ...]:
 
 
 def _runs(usable: NDArray[np.bool_]) -> list[slice]:
-    """Slices in which every tick is usable."""
+    """Return the slices in which every tick is usable."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], usable, [False])).astype(int)))
     return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 

@@ -37,7 +37,7 @@ class Clock:
     stamps: IntArray  # int64 [F], of the same images
 
     def of(self, times: IntArray) -> IntArray:
-        """Converts times of the recorder [N]."""
+        """Convert times of the recorder [N]."""
         if not self.stamped:
             return times
         origin = self.received[0]
@@ -47,13 +47,13 @@ class Clock:
         return np.asarray(found, np.int64) + first
 
     def table(self, table: Table) -> Table:
-        """A table with the times that are used, ascending."""
+        """Return a table with the times that are used, ascending."""
         times = np.where(table.stamps > 0, table.stamps, self.of(table.times)) if self.stamped else table.times
         order = np.argsort(times, kind="stable")
         return replace(table, times=times[order], stamps=table.stamps[order], values=table.values[order])
 
     def feed(self, feed: Feed) -> Feed:
-        """All tables of a feed likewise."""
+        """Return all tables of a feed likewise."""
         return Feed(tuple(map(self.table, feed.tables)))
 
 
@@ -118,7 +118,7 @@ class Recorded:
             yield image
 
     def commanded(self, time: int) -> JointState | None:
-        """The commanded position of all joints at ``time``; None until every topic had a command.
+        """Return the commanded position of all joints at ``time``; None until every topic had a command.
 
         Raises:
             ExportError: No command was recorded.
@@ -133,7 +133,7 @@ class Recorded:
         return JointState(names, np.concatenate([one.positions for one in known]), known[0].stamp)
 
     def _read_commands(self) -> list[Feed]:
-        """Commands by topic; arm and fingers may have separate topics."""
+        """Return the commands by topic; arm and fingers may have separate topics."""
         found = []
         for arm in self._arms.values():
             topics = (arm.config.command, (*arm.joints, *arm.fingers)), (arm.config.gripper_topic, arm.fingers)
@@ -188,7 +188,7 @@ def _true(message: Any) -> bool:
 
 
 def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
-    """Assigns plain numbers to the joints they command: the arm's, followed by the fingers if there are more."""
+    """Assign plain numbers to the joints they command: the arm's, followed by the fingers if there are more."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):

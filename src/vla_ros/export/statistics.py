@@ -23,7 +23,7 @@ _THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are
 
 
 def of_vectors(values: NDArray[Any]) -> Statistics:
-    """Statistics of one episode's numbers [T, N], each [N].
+    """Return the statistics of one episode's numbers [T, N], each [N].
 
     Computed in the precision of the values, like LeRobot's: float32 loses a small deviation around a large mean,
     and other results would differ from what the library recomputes.
@@ -44,7 +44,7 @@ def _extent(rows: NDArray[Any]) -> Statistics:
 
 
 def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, float]:
-    """Quantiles of ``values`` [M], which occur ``counts`` [M] times."""
+    """Return the quantiles of ``values`` [M], which occur ``counts`` [M] times."""
     edges = np.linspace(values.min() - 1e-10, values.max() + 1e-10, _BINS + 1)
     histogram, _ = np.histogram(values, bins=edges, weights=counts)
     below = np.cumsum(histogram)
@@ -58,7 +58,7 @@ def _quantiles(values: NDArray[Any], counts: NDArray[Any] | None) -> dict[str, f
 
 
 def sampled(length: int) -> frozenset[int]:
-    """Indices of an episode's images that are sampled."""
+    """Return the indices of an episode's images that are sampled."""
     fewest, most = min(_SAMPLES[0], length), _SAMPLES[1]
     count = max(fewest, min(int(length**0.75), most))
     return frozenset(np.round(np.linspace(0, length - 1, count)).astype(int).tolist())
@@ -82,7 +82,7 @@ class ImageStatistics:
             self._counts[colour] += np.bincount(image[..., colour].ravel(), minlength=256)
 
     def result(self) -> Statistics:
-        """Statistics of what was added, each [3, 1, 1] and ``count`` [1]."""
+        """Return the statistics of what was added, each [3, 1, 1] and ``count`` [1]."""
         columns = [_of_levels(counts) for counts in self._counts]
         found: Statistics = {
             name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]
@@ -100,7 +100,7 @@ def _of_levels(counts: FloatArray) -> dict[str, float]:
 
 
 def over_episodes(episodes: Sequence[Statistics]) -> Statistics:
-    """Statistics of a data set from those of its episodes."""
+    """Return the statistics of a data set from those of its episodes."""
     stacked = {name: np.stack([one[name] for one in episodes]) for name in episodes[0]}
     count = stacked["count"].sum(axis=0)
     weights = stacked["count"].reshape(-1, *[1] * (stacked["mean"].ndim - 1)) / count

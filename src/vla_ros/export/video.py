@@ -21,12 +21,12 @@ _KEY_FRAMES = 2  # every second frame stands alone, so that training reads frame
 
 
 def pixel_format(height: int, width: int) -> str:
-    """Half colour resolution as usual, or full resolution if a side is odd."""
+    """Return the half colour resolution as usual, or full resolution if a side is odd."""
     return "yuv444p" if height % 2 or width % 2 else "yuv420p"
 
 
 def encode(path: Path, images: Iterable[UInt8Array], rate: int, codec: str, crf: int) -> int:
-    """Writes images, uint8 [H, W, 3] RGB of one size, as a video of ``rate`` per second; returns their number."""
+    """Write images, uint8 [H, W, 3] RGB of one size, as a video of ``rate`` per second; return their number."""
     encoder, options = CODECS[codec]
     count = 0
     with av.open(str(path), "w", format="mp4") as container:
@@ -48,7 +48,7 @@ def encode(path: Path, images: Iterable[UInt8Array], rate: int, codec: str, crf:
 
 
 def concatenate(parts: Sequence[Path], path: Path, lengths: Sequence[int], rate: int) -> None:
-    """Joins videos of one format without encoding them again.
+    """Join videos of one format without encoding them again.
 
     Args:
         parts: Written by :func:`encode`.

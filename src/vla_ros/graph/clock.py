@@ -21,7 +21,7 @@ class Clock:
         self._simulated: int | None = 0 if simulated else None
 
     def now(self) -> Time:
-        """Current time."""
+        """Return the current time."""
         return Time(time.time_ns() if self._simulated is None else self._simulated)
 
     @property

@@ -99,7 +99,7 @@ class DdsEnvironment:
 
 
 def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironment:
-    """Reads the variables of ROS and of Cyclone DDS.
+    """Read the variables of ROS and of Cyclone DDS.
 
     Read are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
     ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.

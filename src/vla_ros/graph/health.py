@@ -69,7 +69,7 @@ class TopicHealth:
         return self._present
 
     def check(self) -> tuple[Finding, ...]:
-        """Returns the problems that are new since the last check, for the log; :attr:`present` has all."""
+        """Return the problems that are new since the last check, for the log; :attr:`present` has all."""
         before = set(self._present)
         self._present = tuple(finding for item in self._watched for finding in self._look(item))
         return tuple(finding for finding in self._present if finding not in before)
@@ -101,7 +101,7 @@ class TopicHealth:
 
 
 def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
-    """Why a publisher's messages do not reach this node."""
+    """Return why a publisher's messages do not reach this node."""
     name = _full_name(publisher)
     if _is_other_type(item, publisher):
         return [
@@ -127,7 +127,7 @@ def _mismatch(item: Watched, publisher: Any) -> list[Finding]:
 
 
 def _unheard(item: Watched, listener: Any) -> list[Finding]:
-    """Why this node's messages do not reach a subscription."""
+    """Return why this node's messages do not reach a subscription."""
     begin = f"{_full_name(listener)} will get nothing on {item.topic}: "
     if _is_other_type(item, listener):
         return [
@@ -146,7 +146,7 @@ def _unheard(item: Watched, listener: Any) -> list[Finding]:
 
 
 def _full_name(endpoint: Any) -> str:
-    """Namespace and name of its node."""
+    """Return the namespace and name of its node."""
     return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
 
 
@@ -155,7 +155,7 @@ def _is_other_type(item: Watched, endpoint: Any) -> bool:
 
 
 def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
-    """A warning if the kernel's receive buffer is too small for one frame, else ``None``.
+    """Return a warning if the kernel's receive buffer is too small for one frame, else ``None``.
 
     Args:
         topic: Camera topic, for the text.

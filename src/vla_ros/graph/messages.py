@@ -170,7 +170,7 @@ class MessageTypes:
         self._store.fielddefs.update(definitions.fields())
 
     def message(self, name: str) -> type[Message]:
-        """Class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``).
+        """Return the class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``).
 
         Raises:
             VlaRosError: The distribution's definitions have no such type.
@@ -201,7 +201,7 @@ class MessageTypes:
         return cls
 
     def service(self, name: str) -> type[Any]:
-        """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``.
+        """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``.
 
         Raises:
             VlaRosError: It is not one of those that are known without ROS.
@@ -227,12 +227,12 @@ class MessageTypes:
         return _class_of_parts(self, name, parts)
 
     def type_hash(self, name: str) -> str:
-        """Hash of a type as REP-2011 and rosidl write it: ``RIHS01_`` and 64 hexadecimal digits."""
+        """Return the hash of a type as REP-2011 and rosidl write it: ``RIHS01_`` and 64 hexadecimal digits."""
         self.message(name)
         return self._store.hash_rihs01(name)
 
     def definition(self, name: str) -> list[tuple[str, Any]]:
-        """Fields of a type as rosbags describes them: name and (node type, argument)."""
+        """Return the fields of a type as rosbags describes them: name and (node type, argument)."""
         self.message(name)
         return list(self._store.fielddefs[name][1])
 
@@ -267,7 +267,7 @@ class MessageTypes:
             raise VlaRosError(f"{len(data)} bytes are not a {name}: {error}") from error
 
     def _field(self, description: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
-        """Converter of assigned values, and maker of the default, for one field."""
+        """Return the converter of assigned values, and maker of the default, for one field."""
         kind, argument = description
         if kind == Nodetype.NAME:
             cls = self.message(argument)
@@ -293,7 +293,7 @@ def _class_of_parts(types: MessageTypes, name: str, parts: tuple[str, ...]) -> t
 
 
 def ros_distro(environment: Mapping[str, str] | None = None) -> str:
-    """Distribution whose message definitions and discovery format apply: ``ROS_DISTRO``, else jazzy."""
+    """Return the distribution whose message definitions and discovery format apply: ``ROS_DISTRO``, else jazzy."""
     found = (os.environ if environment is None else environment).get("ROS_DISTRO", "").lower()
     if found == "rolling":
         return DISTROS[-1]
@@ -302,7 +302,7 @@ def ros_distro(environment: Mapping[str, str] | None = None) -> str:
 
 @functools.cache
 def message_types(distro: str | None = None) -> MessageTypes:
-    """The message types of a distribution (default: :func:`ros_distro`), made once per process."""
+    """Return the message types of a distribution (default: :func:`ros_distro`), made once per process."""
     if distro is None:
         return message_types(ros_distro())
     return MessageTypes(distro)

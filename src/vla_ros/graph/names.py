@@ -16,7 +16,7 @@ _NODE_KEYS = ("__node", "__name")
 
 
 def check_node_name(name: str) -> str:
-    """Checks a node name and returns it.
+    """Check a node name and return it.
 
     Raises:
         ConfigError: It is not a valid node name.
@@ -30,7 +30,7 @@ def check_node_name(name: str) -> str:
 
 
 def check_absolute(name: str, kind: str = "topic") -> str:
-    """Checks a fully qualified name and returns it.
+    """Check a fully qualified name and return it.
 
     Raises:
         ConfigError: It is not valid; the text says why.
@@ -54,7 +54,7 @@ def check_absolute(name: str, kind: str = "topic") -> str:
 
 
 def expand(name: str, node: str, namespace: str, kind: str = "topic") -> str:
-    """Fully qualified form of ``name``: ``~`` is the node, other names are relative to ``namespace``.
+    """Return the fully qualified form of ``name``: ``~`` is the node, other names are relative to ``namespace``.
 
     Raises:
         ConfigError: The result is not a valid name.
@@ -80,7 +80,7 @@ class Rule:
     kind: str | None = None
 
     def meets(self, node: str, kind: str) -> bool:
-        """Whether the rule is for this node and this kind of name (``topic`` or ``service``)."""
+        """Return whether the rule is for this node and this kind of name (``topic`` or ``service``)."""
         return self.node in (None, node) and self.kind in (None, kind)
 
 
@@ -95,18 +95,18 @@ class RosArguments:
     """Parameter files (``--params-file``), in the order given; not read here."""
 
     def node_name(self, name: str) -> str:
-        """Name of a node after ``-r __node:=``."""
+        """Return the name of a node after ``-r __node:=``."""
         return self._special(_NODE_KEYS, name) or name
 
     def namespace(self, namespace: str, name: str) -> str:
-        """Namespace of the node that was created as ``name``, after ``-r __ns:=``."""
+        """Return the namespace of the node that was created as ``name``, after ``-r __ns:=``."""
         return self._special(("__ns",), name) or namespace
 
     def _special(self, keys: Sequence[str], node: str) -> str:
         return next((rule.target for rule in self.rules if rule.source in keys and rule.node in (None, node)), "")
 
     def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
-        """Fully qualified name of a topic or service of a node, remapped by the first rule that matches.
+        """Return the fully qualified name of a topic or service of a node, remapped by the first rule that matches.
 
         Raises:
             ConfigError: The name is not valid before or after the remap.
@@ -120,7 +120,7 @@ class RosArguments:
         return full
 
     def flag(self, name: str) -> bool:
-        """Whether ``-p name:=true`` was given."""
+        """Return whether ``-p name:=true`` was given."""
         return self.parameters.get(name, "false").strip().lower() == "true"
 
 

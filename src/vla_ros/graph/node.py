@@ -58,22 +58,22 @@ class Node(Protocol):
     """A node on the ROS 2 graph: the subset that this package uses."""
 
     def get_name(self) -> str:
-        """Name without namespace."""
+        """Return the name without namespace."""
 
     def get_namespace(self) -> str:
         """Namespace, starting with ``/``."""
 
     def get_fully_qualified_name(self) -> str:
-        """Namespace and name."""
+        """Return the namespace and name."""
 
     def get_logger(self) -> Any:
-        """The node's :class:`Logger`."""
+        """Return the node's :class:`Logger`."""
 
     def get_clock(self) -> Any:
         """The ROS clock: system time, or ``/clock`` with ``use_sim_time``. Its ``now()`` has ``nanoseconds``."""
 
     def create_publisher(self, msg_type: Any, topic: str, qos_profile: Any) -> Any:
-        """A publisher; ``~`` and relative names are expanded, remaps applied.
+        """Create a publisher; ``~`` and relative names are expanded, remaps applied.
 
         Its ``publish`` takes a message, or its CDR bytes with the 4-byte header, and never waits for a subscriber.
         """
@@ -87,19 +87,19 @@ class Node(Protocol):
         """
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> Any:
-        """A :class:`Timer` that calls ``callback`` every ``timer_period_sec`` seconds."""
+        """Create a :class:`Timer` that calls ``callback`` every ``timer_period_sec`` seconds."""
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> Any:
         """Answer requests: ``callback(request, response)`` fills and returns the response."""
 
     def create_client(self, srv_type: Any, srv_name: str) -> Any:
-        """A client: ``service_is_ready()``; ``call_async(request)`` gives a future of the response."""
+        """Create a client: ``service_is_ready()``; ``call_async(request)`` gives a future of the response."""
 
     def count_publishers(self, topic_name: str) -> int:
-        """Number of publishers of a topic; the name is expanded but not remapped, as in rclpy."""
+        """Return the number of publishers of a topic; the name is expanded but not remapped, as in rclpy."""
 
     def count_subscribers(self, topic_name: str) -> int:
-        """Number of subscriptions of a topic; the name is expanded but not remapped, as in rclpy."""
+        """Return the number of subscriptions of a topic; the name is expanded but not remapped, as in rclpy."""
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[Any]:
         """Each publisher of a topic (``rclpy.topic_endpoint_info``); the name is expanded but not remapped."""
@@ -108,21 +108,21 @@ class Node(Protocol):
         """Each subscription of a topic (``rclpy.topic_endpoint_info``); the name is expanded but not remapped."""
 
     def get_node_names(self) -> list[str]:
-        """Name of every node on the graph."""
+        """Return the name of every node on the graph."""
 
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
-        """Name and namespace of every node on the graph."""
+        """Return the name and namespace of every node on the graph."""
 
     def get_service_names_and_types_by_node(
         self, node_name: str, node_namespace: str
     ) -> list[tuple[str, list[str]]]:
-        """Name and types of each service of a node. rclpy raises if there is no such node (any more)."""
+        """Return the name and types of each service of a node. rclpy raises if there is no such node (any more)."""
 
     def resolve_topic_name(self, topic: str) -> str:
-        """Fully qualified name of a topic, after remaps."""
+        """Return the fully qualified name of a topic, after remaps."""
 
     def resolve_service_name(self, service: str) -> str:
-        """Fully qualified name of a service, after remaps."""
+        """Return the fully qualified name of a service, after remaps."""
 
     def destroy_publisher(self, publisher: Any) -> Any:
         """Leave a topic."""
@@ -180,13 +180,13 @@ class Vocabulary(Protocol):
         """Class of ``pkg/msg/Type``. Constructor: keyword arguments, missing fields have their ROS defaults."""
 
     def service(self, type_name: str) -> Any:
-        """Class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
+        """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``."""
 
     def action(self, type_name: str) -> Any:
-        """Class of ``pkg/action/Type`` with ``Goal`` and ``Result``."""
+        """Return the class of ``pkg/action/Type`` with ``Goal`` and ``Result``."""
 
     def create_action_client(self, node: Node, action_type: Any, name: str) -> Any:
-        """A client of an action server, as ``rclpy.action.ActionClient``: the subset for goals and results.
+        """Create a client of an action server, as ``rclpy.action.ActionClient``: the subset for goals and results.
 
         ``server_is_ready()``; ``send_goal_async(goal)`` gives a future of a handle with ``accepted`` and
         ``get_result_async()``, whose future has ``status`` and ``result``; ``destroy()``. Futures end on the thread
@@ -209,17 +209,17 @@ class Vocabulary(Protocol):
         """
 
     def qos(self, name: str) -> Any:
-        """Profile by name.
+        """Return the profile by name.
 
         ``camera``, ``command``, ``instruction``, ``state`` (subscriptions), ``state_publisher``, ``diagnostics``
         or ``default``; :mod:`vla_ros.graph.qos` describes each.
         """
 
     def create_steady_timer(self, node: Node, period: float, callback: Callable[[], Any]) -> Timer:
-        """A timer of ``node`` on the steady clock: a watchdog must not stop with simulated time."""
+        """Create a timer of ``node`` on the steady clock: a watchdog must not stop with simulated time."""
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """A message of its CDR bytes."""
+        """Return a message of its CDR bytes."""
 
     def subscribe_raw(
         self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
@@ -242,7 +242,7 @@ class Graph(Vocabulary, Protocol):
         """One line for the log: middleware, domain, and how far discovery reaches."""
 
     def create_node(self, name: str, namespace: str | None = None) -> Node:
-        """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
+        """Create a node; ``--ros-args`` remaps of name and namespace win over the arguments."""
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true.

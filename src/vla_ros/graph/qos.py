@@ -68,7 +68,7 @@ PROFILES: dict[str, QoSProfile] = {
 
 
 def profile(name: str) -> QoSProfile:
-    """The profile called ``name``.
+    """Return the profile called ``name``.
 
     Raises:
         ValueError: No profile has that name; the text lists those there are.
@@ -80,7 +80,7 @@ def profile(name: str) -> QoSProfile:
 
 
 def incompatibilities(requested: Any, offered: Any) -> list[str]:
-    """Why a subscription (``requested``) does not match a publisher (``offered``); empty if it does.
+    """Return why a subscription (``requested``) does not match a publisher (``offered``); empty if it does.
 
     Takes profiles of either backend. The rules are those of DDS (request against offer): a reliable
     subscription needs a reliable publisher, a transient-local subscription a transient-local publisher.

@@ -49,19 +49,19 @@ class RclpyVocabulary:
         return "rclpy"
 
     def message(self, type_name: str) -> Any:
-        """Class of ``pkg/msg/Type``."""
+        """Return the class of ``pkg/msg/Type``."""
         return _interface(type_name, "msg")
 
     def service(self, type_name: str) -> Any:
-        """Class of ``pkg/srv/Type``."""
+        """Return the class of ``pkg/srv/Type``."""
         return _interface(type_name, "srv")
 
     def action(self, type_name: str) -> Any:
-        """Class of ``pkg/action/Type``."""
+        """Return the class of ``pkg/action/Type``."""
         return _interface(type_name, "action")
 
     def create_action_client(self, node: Any, action_type: Any, name: str) -> ActionClient:
-        """The client of rclpy itself."""
+        """Return the client of rclpy itself."""
         return ActionClient(node, action_type, name)
 
     def create_action_server(self, *args: Any) -> Any:
@@ -69,7 +69,7 @@ class RclpyVocabulary:
         return create_action_server(*args)
 
     def qos(self, name: str) -> QoSProfile:
-        """Profile by name."""
+        """Return the profile by name."""
         found = profile(name)
         return QoSProfile(
             reliability=ReliabilityPolicy[found.reliability.name],
@@ -79,11 +79,11 @@ class RclpyVocabulary:
         )
 
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
-        """A timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""
+        """Create a timer on the steady clock; rclpy's own default is the node's clock, which may be simulated."""
         return node.create_timer(period, callback, clock=RclpyClock(clock_type=ClockType.STEADY_TIME))
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """A message of its CDR bytes."""
+        """Return a message of its CDR bytes."""
         return deserialize_message(bytes(cdr), msg_type)
 
     def subscribe_raw(
@@ -120,7 +120,7 @@ class RclpyGraph(RclpyVocabulary, SpinningGraph):
         )
 
     def create_node(self, name: str, namespace: str | None = None) -> Any:
-        """An ``rclpy`` node; ``--ros-args`` remaps of name and namespace win over the arguments."""
+        """Create an ``rclpy`` node; ``--ros-args`` remaps of name and namespace win over the arguments."""
         self._check_open(name)
         try:
             with answered_by_roudi() if uses_iceoryx() else nullcontext():

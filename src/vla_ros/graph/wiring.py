@@ -27,13 +27,13 @@ class Wiring:
         self._undo: list[Callable[[], Any]] = []
 
     def publisher(self, type_name: str, topic: str, qos: str) -> Any:
-        """A publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
+        """Return a publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
         publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_publisher, publisher))
         return publisher
 
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
-        """A publisher, and the ``endpoint_gid`` by which discovery knows it.
+        """Return a publisher, and the ``endpoint_gid`` by which discovery knows it.
 
         rclpy does not expose it (and rmw_cyclonedds gives another number), so it is the one that discovery adds. A
         publisher that a node of the same name on another host creates at the same instant is mistaken for it.
@@ -84,13 +84,13 @@ class Wiring:
         self.undo(partial(self.node.destroy_service, service))
 
     def client(self, type_name: str, name: str) -> Any:
-        """A client of ``pkg/srv/Type`` (``service_is_ready()``, ``call_async(request)``)."""
+        """Return a client of ``pkg/srv/Type`` (``service_is_ready()``, ``call_async(request)``)."""
         client = self.node.create_client(self.graph.service(type_name), name)
         self.undo(partial(self.node.destroy_client, client))
         return client
 
     def action_client(self, type_name: str, name: str) -> Any:
-        """A client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
+        """Return a client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
         client = self.graph.create_action_client(self.node, self.graph.action(type_name), name)
         self.undo(client.destroy)
         return client

@@ -18,7 +18,7 @@ _SMALLEST = 1e-6  # length below which a vector has no direction
 
 
 def write_rotation(matrix: FloatArray, form: str) -> FloatArray:
-    """A rotation matrix [3, 3] as numbers [3, 4 or 6].
+    """Return a rotation matrix [3, 3] as numbers [3, 4 or 6].
 
     Raises:
         KeyError: No such form.
@@ -27,7 +27,7 @@ def write_rotation(matrix: FloatArray, form: str) -> FloatArray:
 
 
 def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
-    """The rotation matrix [3, 3] that ``numbers`` [3, 4 or 6] mean.
+    """Return the rotation matrix [3, 3] that ``numbers`` [3, 4 or 6] mean.
 
     Raises:
         KeyError: No such form.
@@ -37,7 +37,7 @@ def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
 
 
 def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
-    """The numbers nearest to ``to`` that mean the same rotation, so that the two can be averaged.
+    """Return the numbers nearest to ``to`` that mean the same rotation, so that the two can be averaged.
 
     A quaternion and its negative are one rotation, and so are angles that differ by whole turns.
     """
@@ -54,7 +54,7 @@ def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
 
 
 def _quaternion_xyzw(matrix: FloatArray) -> FloatArray:
-    """Starts from the largest component, which avoids divisions by small numbers (Shepperd 1978)."""
+    """Start from the largest component, which avoids divisions by small numbers (Shepperd 1978)."""
     m = matrix
     trace = m[0, 0] + m[1, 1] + m[2, 2]
     squares = np.array([m[0, 0], m[1, 1], m[2, 2], trace])
@@ -91,7 +91,7 @@ def _euler_xyz(matrix: FloatArray) -> FloatArray:
 
 
 def _orthonormal(numbers: FloatArray) -> FloatArray:
-    """Rows [3, 3] from the first two rows [6]."""
+    """Return the rows [3, 3] from the first two rows [6]."""
     first = _unit(numbers[:3])
     second = _unit(numbers[3:] - (first @ numbers[3:]) * first)
     return np.stack((first, second, np.cross(first, second)))

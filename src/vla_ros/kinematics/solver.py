@@ -127,7 +127,7 @@ class Kinematics:
         posture_gain: float = 0.1,
         iterations: int = 10,
     ) -> FloatArray:
-        """Joint positions [N] near ``q`` that bring the tip to ``target``, or as near as possible.
+        """Return the joint positions [N] near ``q`` that bring the tip to ``target``, or as near as possible.
 
         The result is always finite, within ``low`` and ``high`` (the start is clipped first), and at most
         ``iterations * 0.3`` away. If the target is already reached, ``q`` is returned unchanged.
@@ -193,7 +193,7 @@ class Kinematics:
         return error
 
     def _pose(self, q: FloatArray) -> Pose:
-        """The tip's pose; recent ones are cached, because one command needs the same few."""
+        """Return the tip's pose; recent ones are cached, because one command needs the same few."""
         key = q.tobytes()
         pose = self._poses.get(key)
         if pose is None:
@@ -213,7 +213,7 @@ class Kinematics:
         return result
 
     def _full(self, q: FloatArray) -> FloatArray:
-        """Converts from the order of ``joint_names`` to Pinocchio's."""
+        """Convert from the order of ``joint_names`` to Pinocchio's."""
         full: FloatArray = np.empty(len(self._order))
         full[self._order] = q
         return full
@@ -240,7 +240,7 @@ def _clip(values: FloatArray, low: FloatArray | float, high: FloatArray | float)
 
 
 def _distance(pose: Pose, target: Pose) -> float:
-    """Length of the error [6] between two poses (rad and m), with the chord instead of the angle."""
+    """Return the length of the error [6] between two poses (rad and m), with the chord instead of the angle."""
     shift = target.position - pose.position
     turn = (target.rotation - pose.rotation).ravel()  # its length is sqrt(8) sin(angle / 2)
     return math.sqrt(shift @ shift + 0.5 * (turn @ turn))

@@ -36,7 +36,7 @@ def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
 
 
 def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
-    """Rotation about ``vector`` [3] by its length in radians (Rodrigues' formula)."""
+    """Return the rotation about ``vector`` [3] by its length in radians (Rodrigues' formula)."""
     x, y, z = vector.tolist()
     angle = math.hypot(x, y, z)
     skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
@@ -64,13 +64,13 @@ def rotation_vector(rotation: FloatArray) -> FloatArray:
 
 
 def rotation_angle(rotation: FloatArray) -> float:
-    """Angle of ``rotation`` in radians, in [0, pi]."""
+    """Return the angle of ``rotation`` in radians, in [0, pi]."""
     _, sine, cosine = _axis(rotation)
     return math.atan2(sine, cosine)
 
 
 def _axis(rotation: FloatArray) -> tuple[tuple[float, float, float], float, float]:
-    """The axis [3] times the sine of the angle, that sine (at least 0), and the cosine."""
+    """Return the axis [3] times the sine of the angle, that sine (at least 0), and the cosine."""
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = rotation.tolist()
     x, y, z = 0.5 * (zy - yz), 0.5 * (xz - zx), 0.5 * (yx - xy)
     return (x, y, z), math.hypot(x, y, z), 0.5 * (xx + yy + zz - 1.0)

@@ -49,7 +49,7 @@ class Description:
         return next(link for link in self.links if link not in children)
 
     def chain(self, base: str, tip: str) -> tuple[Joint, ...]:
-        """Joints from ``base`` to ``tip`` in this order.
+        """Return the joints from ``base`` to ``tip`` in this order.
 
         Raises:
             ConfigError: ``tip`` does not hang on ``base``.
@@ -67,7 +67,7 @@ class Description:
         return tuple(reversed(found))
 
     def tip_of(self, link: str) -> str:
-        """The end of the fixed joints below ``link``: the only link there, or ``link`` itself.
+        """Return the end of the fixed joints below ``link``: the only link there, or ``link`` itself.
 
         Raises:
             ConfigError: There are several; ``robot.tip_frame`` must say which.
@@ -91,7 +91,7 @@ class Description:
         return ends[0]
 
     def serial_end(self, base: str) -> str:
-        """The last link of the unbranched chain of movable joints below ``base``."""
+        """Return the last link of the unbranched chain of movable joints below ``base``."""
         link = base
         while True:
             below = self._movable_below(link)
@@ -100,7 +100,7 @@ class Description:
             link = below[0].child
 
     def _movable_below(self, link: str) -> list[Joint]:
-        """The next movable joints down from ``link``, through fixed ones."""
+        """Return the next movable joints down from ``link``, through fixed ones."""
         found, open_links = [], [link]
         while open_links:
             current = open_links.pop()
@@ -178,7 +178,7 @@ def _on_a_table(arm: ElementTree.Element) -> ElementTree.Element:
 
 
 def _bound(joint: ElementTree.Element) -> None:
-    """Rewrites a continuous joint as a revolute one, which Pinocchio represents by a single number."""
+    """Rewrite a continuous joint as a revolute one, which Pinocchio represents by a single number."""
     joint.set("type", "revolute")
     limit = joint.find("limit")
     if limit is None:
@@ -188,7 +188,7 @@ def _bound(joint: ElementTree.Element) -> None:
 
 
 def unknown(option: str, name: str, known: Iterable[str], where: Path) -> ConfigError:
-    """The error for a name that the URDF does not have, with the nearest ones."""
+    """Return the error for a name that the URDF does not have, with the nearest ones."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else f"it has {names}"

@@ -106,7 +106,7 @@ def declare(*groups: Sequence[Argument], **defaults: str) -> list[DeclareLaunchA
 
 
 def value(context: LaunchContext, name: str) -> str:
-    """Value of a launch argument, or ""."""
+    """Return the value of a launch argument, or ""."""
     return str(context.launch_configurations.get(name, ""))
 
 
@@ -121,7 +121,7 @@ def overrides(context: LaunchContext) -> list[str]:
 
 
 def given_file(context: LaunchContext) -> Path | None:
-    """The parameter file, or None if none is given.
+    """Return the parameter file, or None if none is given.
 
     Raises:
         ConfigError: There is no such file; the message lists those of the package.
@@ -131,12 +131,12 @@ def given_file(context: LaunchContext) -> Path | None:
 
 
 def node_name(context: LaunchContext) -> str:
-    """Fully qualified name of the node, such as ``/robot_1/vla_policy``."""
+    """Return the fully qualified name of the node, such as ``/robot_1/vla_policy``."""
     return "/".join(["", *filter(None, [value(context, "namespace").strip("/"), value(context, "name")])])
 
 
 def configuration(context: LaunchContext) -> Config:
-    """The node's options, checked.
+    """Return the node's options, checked.
 
     Raises:
         ConfigError: As :func:`vla_ros.config.load`.

@@ -27,7 +27,7 @@ _Action = TypeVar("_Action", bound=ExecuteLocal)
 
 
 def interrupted_with_launch(*command: str) -> list[str]:
-    """Sends SIGINT to ``command`` when the launch ends, for programs that do not watch their launcher.
+    """Send SIGINT to ``command`` when the launch ends, for programs that do not watch their launcher.
 
     Linux sends the signal when the thread that started the process ends, here the thread that runs `launch`.
     """
@@ -53,7 +53,7 @@ def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[A
 
 
 def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
-    """Interrupts the process of ``action`` when the launch shuts down.
+    """Interrupt the process of ``action`` when the launch shuts down.
 
     An interactive `launch` treats SIGINT as Ctrl-C, which its processes receive as well, and does nothing for five
     seconds. Use this only for processes that tolerate a second SIGINT.
@@ -67,7 +67,7 @@ def interrupted_at_shutdown(action: _Action, context: LaunchContext) -> _Action:
 
 
 def _interrupt(action: ExecuteLocal) -> int | None:
-    """Sends SIGINT if the process still runs; returns its id, or None."""
+    """Send SIGINT if the process still runs; return its id, or None."""
     details = action.process_details
     if details is None or action.return_code is not None:
         return None

@@ -23,7 +23,7 @@ from vla_ros.middleware import Frames
 def policy_node(
     context: LaunchContext, files: Sequence[Path] = (), assignments: Sequence[str] | None = None, **more: Any
 ) -> Node:
-    """The managed node.
+    """Return the managed node.
 
     Args:
         context: The launch context.
@@ -63,7 +63,7 @@ def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = 
 
 
 def policy(context: LaunchContext) -> list[Any]:
-    """Actions of ``policy.launch.py``: middleware, then the node; the launch ends with the node."""
+    """Return the actions of ``policy.launch.py``: middleware, then the node; the launch ends with the node."""
     try:
         frames = Frames.of(configuration(context))
     except VlaRosError as error:

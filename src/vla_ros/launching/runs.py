@@ -42,7 +42,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
-    """The node with the demo's options, and the simulation that attaches to it.
+    """Return the node with the demo's options, and the simulation that attaches to it.
 
     Args:
         context: The launch context.
@@ -125,12 +125,12 @@ def _when_logged(process: Any, text: bytes, then: Action) -> RegisterEventHandle
 
 
 def _resolved(topic: str, node: str) -> str:
-    """Full name of a topic whose name begins with ``~``."""
+    """Return the full name of a topic whose name begins with ``~``."""
     return f"{node}{topic[1:]}" if topic.startswith("~") else topic
 
 
 def _inputs(config: Config, node: str) -> list[str]:
-    """Topics of the bag to which the node subscribes, without commands."""
+    """Return the topics of the bag to which the node subscribes, without commands."""
     feeds = [feed.topic for feed in config.robot.feeds]
     topics = config.topics
     return [

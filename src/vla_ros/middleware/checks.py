@@ -102,7 +102,7 @@ def examine(
 
 
 def _rmw(environment: Mapping[str, str] | None) -> str:
-    """The RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of another environment; "" if unknown."""
+    """Return the RMW of this process's rclpy, or ``RMW_IMPLEMENTATION`` of another environment; "" if unknown."""
     named = (os.environ if environment is None else environment).get("RMW_IMPLEMENTATION", "")
     # rclpy takes the one that is named, or ends the process where that is not installed.
     if environment is not None or (named and "rclpy" not in sys.modules):
@@ -115,7 +115,7 @@ def _rmw(environment: Mapping[str, str] | None) -> str:
 
 
 def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
-    """True if a process in this environment depends on RouDi, at start and while it runs."""
+    """Return True if a process in this environment depends on RouDi, at start and while it runs."""
     variables = os.environ if environment is None else environment
     if _rmw(environment) != RMW_OF["iceoryx"]:
         return False
@@ -124,7 +124,7 @@ def uses_iceoryx(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def middleware_watch(backend: str) -> Callable[[], str]:
-    """Returns a function that reports why new processes can no longer reach this one, or "" while they can.
+    """Return a function that reports why new processes can no longer reach this one, or "" while they can.
 
     ``backend`` is the graph's; only ``rclpy`` may use iceoryx.
     """
@@ -135,7 +135,7 @@ Findings = Iterator["str | Problem"]
 
 
 def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
-    """Whether the ament index of any prefix lists the RMW."""
+    """Return whether the ament index of any prefix lists the RMW."""
     return any(
         (Path(prefix) / "share/ament_index/resource_index/rmw_typesupport" / rmw).exists()
         for prefix in variables.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
@@ -257,7 +257,7 @@ def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str,
 
 
 def _missing_library(distribution: Distribution, variables: Mapping[str, str]) -> Problem | None:
-    """Detects a Cyclone DDS built without iceoryx; the packages of all supported distributions include it."""
+    """Detect a Cyclone DDS built without iceoryx; the packages of all supported distributions include it."""
     folders = [Path(entry) for entry in variables.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     if distribution.cyclone != "0.10":
         if any((folder / "libpsmx_iox.so").exists() for folder in folders):

@@ -47,7 +47,7 @@ ZENOH_ROUTER = ("127.0.0.1", 7447)
 
 
 def roudi_is_up() -> bool:
-    """Whether a process listens on RouDi's socket."""
+    """Return whether a process listens on RouDi's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(str(ROUDI_SOCKET))
@@ -59,7 +59,7 @@ def roudi_is_up() -> bool:
 def wait_for_roudi(
     ended: Callable[[], bool], say: Callable[[str], object], clock: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Waits until RouDi is up; iceoryx would wait as well, but cannot be interrupted.
+    """Wait until RouDi is up; iceoryx would wait as well, but cannot be interrupted.
 
     Args:
         ended: Called ten times a second; True ends the wait.
@@ -87,7 +87,7 @@ def wait_for_roudi(
 
 @contextlib.contextmanager
 def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
-    """Kills this process with a message if RouDi does not respond while the first node is created.
+    """Kill this process with a message if RouDi does not respond while the first node is created.
 
     iceoryx waits 60 s for a response and then aborts. Meanwhile rclpy holds Python's lock, so neither a signal
     handler nor a thread of this process can end it. Another process can.
@@ -127,7 +127,7 @@ class RoudiWatch:
         self._gone = False
 
     def check(self) -> str:
-        """The problem, or "". It is permanent: a new RouDi does not know this process."""
+        """Return the problem, or "". It is permanent: a new RouDi does not know this process."""
         self._gone = self._gone or not self._is_up() or self._replaced()
         return ROUDI_GONE if self._gone else ""
 
@@ -141,7 +141,7 @@ class RoudiWatch:
 
 
 def roudi_pools(processes: Path = Path("/proc")) -> list[int] | None:
-    """Chunk sizes of the running RouDi in bytes, from the file on its command line; None if unknown."""
+    """Return the chunk sizes of the running RouDi in bytes, from the file on its command line; None if unknown."""
     for command in sorted(processes.glob("[0-9]*/cmdline")):
         try:
             arguments = command.read_text(encoding="utf-8").split("\0")
@@ -163,7 +163,7 @@ def _toml_sizes(path: Path) -> list[int] | None:
 
 
 def zenoh_router_is_up() -> bool:
-    """Whether a process listens on the port of zenoh's router."""
+    """Return whether a process listens on the port of zenoh's router."""
     try:
         with socket.create_connection(ZENOH_ROUTER, timeout=0.5):
             return True
@@ -172,7 +172,7 @@ def zenoh_router_is_up() -> bool:
 
 
 def start_detached(command: Sequence[str], log: Path) -> int:
-    """Starts a daemon in its own session and returns its process id.
+    """Start a daemon in its own session and return its process id.
 
     An interrupted RouDi ends every process that uses it, including the camera driver, so it must not receive the
     Ctrl-C of the launch that started it.

@@ -41,7 +41,7 @@ DISTRIBUTIONS = {
 
 
 def sourced_distribution(environment: Mapping[str, str] | None = None, fallback: str = "") -> Distribution:
-    """The distribution of ``ROS_DISTRO``, or ``fallback`` if none is sourced.
+    """Return the distribution of ``ROS_DISTRO``, or ``fallback`` if none is sourced.
 
     Raises:
         ConfigError: None is sourced and there is no fallback, or it is unknown.

@@ -19,12 +19,12 @@ MAX_RECEIVE_BUFFER = 128 * MIB
 
 
 def segment_bytes(frames: Frames) -> int:
-    """Size in bytes of a shared-memory segment for the frames in flight."""
+    """Return the size in bytes of a shared-memory segment for the frames in flight."""
     return max(MIN_SEGMENT, round_up(frames.in_flight_bytes, MIB))
 
 
 def receive_buffer_bytes(frames: Frames) -> int:
-    """Socket receive buffer in bytes: two frames of every camera.
+    """Return the socket receive buffer in bytes: two frames of every camera.
 
     A frame arrives as one burst; room for a second one lets the receiving thread fall behind safely.
     """
@@ -150,7 +150,7 @@ version = 1
 
 
 def zenoh_override(frames: Frames, distribution: Distribution) -> dict[str, str]:
-    """Environment variables that enable zenoh's shared memory, with room for the frames in flight."""
+    """Return the environment variables that enable zenoh's shared memory, with room for the frames in flight."""
     enabled = "transport/shared_memory/enabled=true"
     size = segment_bytes(frames)
     if distribution.zenoh_pool_in_config:

@@ -40,16 +40,16 @@ class Profile:
     daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`FOLDER`; empty if none is needed
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Environment variables, with the files in ``folder``."""
+        """Return the environment variables, with the files in ``folder``."""
         own = {name: value.replace(FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
         return {"RMW_IMPLEMENTATION": self.rmw, **own} if self.rmw else own
 
     def command(self, folder: Path) -> list[str]:
-        """Command of the daemon, with the files in ``folder``; empty if none is needed."""
+        """Return the command of the daemon, with the files in ``folder``; empty if none is needed."""
         return [part.replace(FOLDER, str(folder.resolve())) for part in self.daemon]
 
     def shell(self, folder: Path) -> str:
-        """Text to ``source`` in the camera driver's shell (bash, zsh, sh)."""
+        """Return the text to ``source`` in the camera driver's shell (bash, zsh, sh)."""
         lines = [f"# {self.name} on ROS 2 {self.distribution.name} for {self.frames}: source this file."]
         stale = sorted({*ALL_VARIABLES} - set(self.environment(folder)))
         if self.rmw:  # variables of another profile would still act
@@ -102,7 +102,7 @@ def select(name: str, frames: Frames, distribution: Distribution, interface: str
 
 
 def default_folder(profile: Profile, environment: Mapping[str, str] | None = None) -> Path:
-    """Folder of a profile's files below ``ROS_HOME`` (``~/.ros``), one for each frame size."""
+    """Return the folder of a profile's files below ``ROS_HOME`` (``~/.ros``), one for each frame size."""
     variables = os.environ if environment is None else environment
     home = Path(variables.get("ROS_HOME", "") or Path.home() / ".ros")
     frames = profile.frames

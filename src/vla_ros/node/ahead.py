@@ -68,7 +68,7 @@ class Asker:
         return self._worker.ready
 
     def refill(self, control: ControlConfig, period: float) -> float:
-        """Steps left of a plan at which to ask for the next chunk; infinite before the first answer."""
+        """Return the steps left of a plan at which to ask for the next chunk; infinite before the first answer."""
         overlap = 1 if self._stepper.schedule.kind == "append" else control.blend_steps
         return control.refill_steps or self._worker.seconds / period + overlap
 
@@ -113,7 +113,7 @@ class Asker:
         self._worker.begin(job, beside=ahead)
 
     def take(self) -> tuple[Inference, bool]:
-        """The answer, and True if it came within ``timeouts.inference``.
+        """Return the answer, and True if it came within ``timeouts.inference``.
 
         Raises:
             ImageError: A frame cannot be decoded.

@@ -56,7 +56,7 @@ class Between:
         self._sent = 0.0
 
     def next(self, now: float) -> tuple[float, float, float, int]:
-        """The command that is due.
+        """Return the command that is due.
 
         Returns:
             Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; seconds since

@@ -18,11 +18,11 @@ class CameraSources:
         self._known: dict[str, set[str]] = {}
 
     def contest(self, steady: int) -> Contest | None:
-        """Two sources whose frames alternate on one topic at this steady time; the subject is the topic."""
+        """Return two sources whose frames alternate on one topic at this steady time; the subject is the topic."""
         return self._sources.contest(steady)
 
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
-        """True if a frame comes from the followed source.
+        """Return True if a frame comes from the followed source.
 
         Raises:
             ImageError: Its header cannot be read.
@@ -35,7 +35,7 @@ class CameraSources:
         return True
 
     def _warn(self, topic: str, kind: str, camera: CameraConfig) -> None:
-        """Warns once of an unexpected size, and once of frames that differ from earlier ones."""
+        """Warn once of an unexpected size, and once of frames that differ from earlier ones."""
         known = self._known.setdefault(topic, set())
         if kind in known or len(known) > 1:
             return

@@ -35,7 +35,7 @@ class Claimant:
         return f"{self.name or 'a node'} (process {self.pid or 'unknown'})"
 
     def is_there(self) -> bool:
-        """True while its process holds the claim; reads its name once it has arrived."""
+        """Return True while its process holds the claim; reads its name once it has arrived."""
         try:
             said = self.connection.recv(512) if self.connection else b""
         except BlockingIOError:
@@ -70,7 +70,7 @@ class Claim:
                 select.select([other.connection], [], [], _ANSWER)
 
     def others(self) -> list[Claimant]:
-        """All other known claimants. Call it ten times a second, because they wait for it."""
+        """Return all other known claimants. Call it ten times a second, because they wait for it."""
         gone = [other for other in self._others if not other.is_there()]
         self._others = [other for other in self._others if other not in gone]
         _close(gone)
@@ -82,7 +82,7 @@ class Claim:
         return self._others
 
     def close(self) -> None:
-        """Releases the claim. May be called twice."""
+        """Release the claim. May be called twice."""
         _close(self._others)
         self._others = []
         if self._server is not None:
@@ -90,7 +90,7 @@ class Claim:
             self._server = None
 
     def _take(self) -> None:
-        """Becomes the holder, or connects to it."""
+        """Become the holder, or connects to it."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made.setblocking(False)
         try:

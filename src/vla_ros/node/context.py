@@ -36,11 +36,11 @@ class ThrottledLogger:
         self._newest: dict[str, tuple[str, Severity]] = {}
 
     def log(self, kind: str, text: str, severity: Severity = "warning") -> None:
-        """Logs ``text`` at the next flush, unless a newer one of its kind arrives; from any thread."""
+        """Log ``text`` at the next flush, unless a newer one of its kind arrives; from any thread."""
         self._newest[kind] = text, severity
 
     def flush(self) -> None:
-        """Logs the newest text of each kind."""
+        """Log the newest text of each kind."""
         while self._newest:
             _, (text, severity) = self._newest.popitem()
             say(self._logger, text, severity)
@@ -68,7 +68,7 @@ class Context:
     logger: Logger
 
     def report(self, outcome: FrameOutcome) -> None:
-        """Reports the outcome of a frame; called exactly once for each received frame."""
+        """Report the outcome of a frame; called exactly once for each received frame."""
         if outcome.reason is not None:
             self.safety.report(outcome.reason, outcome.detail)
         self.stats.frame(outcome)

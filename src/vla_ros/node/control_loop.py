@@ -216,7 +216,7 @@ class ControlLoop:
             self._sender.ease()
 
     def _take_task(self) -> Snapshot:
-        """The newest inputs; a new task or arming resets the policy and the plan."""
+        """Return the newest inputs; a new task or arming resets the policy and the plan."""
         armings, snapshot = self._safety.armings, self._inputs.snapshot
         if self._sender.task != (snapshot.epoch, armings):
             self._sender.task = snapshot.epoch, armings
@@ -229,7 +229,7 @@ class ControlLoop:
         return self._inputs.fresh_joints(self._config.timeouts.joint_state)
 
     def _next_frame(self) -> Frame | None:
-        """The newest frame of the first camera, or the one about to arrive."""
+        """Return the newest frame of the first camera, or the one about to arrive."""
         patience = max(0.0, min(_PATIENCE, self._sender.due - self._clock.steady()))
         frame = self._frames.next(patience)
         if frame is None or self._config.control.lockstep:

@@ -28,11 +28,11 @@ class Frames:
         return [frame.data if frame else None for frame in self._newest]
 
     def waiting(self) -> Frame | None:
-        """The first camera's frame that has arrived meanwhile, or None."""
+        """Return the first camera's frame that has arrived meanwhile, or None."""
         return self._first.take()
 
     def next(self, patience: float) -> Frame | None:
-        """The first camera's next frame, within ``patience`` seconds."""
+        """Return the first camera's next frame, within ``patience`` seconds."""
         return self._first.take(patience)
 
     def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:

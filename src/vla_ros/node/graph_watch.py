@@ -45,12 +45,12 @@ class GraphWatch:
         self.found: Mapping[Reason, str] = MappingProxyType({})
 
     def close(self) -> None:
-        """Releases the claims."""
+        """Release the claims."""
         for claim in self._claims.values():
             claim.close()
 
     def look(self, *, at_once: bool = False) -> None:
-        """Checks the graph and stores the problems in :attr:`found`.
+        """Check the graph and store the problems in :attr:`found`.
 
         ``at_once`` counts a publisher even if discovery does not know its node's name yet. Otherwise it counts from
         the next check on, so that the reason can name it.
@@ -70,7 +70,7 @@ class GraphWatch:
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:
-        """Other nodes that serve ``service`` (``~/enable``), for people; "" if there are none.
+        """Return the other nodes that serve ``service`` (``~/enable``), for people; "" if there are none.
 
         A call reaches all of them, although the caller meant one robot.
         """
@@ -91,12 +91,12 @@ class GraphWatch:
             return False
 
     def _again(self, unnamed: Hashable) -> bool:
-        """True if this had no name at the previous check either."""
+        """Return True if this had no name at the previous check either."""
         self._unnamed.add(unnamed)
         return unnamed in self._before
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
-        """Other nodes that claim a command topic on this host or publish on it anywhere."""
+        """Return the other nodes that claim a command topic on this host or publish on it anywhere."""
         said = []
         for topic, own in self._own.items():
             claimants = self._claims[topic].others()

@@ -53,11 +53,11 @@ class GripperGoals:
         wiring.timer(_PERIOD, self.look)
 
     def want(self, fingers: Command | None) -> None:
-        """Sets the wanted position, or None; from any thread, within ``safety.motion()``."""
+        """Set the wanted position, or None; from any thread, within ``safety.motion()``."""
         self._wanted = fingers
 
     def look(self) -> None:
-        """Sends a goal if one is due, and detects goals without an answer. Runs on the graph thread."""
+        """Send a goal if one is due, and detect goals without an answer. Runs on the graph thread."""
         now, config = self._context.clock.steady(), self._context.options.current
         self.is_ready = all(client.server_is_ready() for client in self._clients.values())
         if self._due and now > self._due:
@@ -106,7 +106,7 @@ class GripperGoals:
         return "/grasp", grasp
 
     def _guarded(self, number: int, take: Callable[[int, Any], None]) -> Callable[[Any], None]:
-        """A callback of a future that belongs to goal ``number``."""
+        """Return a callback of a future that belongs to goal ``number``."""
 
         def on_done(future: Any) -> None:
             if number == self._number:

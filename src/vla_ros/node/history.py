@@ -34,11 +34,11 @@ class History:
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """True if some moment lies in the past."""
+        """Return True if some moment lies in the past."""
         return bool(self._spans)
 
     def add(self, camera: int, past: Past) -> None:
-        """Adds a frame, at the camera's own rate.
+        """Add a frame, at the camera's own rate.
 
         A frame older than the previous one means that the clock jumped.
         """
@@ -52,7 +52,7 @@ class History:
                 self._append(camera, past)
 
     def at(self, camera: int, stamp: int, now: Past) -> Past:
-        """The frame nearest to ``stamp`` since :meth:`begin` that is not newer than ``now``."""
+        """Return the frame nearest to ``stamp`` since :meth:`begin` that is not newer than ``now``."""
         with self._lock:
             frames = self._frames[camera]
             if not frames or frames[-1].stamp < now.stamp:
@@ -61,7 +61,7 @@ class History:
         return min((*known, now), key=lambda past: abs(past.stamp - stamp))
 
     def begin(self) -> None:
-        """Begins an episode: earlier frames no longer count."""
+        """Begin an episode: earlier frames no longer count."""
         with self._lock:
             for frames in self._frames.values():
                 frames.clear()

@@ -148,7 +148,7 @@ def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
 
 
 def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str, list[str]]:
-    """Arguments by key; those without a key go to the keys in order."""
+    """Return the arguments by key; those without a key go to the keys in order."""
     found: dict[str, list[str]] = {}
     waiting = list(keys)
     for text in given:
@@ -242,7 +242,7 @@ def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: A
 
 
 def _described(image: UInt8Array) -> dict[str, Any]:
-    """Shape and digest of the pixels: if two machines differ here, they differ before the policy."""
+    """Return the shape and digest of the pixels: if two machines differ here, they differ before the policy."""
     return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
 
 

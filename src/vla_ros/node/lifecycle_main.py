@@ -48,14 +48,14 @@ class Signals:
         return bool(self.name)
 
     def ignore(self) -> None:
-        """Ignores further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
+        """Ignore further signals while the node shuts down: `ros2 launch` and a terminal both send one."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the node until SIGINT or SIGTERM.
+    """Run the node until SIGINT or SIGTERM.
 
     Args:
         arguments: Command line, None for the process's; ``--ros-args`` as for any ROS node.

@@ -78,7 +78,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     # Transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Loads and warms up the model and joins the topics; takes as long as loading the checkpoint."""
+        """Load and warm up the model and join the topics; takes as long as loading the checkpoint."""
         node = PolicyNode(RclpyVocabulary(), self, self._config)
         try:
             node.configure(self._progress())
@@ -88,7 +88,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Starts to use frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
+        """Start to use frames; the arm moves after ``~/enable``, or at once with ``control.armed``."""
         try:
             self._running.activate()
         except Exception as error:
@@ -96,29 +96,29 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Holds, and stops using frames."""
+        """Hold, and stop using frames."""
         if not self._running.deactivate():
             return self._failed("deactivate", VlaRosError("the policy did not end within timeouts.inference + 1 s"))
         return SUCCESS
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Leaves the topics and frees the model's memory."""
+        """Leave the topics and free the model's memory."""
         self.leave()
         return SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Cleans up from any state; the finalized node stays until its process is ended."""
+        """Clean up from any state; the finalized node stays until its process is ended."""
         self.leave()
         return SUCCESS
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Undoes partial work, so that the node can be configured again once the cause is fixed."""
+        """Undo partial work, so that the node can be configured again once the cause is fixed."""
         self.leave()
         self.get_logger().error(f"error state left for unconfigured; the reason was: {self.failure}")
         return SUCCESS
 
     def leave(self) -> None:
-        """Holds, leaves the topics and frees the model. Safe in every state and bounded in time."""
+        """Hold, leave the topics and free the model. Safe in every state and bounded in time."""
         node, self._policy_node = self._policy_node, None
         if node is not None:
             node.cleanup()

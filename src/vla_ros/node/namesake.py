@@ -27,13 +27,13 @@ _PERIOD = 0.1
 
 
 def namesakes(node: Node) -> int:
-    """Number of other nodes with this node's full name."""
+    """Return the number of other nodes with this node's full name."""
     own = (node.get_name(), node.get_namespace())
     return max(0, sum(tuple(each) == own for each in node.get_node_names_and_namespaces()) - 1)
 
 
 def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
-    """Claims a node's full name on this host.
+    """Claim a node's full name on this host.
 
     Raises:
         ConfigError: Another node has it.
@@ -46,7 +46,7 @@ def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
 
 
 def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
-    """Waits until no other node on the graph has this name. ``progress`` may raise to end the wait.
+    """Wait until no other node on the graph has this name. ``progress`` may raise to end the wait.
 
     Raises:
         ConfigError: Another node kept the name for :data:`PATIENCE`.

@@ -57,16 +57,16 @@ class Observer:
         return bool(self._history)
 
     def configure(self, config: Config) -> None:
-        """Applies options that may change while running."""
+        """Apply options that may change while running."""
         self._topics, self._max_age = config.camera.topics, config.timeouts.joint_state_age
 
     def begin(self) -> None:
-        """Begins an episode: the first frame stands in for earlier ones until there are enough."""
+        """Begin an episode: the first frame stands in for earlier ones until there are enough."""
         self._history.begin()
         self._processed.clear()
 
     def remember(self, camera: int, stamp: int, data: CdrBytes, inputs: Snapshot) -> None:
-        """Adds a frame of ``camera``; it is kept if the policy uses the camera's past."""
+        """Add a frame of ``camera``; it is kept if the policy uses the camera's past."""
         self._history.add(camera, Past(stamp, data if self._looks_back(camera) else None, inputs))
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
@@ -103,7 +103,7 @@ class Observer:
             raise ImageError(f"{self._topics[index]}: {error}") from None
 
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
-        """Images [T, H, W, 3]; those already processed for an earlier step are reused."""
+        """Return the images [T, H, W, 3]; those already processed for an earlier step are reused."""
         return np.stack([self._image(index, one) for one in past])
 
     def _image(self, index: int, past: Past) -> UInt8Array:

@@ -59,7 +59,7 @@ class Outputs:
         return worst, counts[worst]
 
     def prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
-        """Builds the messages of all arms' commands; returns a function that sends them.
+        """Build the messages of all arms' commands; return a function that sends them.
 
         Call that function within ``safety.motion()``: send a hold if motion is *not* allowed, a motion if it is.
         """
@@ -94,7 +94,7 @@ class Outputs:
         return split(command, arm.robot.gripper_joint_names if arm.gripper_topic else ())
 
     def expire(self) -> None:
-        """Sends zero velocities if no command was sent for ``timeouts.twist``; called about fifty times a second.
+        """Send zero velocities if no command was sent for ``timeouts.twist``; called about fifty times a second.
 
         A velocity moves the arm until another one is sent: during a long inference the last one would move it far
         beyond the intended step. Positions need no expiry.

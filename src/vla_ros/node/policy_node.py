@@ -283,7 +283,7 @@ class PolicyNode:
     # What arrives
 
     def _contests(self) -> list[tuple[Reason, str, Contest]]:
-        """Two sources of one thing, with the topic."""
+        """Return two sources of one thing, with the topic."""
         steady = self._clock.now().steady
         camera = self._cameras.contest(steady)
         found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []

@@ -47,7 +47,7 @@ class Frame:
     interval: float = math.inf
 
     def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
-        """The frame's outcome; ``details`` are further fields."""
+        """Return the frame's outcome; ``details`` are further fields."""
         return FrameOutcome(self.stamp, self.camera, self.arrived.ros, outcome, **details)
 
 
@@ -73,7 +73,7 @@ class FrameReceiver:
         self._unstamped: set[str] = set()
 
     def receive(self, index: int, data: CdrBytes, publisher: bytes = b"") -> None:
-        """Receives a message of camera ``index`` from a publisher with this id, as CDR bytes."""
+        """Receive a message of camera ``index`` from a publisher with this id, as CDR bytes."""
         context, config, now = self._context, self._context.options.current, self._context.clock.now()
         topic = config.camera.topics[index]
         context.stats.received()
@@ -105,7 +105,7 @@ class FrameReceiver:
         context.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": took})
 
     def _warn_of_no_stamp(self, topic: str) -> None:
-        """Warns of frames without a stamp, which many drivers send; their time of arrival counts instead."""
+        """Warn of frames without a stamp, which many drivers send; their time of arrival counts instead."""
         self._context.stats.unstamped()
         if topic not in self._unstamped:
             self._unstamped.add(topic)
@@ -152,7 +152,7 @@ class StateReceiver:
                 yield topic, contest
 
     def joints(self, topic: str, message: Any, publisher: bytes = b"") -> None:
-        """Receives a ``sensor_msgs/JointState`` on a topic from a publisher with this id."""
+        """Receive a ``sensor_msgs/JointState`` on a topic from a publisher with this id."""
         now = self._context.clock.now()
         timeout = self._context.options.current.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
@@ -162,7 +162,7 @@ class StateReceiver:
                 self.accept(whole.joints, whole.stamp, arm)
 
     def accept(self, joints: JointState, stamp: int, arm: str = "arm") -> None:
-        """Makes a complete joint state the arm's newest one, if the watchdog accepts it.
+        """Make a complete joint state the arm's newest one, if the watchdog accepts it.
 
         Args:
             joints: Of all the arm's joints.
@@ -177,17 +177,17 @@ class StateReceiver:
             self._context.inputs.set_joints(joints, arm)
 
     def feed(self, key: str, message: Any) -> None:
-        """Receives a message of the feed ``key`` (``robot.state_topics``)."""
+        """Receive a message of the feed ``key`` (``robot.state_topics``)."""
         self._context.inputs.set_state(key, feed_of(message, self._context.clock.ros()))
 
     def forget(self) -> None:
-        """Discards all measurements, because the clock jumped and stamps may repeat."""
+        """Discard all measurements, because the clock jumped and stamps may repeat."""
         self._context.inputs.forget_measurements()
         for states in self._joint_states.values():
             states.forget()
 
     def _wrong(self, joints: JointState, arm: ArmController) -> str:
-        """Why a joint state is unusable, or ""."""
+        """Return why a joint state is unusable, or ""."""
         if len(joints.names) != len(joints.positions):
             return f"{len(joints.names)} names and {len(joints.positions)} positions"
         try:
@@ -198,12 +198,12 @@ class StateReceiver:
 
 
 def stamp_of(message: Any) -> int:
-    """Nanoseconds of a message's header."""
+    """Return the nanoseconds of a message's header."""
     return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
 
 
 def joint_state_of(message: Any, now: int) -> JointState:
-    """A ``sensor_msgs/JointState`` as numbers; without a stamp its time of arrival counts."""
+    """Return a ``sensor_msgs/JointState`` as numbers; without a stamp its time of arrival counts."""
     numbers = [np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort)]
     positions = np.asarray(message.position, dtype=np.float64)
     return JointState(tuple(message.name), positions, stamp_of(message) or now, *numbers)

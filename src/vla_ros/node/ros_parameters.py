@@ -34,7 +34,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def descriptor(entry: Entry) -> ParameterDescriptor:
-    """The output of ``ros2 param describe``: description, unit, choices, range, and whether it is live."""
+    """Return the output of ``ros2 param describe``: description, unit, choices, range, and whether it is live."""
     option = entry.option
     constraints = f"{entry.expectation}; "
     constraints += "may change while running" if option.live else "set it before configure"
@@ -58,7 +58,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
 
 
 def declare(node: Any) -> Config:
-    """Declares every option on an rclpy node; values come from parameter files, ``-p`` and the launch file.
+    """Declare every option on an rclpy node; values come from parameter files, ``-p`` and the launch file.
 
     Raises:
         ConfigError: A name that is not an option, or a value of a wrong type or out of range; all are listed.
@@ -86,7 +86,7 @@ def declare(node: Any) -> Config:
 
 
 def _declare_one(node: Any, entry: Entry, default: Any) -> str:
-    """Declares one option; returns what is wrong with its value, or ""."""
+    """Declare one option; return what is wrong with its value, or ""."""
     kind = _TYPES[entry.item_type, entry.is_list]
     described = descriptor(entry)
     try:
@@ -126,7 +126,7 @@ def _value(node: Any, name: str) -> Any:
 
 
 def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) -> Config:
-    """Applies the parameters to ``base``, all or none.
+    """Apply the parameters to ``base``, all or none.
 
     Without ``everything`` only live options are allowed, because the node is configured.
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the node until it is ended."""
+    """Run the node until it is ended."""
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     ros = parse_ros_arguments(ros_args)
     assignments = [*arguments.param, *(["control.armed:=true"] if arguments.arm else [])]
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(
     config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
 ) -> int:
-    """Runs the node until SIGINT or SIGTERM and returns the exit status. A signal during loading ends it at once.
+    """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once.
 
     Raises:
         VlaRosError: The graph cannot be joined or the policy does not load.
@@ -129,7 +129,7 @@ def serve(
 
 
 def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
-    """Carries out requests that arrived together as signals; returns a sentence for each.
+    """Carry out requests that arrived together as signals; return a sentence for each.
 
     Signals have no order: a busy process may see a reset before an earlier request to arm, and would arm although
     nobody armed after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
@@ -146,7 +146,7 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
 
 
 def write_stats(node: PolicyNode, path: Path) -> None:
-    """Writes latency and frame counts as JSON.
+    """Write latency and frame counts as JSON.
 
     Raises:
         VlaRosError: The file cannot be written.
@@ -158,7 +158,7 @@ def write_stats(node: PolicyNode, path: Path) -> None:
 
 
 def log_progress(logger: Logger) -> Progress:
-    """Logs progress every two seconds."""
+    """Log progress every two seconds."""
     clock = Clock()
     last = clock.steady()
 
@@ -172,7 +172,7 @@ def log_progress(logger: Logger) -> Progress:
 
 
 def loading_bar() -> Progress:
-    """Shows progress as a bar on standard error until loading has finished."""
+    """Show progress as a bar on standard error until loading has finished."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 

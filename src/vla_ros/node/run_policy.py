@@ -18,7 +18,7 @@ _FEEDBACK = 0.5  # s
 
 
 def has_run_policy(graph: Vocabulary) -> bool:
-    """True if the action's type is available; rclpy needs the package rosetta_interfaces."""
+    """Return True if the action's type is available; rclpy needs the package rosetta_interfaces."""
     try:
         graph.action(TYPE)
     except VlaRosError:

@@ -62,11 +62,11 @@ class Sender:
         return self._between.due if self._between.rests else -math.inf
 
     def is_void(self, task: tuple[int, int]) -> bool:
-        """True if ``task`` has ended, or began before a person armed."""
+        """Return True if ``task`` has ended, or began before a person armed."""
         return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
 
     def is_interrupted(self) -> bool:
-        """True if motion is not allowed, or was not at some moment since the last call."""
+        """Return True if motion is not allowed, or was not at some moment since the last call."""
         before, self._interruptions = self._interruptions, self._safety.interruptions
         return before != self._interruptions or not self._safety.may_move
 

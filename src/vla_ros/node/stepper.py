@@ -137,7 +137,7 @@ class Stepper:
             self.controller.reset()
 
     def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Commands with which all arms hold (:meth:`RobotController.hold`); from any thread."""
+        """Return the commands with which all arms hold (:meth:`RobotController.hold`); from any thread."""
         with self._lock:
             return self.controller.hold(joints)
 
@@ -209,7 +209,7 @@ class Stepper:
         reference: ArmJoints = None,
         answer: Inference | None = None,
     ) -> StepResult:
-        """The commands for the next step of the chunk; call :meth:`executed` once they were sent.
+        """Return the commands for the next step of the chunk; call :meth:`executed` once they were sent.
 
         Args:
             joints: Newest joint states, from which limits count.
@@ -242,7 +242,7 @@ class Stepper:
             return self.controller.is_moving
 
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """The commands between two steps (:meth:`ArmController.onward`).
+        """Return the commands between two steps (:meth:`ArmController.onward`).
 
         Raises:
             Refused: Nothing may be sent.

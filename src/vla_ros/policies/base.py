@@ -155,7 +155,7 @@ def create(config: Config) -> Policy:
 
 
 def policy_of(checkpoint: Path) -> str:
-    """The policy for a checkpoint's folder, by its ``config.json``; ``openvla`` if that does not say."""
+    """Return the policy for a checkpoint's folder, by its ``config.json``; ``openvla`` if that does not say."""
     try:
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -166,7 +166,7 @@ def policy_of(checkpoint: Path) -> str:
 
 
 def options_of(config: Config, kind: type[T]) -> T:
-    """The section ``policy`` as the options of one policy.
+    """Return the section ``policy`` as the options of one policy.
 
     Raises:
         ConfigError: They are another policy's.

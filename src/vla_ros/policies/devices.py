@@ -61,7 +61,7 @@ class MemoryPlan:
 
 
 def available_memory(device: str) -> int | None:
-    """Free bytes on ``device``; for a CPU also within this container's limit. None if unknown."""
+    """Return the free bytes on ``device``; for a CPU also within this container's limit. None if unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]

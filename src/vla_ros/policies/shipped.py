@@ -7,5 +7,5 @@ SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
 
 
 def folder_of(name: str) -> Path:
-    """Folder of a checkpoint of :data:`SHIPPED`."""
+    """Return the folder of a checkpoint of :data:`SHIPPED`."""
     return Path(__file__).resolve().parent / SHIPPED[name] / "demo_checkpoint"

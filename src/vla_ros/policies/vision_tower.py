@@ -133,7 +133,7 @@ class VisionTower(nn.Module):
         return torch.cat([*tokens, self.pos_embed[:, :0]], dim=1)[0]
 
     def modulations(self, language: Tensor) -> Tensor:
-        """Factor and shift of every block, [blocks, 2, width], for a mean text embedding [1, film]."""
+        """Return the factor and shift of every block, [blocks, 2, width], for a mean text embedding [1, film]."""
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         return torch.stack([torch.cat([1 + block.scale(language), block.shift(language)]) for block in blocks])
 

@@ -68,7 +68,7 @@ class WigglePolicy(Policy):
         return WiggleSession()
 
     def infer(self, session: WiggleSession, observation: Observation) -> ActionChunk:
-        """The target at the observation's stamp."""
+        """Return the target at the observation's stamp."""
         now, options = dict(observation.state), self._options
         reach = max(_ASTRAY * options.amplitude, 1e-6)
         if not session.home or any(np.abs(now[arm] - home).max() > reach for arm, home in session.home.items()):

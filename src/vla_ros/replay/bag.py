@@ -21,7 +21,7 @@ _METADATA = "metadata.yaml"
 
 
 def find_bags(paths: Sequence[Path]) -> list[Path]:
-    """Finds all bags in ``paths``: storage files, bag folders, and folders of these, sorted by name.
+    """Find all bags in ``paths``: storage files, bag folders, and folders of these, sorted by name.
 
     Raises:
         BagError: A path is missing or holds no bag.
@@ -51,7 +51,7 @@ def _bags_below(path: Path) -> Iterator[Path]:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Sort key that puts ``bag_10`` after ``bag_9``."""
+    """Return the sort key that puts ``bag_10`` after ``bag_9``."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
@@ -117,7 +117,7 @@ class Bag:
                     yield whole
 
     def _decompressed(self, record: Record) -> Record | None:
-        """Decompresses a message that was compressed individually; None if it is damaged."""
+        """Decompress a message that was compressed individually; None if it is damaged."""
         try:
             return record._replace(data=decompress(record.data, "zstd"))
         except BagError as error:
@@ -130,7 +130,7 @@ class Bag:
             self._losses.append(loss)
 
     def _read_metadata(self) -> dict[str, Any]:
-        """Reads metadata.yaml; if it is missing or damaged, the storage files are read without it."""
+        """Read metadata.yaml; if it is missing or damaged, the storage files are read without it."""
         try:
             text = (self.path / _METADATA).read_text(encoding="utf-8")
             found: dict[str, Any] = yaml.safe_load(text)["rosbag2_bagfile_information"]
@@ -144,7 +144,7 @@ class Bag:
         return {}
 
     def _files(self) -> list[Path]:
-        """Storage files in order of recording."""
+        """Return the storage files in order of recording."""
         present = sorted((child for child in self.path.iterdir() if _STORAGE.search(child.name)), key=_natural)
         by_name = {child.name: child for child in present}
         listed = [Path(name).name for name in self._information.get("relative_file_paths", ())]

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plays the bags.
+    """Play the bags.
 
     Returns:
         0; 3 if ``--max-mae`` is not kept; 130 after Ctrl-C (partial results are written).
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """The arguments, checked.
+    """Return the arguments, checked.
 
     Raises:
         ConfigError: A number is out of its range.

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the comparison.
+    """Print the comparison.
 
     Raises:
         VlaRosError: A file is missing or not a replay result.
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a replay result.
+    """Read a replay result.
 
     Raises:
         VlaRosError: The file is missing, not JSON, or not a replay result.
@@ -127,13 +127,13 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row
 
 
 def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Options that differ: name to both values."""
+    """Return the options that differ: name to both values."""
     a, b = first.get("config", {}), second.get("config", {})
     return {name: [a.get(name), b.get(name)] for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
 
 
 def same_frames(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """True if both compared as many frames of bags with the same names, in the same mode."""
+    """Return True if both compared as many frames of bags with the same names, in the same mode."""
 
     def key(content: Mapping[str, Any]) -> list[Any]:
         bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]

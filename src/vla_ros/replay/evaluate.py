@@ -68,7 +68,7 @@ def play_all(
     ask: Ask | None = None,
     progress: BagProgress = no_progress,
 ) -> list[Outcome]:
-    """Plays every job.
+    """Play every job.
 
     Args:
         jobs: Bags.
@@ -107,7 +107,7 @@ Flat = tuple[Path, str, Options, Path | None]
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
-    """Plays jobs in several processes, in Ray's if Ray is installed, and yields outcomes in order.
+    """Play jobs in several processes, in Ray's if Ray is installed, and yield outcomes in order.
 
     Ray spreads them over its cluster (``RAY_ADDRESS``; else this machine) and shares out its GPUs.
     """
@@ -149,7 +149,7 @@ class _RayWorker:
 
 @functools.cache
 def _load(flat: str) -> tuple[Config, Policy]:
-    """The options from JSON and the worker's policy, which are kept for the next job."""
+    """Return the options from JSON and the worker's policy, which are kept for the next job."""
     config = build(json.loads(flat))
     policy = create(config)
     policy.load()
@@ -165,7 +165,7 @@ def _play_here(job: Flat) -> Outcome:
 def play(
     job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = no_progress
 ) -> Outcome:
-    """Plays one bag. A bag that cannot be read is an outcome, a wrong configuration an error."""
+    """Play one bag. A bag that cannot be read is an outcome, a wrong configuration an error."""
     partial = job.partial_file()
     resume = samples_of.load(partial) if partial is not None and partial.exists() else None
     try:

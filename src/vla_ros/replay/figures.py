@@ -22,7 +22,7 @@ END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
 
 
 def dimension_names(spec: PolicySpec, command_names: Sequence[str]) -> list[str]:
-    """Names of the numbers of an action."""
+    """Return the names of the numbers of an action."""
     if spec.motion == "tip_delta" and spec.dimension == 7 and spec.gripper == 6:
         return list(END_EFFECTOR)
     names = iter(command_names)
@@ -42,19 +42,19 @@ class Comparer:
         return self.spec.motion == "tip_delta"
 
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-        """Direction cosine of each frame, [M]; NaN if actions have no direction."""
+        """Return the direction cosine of each frame, [M]; NaN if actions have no direction."""
         if not self.is_pose:
             return np.full(len(predicted), np.nan)
         return metrics.direction_cosines(predicted[:, :3], recorded[:, :3])
 
     def closed(self, actions: FloatArray) -> FloatArray:
-        """Gripper states, [M]: 1 for closed, NaN without a gripper."""
+        """Return the gripper states, [M]: 1 for closed, NaN without a gripper."""
         if self.spec.gripper is None:
             return np.full(len(actions), np.nan)
         return metrics.is_closed(actions[:, self.spec.gripper], self.config.gripper)
 
     def quality(self, predicted: FloatArray, recorded: FloatArray) -> dict[str, float]:
-        """The headline figures."""
+        """Return the headline figures."""
         errors = metrics.mae(predicted, recorded)
         return {
             "mae": _mean(errors),
@@ -84,7 +84,7 @@ class Comparer:
         }
 
     def ahead(self, frames: Samples) -> dict[str, Any]:
-        """The baselines' figures, the policy's skill against each, and all of them at turns."""
+        """Return the baselines' figures, the policy's skill against each, and all of them at turns."""
         predicted, recorded, episodes = frames.predicted, frames.recorded, frames.episodes
         guesses = skill.baselines(recorded, episodes, self.spec.gripper, self.config.gripper.open_value)
         score, ends = skill.scores(predicted, recorded, guesses, skill.columns_of(self.spec), episodes)
@@ -95,7 +95,7 @@ class Comparer:
         }
 
     def gripper(self, frames: Samples) -> dict[str, Any]:
-        """Accuracy, F1 and the timing of opening and closing."""
+        """Return the accuracy, F1 and the timing of opening and closing."""
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
         accuracy, f1 = metrics.gripper_scores(closed, wanted)
         events = metrics.match_events(closed, wanted, frames.seconds, frames.episodes)
@@ -120,14 +120,14 @@ class Comparer:
         }
 
     def _gripper_range(self, actions: FloatArray) -> list[float]:
-        """Smallest and largest gripper number."""
+        """Return the smallest and largest gripper number."""
         column = self.spec.gripper
         known = actions[:, column] if column is not None else np.zeros(0)
         known = known[np.isfinite(known)]
         return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
 
     def motion(self, frames: Samples) -> dict[str, float]:
-        """Jerk and share of idle steps, predicted and recorded."""
+        """Return the jerk and share of idle steps, predicted and recorded."""
         is_position = self.spec.motion == "joint_position"
         columns = skill.columns_of(self.spec)
         still = metrics.still_threshold(frames.recorded[:, columns])
@@ -140,7 +140,7 @@ class Comparer:
         return result
 
     def episodes(self, bags: Sequence[Samples]) -> list[dict[str, Any]]:
-        """Figures of each episode."""
+        """Return the figures of each episode."""
         return [
             {
                 "bag": bag.bag,
@@ -161,7 +161,7 @@ def _mean(values: FloatArray) -> float:
 
 
 def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Figures of each number of the action over all answered frames."""
+    """Return the figures of each number of the action over all answered frames."""
     rows = frames.compared
     predicted, recorded = frames.predicted[rows], frames.recorded[rows]
     known = np.isfinite(frames.normalized).any(axis=1, keepdims=True)
@@ -192,7 +192,7 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def latency(bags: Sequence[Samples]) -> dict[str, dict[str, float]]:
-    """Percentiles of each stage over all frames but each bag's first, which warms up."""
+    """Return the percentiles of each stage over all frames but each bag's first, which warms up."""
     stages: dict[str, list[FloatArray]] = {}
     for bag in bags:
         for name, values in bag.stages_ms.items():
@@ -203,7 +203,7 @@ def latency(bags: Sequence[Samples]) -> dict[str, dict[str, float]]:
 def summarize(
     bags: Sequence[Samples], counted: Sequence[Samples], spec: PolicySpec, config: Config, options: Options
 ) -> dict[str, Any]:
-    """All figures but verdict, configuration and versions.
+    """Return all figures but verdict, configuration and versions.
 
     Args:
         bags: As the policy answered.

@@ -251,7 +251,7 @@ class McapFile:
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:
-    """A length-prefixed string and the offset after it."""
+    """Return a length-prefixed string and the offset after it."""
     length = struct.unpack_from("<I", data, at)[0]
     end = at + 4 + length
     if end > len(data):

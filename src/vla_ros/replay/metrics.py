@@ -24,7 +24,7 @@ STILL_SHARE = 0.05
 
 
 def mean(values: FloatArray, axis: int | None = 0) -> FloatArray:
-    """Mean of the finite values; NaN if there are none."""
+    """Return the mean of the finite values; NaN if there are none."""
     finite = np.isfinite(values)
     return ratio(np.where(finite, values, 0.0).sum(axis=axis), finite.sum(axis=axis))
 
@@ -36,17 +36,17 @@ def ratio(top: FloatArray, bottom: FloatArray | IntArray, least: float | FloatAr
 
 
 def std(values: FloatArray) -> FloatArray:
-    """Standard deviation of the finite values by dimension, [D]."""
+    """Return the standard deviation of the finite values by dimension, [D]."""
     return np.asarray(np.sqrt(mean((values - mean(values)) ** 2)))
 
 
 def mae(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Mean absolute error by dimension, [D]."""
+    """Return the mean absolute error by dimension, [D]."""
     return mean(np.abs(predicted - recorded))
 
 
 def rmse(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Root mean squared error by dimension, [D]."""
+    """Return the root mean squared error by dimension, [D]."""
     return np.asarray(np.sqrt(mean((predicted - recorded) ** 2)))
 
 
@@ -61,14 +61,14 @@ def correlation(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
 
 
 def still_threshold(recorded: FloatArray) -> float:
-    """Length below which a recorded translation counts as standing still, from all of them [M, 3]."""
+    """Return the length below which a recorded translation counts as standing still, from all of them [M, 3]."""
     lengths = np.linalg.norm(recorded, axis=1)
     lengths = lengths[np.isfinite(lengths)]
     return max(STILL_SHARE * float(np.percentile(lengths, 95)), 1e-12) if lengths.size else 1e-12
 
 
 def direction_cosines(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-    """Cosine between predicted and recorded translation [M, 3] of each frame, [M].
+    """Return the cosine between predicted and recorded translation [M, 3] of each frame, [M].
 
     NaN where the recorded arm stands still (:func:`still_threshold`) or is unknown; 0 where it moves but the
     prediction does not.
@@ -95,7 +95,7 @@ def f1(true_positive: float, false_positive: float, false_negative: float) -> fl
 
 
 def gripper_scores(predicted: FloatArray, recorded: FloatArray) -> tuple[float, float]:
-    """Accuracy, and F1 of the gripper being closed, of states [M] as :func:`is_closed` returns them."""
+    """Return the accuracy, and F1 of the gripper being closed, of states [M] as :func:`is_closed` returns them."""
     known = np.isfinite(predicted) & np.isfinite(recorded)
     a, b = predicted[known] > 0.5, recorded[known] > 0.5
     accuracy = float((a == b).mean()) if len(a) else float("nan")
@@ -127,7 +127,7 @@ def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list
 def match_events(
     predicted: FloatArray, recorded: FloatArray, times: FloatArray, episodes: IntArray, window: float = 1.0
 ) -> Events:
-    """Matches predicted with recorded gripper events of one kind and episode, the nearest in time first.
+    """Match predicted with recorded gripper events of one kind and episode, the nearest in time first.
 
     States [M] are those of :func:`is_closed`; ``times`` [M] and ``window``, the longest delay of a match, are
     seconds.
@@ -148,12 +148,12 @@ def match_events(
 
 
 def at_edge(normalized: FloatArray) -> NDArray[np.bool_]:
-    """True for normalised numbers in the outermost bin of [-1, 1] or beyond."""
+    """Return True for normalised numbers in the outermost bin of [-1, 1] or beyond."""
     return np.greater_equal(np.abs(normalized), 1 - EDGE, dtype=np.bool_)
 
 
 def jerk(motion: FloatArray, times: FloatArray, episodes: IntArray, order: int = 2) -> float:
-    """Root mean square of the jerk, in the motion's unit per second cubed.
+    """Return the root mean square of the jerk, in the motion's unit per second cubed.
 
     ``motion`` [M, N] holds displacements per step for ``order`` 2 (their second difference is the third of the
     position) and positions for ``order`` 3. The median step of ``times`` [M], seconds, is the period.
@@ -167,7 +167,7 @@ def jerk(motion: FloatArray, times: FloatArray, episodes: IntArray, order: int =
 
 
 def idle_share(translation: FloatArray, threshold: float) -> float:
-    """Share of translations [M, 3] shorter than ``threshold``."""
+    """Return the share of translations [M, 3] shorter than ``threshold``."""
     lengths = np.linalg.norm(translation, axis=1)
     return float(mean(np.where(np.isfinite(lengths), lengths <= threshold, np.nan), axis=None))
 

@@ -109,7 +109,7 @@ class Player:
         self._stats: Stats | None = None  # of the control loop
 
     def play(self) -> Samples:
-        """Plays the frames. After Ctrl-C the result has what was done so far, with ``complete`` False."""
+        """Play the frames. After Ctrl-C the result has what was done so far, with ``complete`` False."""
         start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
         self._stepper.reset()
@@ -222,7 +222,7 @@ class Player:
             samples_of.save(self._samples(False, Counter()), self._partial)
 
     def _episode(self, now: int) -> str | None:
-        """The instruction if a frame starts an episode: it changed, frames paused, or time ran backwards."""
+        """Return the instruction if a frame starts an episode: it changed, frames paused, or time ran backwards."""
         last, self._last_time = self._last_time, now
         recorded = self._recording.instruction(now)
         paused = last is None or not 0 <= now - last <= self._options.gap_s * 1e9

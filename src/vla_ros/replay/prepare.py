@@ -19,13 +19,13 @@ from vla_ros.types import IntArray
 
 
 def fit(config: Config, selection: Selection) -> Config:
-    """The options with the bag's cameras in place of the live ones."""
+    """Return the options with the bag's cameras in place of the live ones."""
     camera = dataclasses.replace(config.camera, topics=selection.cameras, transport=selection.transport)
     return dataclasses.replace(config, camera=camera)
 
 
 def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
-    """Makes a stepper around a loaded policy; without a URDF, one that makes no joint commands, and a note.
+    """Make a stepper around a loaded policy; without a URDF, one that makes no joint commands, and a note.
 
     Raises:
         ConfigError: The policy does not fit the options.
@@ -63,7 +63,7 @@ class RecordedFrame(NamedTuple):
 def read_again(
     samples: Samples, rows: IntArray, config: Config, topics: Mapping[str, str]
 ) -> Iterator[RecordedFrame]:
-    """Reads the frames ``rows`` of a bag once more; none if the bag cannot be read any longer."""
+    """Read the frames ``rows`` of a bag once more; none if the bag cannot be read any longer."""
     if not len(rows):
         return
     with contextlib.ExitStack() as stack:

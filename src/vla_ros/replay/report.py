@@ -59,7 +59,7 @@ def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
 
 
 def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[Moment]:
-    """The frames with the largest errors, the worst first, none within half a second of another."""
+    """Return the frames with the largest errors, the worst first, none within half a second of another."""
     moments = [
         Moment(bag, row, error)
         for bag, found in enumerate(errors)
@@ -78,12 +78,12 @@ def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[Moment]
 
 
 def write_report(result: Result, path: Path) -> None:
-    """Writes the report as one HTML file; the images of the worst moments are read from the bags again."""
+    """Write the report as one HTML file; the images of the worst moments are read from the bags again."""
     page.save(path, render(result))
 
 
 def render(result: Result) -> str:
-    """The report as HTML text."""
+    """Return the report as HTML text."""
     figures, verdict = result.figures, result.verdict
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     name, checkpoint = figures["policy"]["name"], figures["policy"]["checkpoint"]
@@ -120,7 +120,7 @@ def render(result: Result) -> str:
 
 
 def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Headline figures with their intervals."""
+    """Return the headline figures with their intervals."""
 
     def headline(label: str, key: str) -> tuple[str, str, str]:
         ends = figures["intervals"][key]
@@ -139,7 +139,7 @@ def tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def against(figures: Mapping[str, Any]) -> Markup:
-    """The policy beside the baselines."""
+    """Return the policy beside the baselines."""
     base, skill, turns = figures["baselines"], figures["skill"], figures["turns"]
 
     def bar(label: str, value: float, interval: Sequence[float] | None = None) -> charts.Bar:
@@ -178,7 +178,7 @@ def tried(figures: Mapping[str, Any]) -> Markup:
 
 
 def traces(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Every number of the action over time, by episode: the first, then the worst."""
+    """Return every number of the action over time, by episode: the first, then the worst."""
     listed = [
         (bag, rows, float(np.nan_to_num(metrics.mean(error[rows], axis=None))))
         for bag, error in zip(result.samples, errors, strict=True)
@@ -212,7 +212,7 @@ def _names(result: Result) -> list[str]:
 
 
 def error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
-    """Error by dimension, over time, and as a table."""
+    """Return the error by dimension, over time, and as a table."""
     dimensions, motion = result.figures["dimensions"], result.figures["motion"]
     spread = [
         charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
@@ -238,7 +238,7 @@ def _wide(series: charts.Series, title: str, x_label: str) -> Markup:
 
 
 def worst_moments(result: Result, moments: Sequence[Moment]) -> Markup:
-    """A card for each moment: image, predicted and recorded action."""
+    """Return a card for each moment: image, predicted and recorded action."""
     seen = images_of(result, moments)
     return page.cards([_moment(result, moment, seen.get((moment.bag, moment.row), {})) for moment in moments])
 
@@ -255,7 +255,7 @@ def _moment(result: Result, moment: Moment, seen: Mapping[str, UInt8Array]) -> M
 
 
 def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int], dict[str, UInt8Array]]:
-    """The images that the model saw, by (bag, row) and key; uint8 [H, W, 3]."""
+    """Return the images that the model saw, by (bag, row) and key; uint8 [H, W, 3]."""
     found = {}
     for index in {moment.bag for moment in moments}:
         rows = np.array([moment.row for moment in moments if moment.bag == index])
@@ -271,7 +271,7 @@ def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int]
 
 
 def gripper(figures: Mapping[str, Any]) -> Markup:
-    """Accuracy, F1 and the timing of events."""
+    """Return the accuracy, F1 and the timing of events."""
     events = figures["events"]
     rows = [
         ("accuracy", figures["accuracy"]),
@@ -311,7 +311,7 @@ def latency(result: Result) -> list[Markup]:
 
 
 def episodes(figures: Mapping[str, Any]) -> Markup:
-    """Every episode with its figures."""
+    """Return every episode with its figures."""
     found = [
         {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
         for item in figures["episodes"]

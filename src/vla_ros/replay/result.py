@@ -38,7 +38,7 @@ class Result:
 
 
 def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:
-    """Computes figures and verdict of all bags.
+    """Compute figures and verdict of all bags.
 
     Raises:
         BagError: No bag could be played; the reasons are listed.
@@ -67,7 +67,7 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
 
 
 def write_json(result: Result, path: Path) -> None:
-    """Writes the figures atomically; NaN and infinity become null."""
+    """Write the figures atomically; NaN and infinity become null."""
     page.save(path, json.dumps(_finite(result.figures), indent=2, allow_nan=False) + "\n")
 
 
@@ -80,7 +80,7 @@ def _finite(value: Any) -> Any:
 
 
 def summary_lines(figures: Mapping[str, Any]) -> list[str]:
-    """The result in a few lines for a terminal."""
+    """Return the result in a few lines for a terminal."""
     frames, latency = figures["frames"], figures["latency_ms"].get("total", {})
     base, turns = figures["baselines"], figures["turns"]
     intervals = "   95 % interval" if len(figures["episodes"]) > 1 else "   (one episode: no interval)"
@@ -113,5 +113,5 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def exceeds(figures: Mapping[str, Any], max_mae: float | None) -> bool:
-    """True if ``--max-mae`` is not kept: the error is larger, or nothing could be compared."""
+    """Return True if ``--max-mae`` is not kept: the error is larger, or nothing could be compared."""
     return max_mae is not None and not figures["mae"] <= max_mae

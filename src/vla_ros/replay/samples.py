@@ -63,7 +63,7 @@ class Samples:
         return np.flatnonzero(np.isfinite(self.recorded).any(axis=1))
 
     def take(self, rows: IntArray) -> Samples:
-        """The frames ``rows``; the counters stay those of all frames."""
+        """Return the frames ``rows``; the counters stay those of all frames."""
         stages = {name: stage[rows] for name, stage in self.stages_ms.items()}
         return dataclasses.replace(self, stages_ms=stages, **{name: getattr(self, name)[rows] for name in _ARRAYS})
 
@@ -74,7 +74,7 @@ _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wa
 
 
 def commanded(samples: Samples, gripper_index: int | None, gripper: GripperConfig) -> Samples:
-    """Replaces gripper numbers by those that reach the fingers: fully open or closed in binary mode.
+    """Replace gripper numbers by those that reach the fingers: fully open or closed in binary mode.
 
     A policy that closes with 0.7 is not wrong by 0.7 if the threshold lies above it.
     """
@@ -89,7 +89,7 @@ def commanded(samples: Samples, gripper_index: int | None, gripper: GripperConfi
 
 
 def save(samples: Samples, path: Path) -> None:
-    """Writes a ``.npz`` file without pickle; after a crash the older file is still whole."""
+    """Write a ``.npz`` file without pickle; after a crash the older file is still whole."""
     values = dict(vars(samples))
     arrays = {name: values.pop(name) for name in _ARRAYS}
     arrays |= {f"stage/{name}": stage for name, stage in values.pop("stages_ms").items()}
@@ -101,7 +101,7 @@ def save(samples: Samples, path: Path) -> None:
 
 
 def load(path: Path) -> Samples:
-    """Reads what :func:`save` wrote.
+    """Read what :func:`save` wrote.
 
     Raises:
         BagError: The file is damaged or of another version.
@@ -122,7 +122,7 @@ def load(path: Path) -> Samples:
 
 
 def resumed(first: Samples, rest: Samples) -> Samples:
-    """Joins two parts of one bag: ``rest`` continues where ``first`` was interrupted.
+    """Join two parts of one bag: ``rest`` continues where ``first`` was interrupted.
 
     Both were paired with recorded actions separately, so only the frame at the seam can be without one.
     """
@@ -137,7 +137,7 @@ def resumed(first: Samples, rest: Samples) -> Samples:
 
 
 def gather(bags: Sequence[Samples]) -> Samples:
-    """Joins all bags one second apart and numbers their episodes consecutively."""
+    """Join all bags one second apart and number their episodes consecutively."""
     parts, episode, origin = [], 0, 0
     for bag in bags:
         times = bag.times - bag.times[:1] + origin
@@ -148,7 +148,7 @@ def gather(bags: Sequence[Samples]) -> Samples:
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:
-    """Concatenates the arrays and adds the counters; other fields are those of the last part."""
+    """Concatenate the arrays and add the counters; other fields are those of the last part."""
     if len({part.command_names for part in parts}) > 1:  # commands of different joints do not fit into one array
         parts = [dataclasses.replace(p, commands=np.empty((len(p.times), 0)), command_names=()) for p in parts]
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}

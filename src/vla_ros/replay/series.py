@@ -32,11 +32,11 @@ class Table:
     values: FloatArray  # float64 [N, C]
 
     def newest(self, time: int) -> int:
-        """Row of the newest message at or before ``time``; -1 if there is none."""
+        """Return the row of the newest message at or before ``time``; -1 if there is none."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
     def joint_state(self, row: int) -> JointState:
-        """A row as a joint state."""
+        """Return a row as a joint state."""
         return JointState(self.names, self.values[row], int(self.stamps[row]))
 
 
@@ -55,7 +55,7 @@ class Feed:
         return self.tables[0]
 
     def newest(self, time: int) -> JointState | None:
-        """The newest message at ``time``, as in the live node; None before the first."""
+        """Return the newest message at ``time``, as in the live node; None before the first."""
         found = [(table, row) for table in reversed(self.tables) if (row := table.newest(time)) >= 0]
         if not found:
             return None
@@ -68,17 +68,17 @@ class Feed:
         return time - max(received, default=0)
 
     def at(self, time: int, stamp: int) -> JointState | None:
-        """The newest message at ``time``; in lockstep (``stamp`` is not 0) the one with this stamp."""
+        """Return the newest message at ``time``; in lockstep (``stamp`` is not 0) the one with this stamp."""
         return (self.from_stamp(stamp) if stamp else None) or self.newest(time)
 
     def from_stamp(self, stamp: int) -> JointState | None:
-        """The first message with a header stamp of at least ``stamp`` (lockstep), or None."""
+        """Return the first message with a header stamp of at least ``stamp`` (lockstep), or None."""
         rows = [(table, int(np.searchsorted(table.stamps, stamp))) for table in self.tables]
         found = [table.joint_state(row) for table, row in rows if row < len(table.stamps)]
         return min(found, key=lambda state: state.stamp, default=None)
 
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
-        """The message received until ``now`` with the nearest header stamp within ``tolerance``, or None."""
+        """Return the message received until ``now`` with the nearest header stamp within ``tolerance``, or None."""
         near = []
         for table in self.tables:
             received = table.newest(now) + 1
@@ -89,7 +89,7 @@ class Feed:
 
 
 def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
-    """Merges joint states of several publishers as the live node does (``control.joints``).
+    """Merge joint states of several publishers as the live node does (``control.joints``).
 
     The result has one row per message that changes the merged state. ``feed`` itself is returned if one publisher
     has all ``needed`` joints, or if they are never known within ``timeout`` seconds of each other: a later error
@@ -117,12 +117,12 @@ class Recording:
     skipped: Counter[str] = field(default_factory=Counter)  # what was left out, and how often
 
     def inputs(self, time: int, stamp: int, instruction: str) -> Snapshot:
-        """The newest messages at ``time``; in lockstep (``stamp`` is not 0) those with this stamp."""
+        """Return the newest messages at ``time``; in lockstep (``stamp`` is not 0) those with this stamp."""
         state = {key: found for key, feed in self.state.items() if (found := feed.at(time, stamp))}
         return Snapshot(self.joints.at(time, stamp) if self.joints else None, state, instruction)
 
     def instruction(self, time: int, default: str = "") -> str:
-        """The instruction at ``time``; the first one also counts before it was recorded."""
+        """Return the instruction at ``time``; the first one also counts before it was recorded."""
         if not self.instructions:
             return default
         at = bisect.bisect_right(self.instructions, time, key=lambda item: item[0]) - 1
@@ -136,7 +136,7 @@ class _Collector:
         self._columns: dict[tuple[str, ...], tuple[array[int], array[int], array[float]]] = {}
 
     def add(self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float]) -> bool:
-        """Adds a message; False if it has no names or not one number per name."""
+        """Add a message; False if it has no names or not one number per name."""
         if not names or len(values) != len(names):
             return False
         times, stamps, numbers = self._columns.setdefault(names, (array("q"), array("q"), array("d")))
@@ -156,7 +156,7 @@ class _Collector:
 
 
 def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: float = 1.0) -> Recording:
-    """Reads every small topic of ``selection`` once; joint states are :func:`merged` for the joints ``needed``."""
+    """Read every small topic of ``selection`` once; joint states are :func:`merged` for the joints ``needed``."""
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": topic for key, topic in selection.state}
     collected = {role: _Collector() for role, topic in roles.items() if topic}
@@ -200,7 +200,7 @@ def messages(bag: Bag, topic: str) -> Iterator[tuple[int, Any]]:
 
 
 def _columns(message: Any, kind: str) -> tuple[int, tuple[str, ...], Sequence[float]]:
-    """Stamp, names and numbers of a message."""
+    """Return the stamp, names and numbers of a message."""
     if kind == ARRAY:
         return 0, tuple(f"[{i}]" for i in range(len(message.data))), message.data
     stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec

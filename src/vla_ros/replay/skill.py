@@ -26,7 +26,7 @@ RESAMPLES = 2000
 def baselines(
     recorded: FloatArray, episodes: IntArray, gripper_index: int | None, open_value: float
 ) -> dict[str, FloatArray]:
-    """Actions [M, D] of three baselines that ignore the image.
+    """Return the actions [M, D] of three baselines that ignore the image.
 
     ``zero`` never moves and keeps the gripper open. ``hold_last`` repeats the action that was recorded one step
     earlier (``zero`` at the start of an episode), which no policy is given. ``mean_action`` is the mean recorded
@@ -42,22 +42,22 @@ def baselines(
 
 
 def motion_columns(spec: PolicySpec) -> list[int]:
-    """Indices of the numbers that are not the gripper's."""
+    """Return the indices of the numbers that are not the gripper's."""
     return [index for index in range(spec.dimension) if index not in spec.grippers]
 
 
 def columns_of(spec: PolicySpec) -> list[int]:
-    """Indices of the numbers that the error counts: translation, or every joint."""
+    """Return the indices of the numbers that the error counts: translation, or every joint."""
     return [0, 1, 2] if spec.motion == "tip_delta" else motion_columns(spec)
 
 
 def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequence[int]) -> FloatArray:
-    """Squared error of each frame, mean over the known numbers of ``columns``, [M]."""
+    """Return the squared error of each frame, mean over the known numbers of ``columns``, [M]."""
     return metrics.mean((predicted - recorded)[:, list(columns)] ** 2, axis=1)
 
 
 def per_episode(values: FloatArray, episodes: IntArray) -> FloatArray:
-    """Sums of ``values`` [M, S] by episode, [E, S]; NaN counts as 0."""
+    """Return the sums of ``values`` [M, S] by episode, [E, S]; NaN counts as 0."""
     _, index = np.unique(episodes, return_inverse=True)
     sums = np.zeros((int(index.max(initial=-1)) + 1, values.shape[1]))
     np.add.at(sums, index, np.nan_to_num(values))

@@ -73,7 +73,7 @@ class SqliteFile:
             yield from self._salvage(wanted, last, seen, str(error))
 
     def _salvage(self, wanted: dict[int, str], last: int, seen: set[int], why: str) -> Iterator[Record]:
-        """Reads the rows of a damaged file one by one, from the time ``last`` on, except those in ``seen``."""
+        """Read the rows of a damaged file one by one, from the time ``last`` on, except those in ``seen``."""
         row = missing = first_lost = 0
         while missing < _GIVE_UP:
             row += 1
@@ -97,7 +97,7 @@ class SqliteFile:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, list[tuple[int, str, str, str]]]:
-    """Opens the file read-only and lists its topics; skips the write-ahead log in a read-only folder."""
+    """Open the file read-only and list its topics; skip the write-ahead log in a read-only folder."""
     problem: sqlite3.Error | None = None
     for mode in ("mode=ro", "immutable=1"):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, check_same_thread=False)

@@ -51,14 +51,14 @@ class Selection:
 
 
 def expand(name: str) -> str:
-    """A topic name as the live node would resolve it."""
+    """Return a topic name as the live node would resolve it."""
     if name.startswith("~"):
         return f"/{NODE}{name[1:]}"
     return name if name.startswith("/") else f"/{name}"
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Parses ``role=/topic`` pairs of ``--topics``; several cameras are separated by commas.
+    """Parse ``role=/topic`` pairs of ``--topics``; several cameras are separated by commas.
 
     Raises:
         BagError: Not of that form, or no such role.
@@ -79,7 +79,7 @@ def select(
     ask: Ask | None = None,
     empty: Collection[str] = (),
 ) -> Selection:
-    """Finds a topic for every role.
+    """Find a topic for every role.
 
     Args:
         topics: Name to type of the bag's topics.
@@ -127,7 +127,7 @@ class _Finder:
         return [name for name, kind in self.by_name.items() if kind in types]
 
     def named(self, name: str, role: str, types: Collection[str]) -> str:
-        """A topic of ``--topics``, checked."""
+        """Return a topic of ``--topics``, checked."""
         if name not in self.by_name:
             known = ", ".join(sorted(self.by_name))
             raise BagError(f"--topics {role}={name}: the bag has no such topic; it has {known}")
@@ -136,7 +136,7 @@ class _Finder:
         return name
 
     def optional(self, role: str, kind: str, usual: str, candidates: Sequence[str]) -> str | None:
-        """The topic of ``--topics``, the one of the configuration, or one of the candidates."""
+        """Return the topic of ``--topics``, the one of the configuration, or one of the candidates."""
         named = self.overrides.get(role)
         if named is not None:
             return None if named in ("", "none") else self.named(named, role, (kind,))
@@ -145,7 +145,7 @@ class _Finder:
         return self.choose(role, candidates) if candidates else None
 
     def choose(self, role: str, candidates: Sequence[str]) -> str:
-        """The only candidate, or the one that a person chooses."""
+        """Return the only candidate, or the one that a person chooses."""
         if len(candidates) == 1:
             return candidates[0]
         if self.ask is None:

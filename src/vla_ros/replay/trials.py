@@ -66,7 +66,7 @@ class Trial:
 
 
 def explain(result: Result, policy: Callable[[], Policy]) -> Result:
-    """Adds the trials to a result, and the best change to the verdict's reasons; ``policy`` returns it loaded."""
+    """Add the trials to a result, and the best change to the verdict's reasons; ``policy`` returns it loaded."""
     score = result.figures["skill"]["mean_action"]
     if result.figures["frames"]["compared"] < FRAMES or not score < CONTENT_SKILL:
         return result
@@ -121,7 +121,7 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
 
 
 def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> bool:
-    """Compares squared errors [M] before and after a change, and those of the mean action.
+    """Compare squared errors [M] before and after a change, and those of the mean action.
 
     The error falls to less than half, the skill is good, and at most one frame of four gets worse. A frame that is
     right both times does not speak against a change.
@@ -132,7 +132,7 @@ def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> b
 
 
 def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: FloatArray) -> Trial:
-    """Judges the actions that result from a change for the frames ``rows``."""
+    """Judge the actions that result from a change for the frames ``rows``."""
     frames, columns = result.frames, skill.columns_of(result.spec)
     recorded = frames.recorded[rows]
     mean = np.nan_to_num(metrics.mean(frames.recorded[frames.compared]))
@@ -146,7 +146,7 @@ def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: Floa
 
 
 def _statistics(result: Result, policy: Policy) -> list[Trial]:
-    """Un-normalises the same actions with the checkpoint's other statistics, without another inference."""
+    """Un-normalise the same actions with the checkpoint's other statistics, without another inference."""
     rows = result.frames.compared
     rows = rows[np.isfinite(result.frames.normalized[rows]).all(axis=1)]
     if not rows.size:
@@ -161,7 +161,7 @@ def _statistics(result: Result, policy: Policy) -> list[Trial]:
 
 
 def _settings(result: Result, policy: Policy) -> list[Trial]:
-    """Tries each change of the camera's settings on a few frames."""
+    """Try each change of the camera's settings on a few frames."""
     if not result.figures["frames"]["images_prepared"]:
         return []
     chosen, offset = _chosen(result), 0
@@ -184,7 +184,7 @@ def _settings(result: Result, policy: Policy) -> list[Trial]:
 
 
 def _chosen(result: Result) -> IntArray:
-    """Rows of compared frames in which the recorded arm moves, spread evenly."""
+    """Return the rows of compared frames in which the recorded arm moves, spread evenly."""
     rows = result.frames.compared
     moved = result.frames.recorded[rows][:, skill.columns_of(result.spec)]
     if Comparer(result.spec, result.config).is_pose:

@@ -72,7 +72,7 @@ def align(
     tolerance: int,
     period: int,
 ) -> Truth:
-    """Expresses the recorded action of every frame in the policy's numbers.
+    """Express the recorded action of every frame in the policy's numbers.
 
     Args:
         frame_times: [F], nanoseconds of the recorder, ascending.
@@ -114,7 +114,7 @@ def align(
 def _paired(
     frame_times: IntArray, frame_stamps: IntArray, recording: Recording, selection: Selection, tolerance: int
 ) -> tuple[str, IntArray, Table]:
-    """The rule, the frames that have a recorded message, and these messages."""
+    """Return the rule, the frames that have a recorded message, and these messages."""
     if recording.truth is None:
         raise BagError(f"{selection.truth} holds no message that can be used")
     table = recording.truth.main
@@ -127,7 +127,7 @@ def _paired(
 
 
 def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tuple[IntArray, Table]:
-    """Frames for which joint states are known, and the joints one period after each."""
+    """Return the frames for which joint states are known, and the joints one period after each."""
     if recording.joints is None:
         raise BagError("the bag has no usable joint states")
     joints = recording.joints.main
@@ -137,7 +137,7 @@ def _differenced(frame_times: IntArray, recording: Recording, period: int) -> tu
 
 
 def _interpolated(table: Table, times: IntArray) -> FloatArray:
-    """Values at ``times``, linear between messages, [N, C]."""
+    """Return the values at ``times``, linear between messages, [N, C]."""
     origin = table.times[0]
     at, known = (times - origin).astype(float), (table.times - origin).astype(float)
     return np.stack([np.interp(at, known, column) for column in table.values.T], axis=1)

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Verdict:
-    """Judges the figures of :func:`vla_ros.replay.figures.summarize`.
+    """Judge the figures of :func:`vla_ros.replay.figures.summarize`.
 
     Args:
         figures: As that function returns them.
@@ -75,7 +75,7 @@ def _percent(share: float) -> str:
 
 
 def _blind_cosine(figures: Mapping[str, Any]) -> float:
-    """The best direction cosine of a baseline without memory; NaN if directions do not exist."""
+    """Return the best direction cosine of a baseline without memory; NaN if directions do not exist."""
     cosines = [figures["baselines"][name]["direction_cosine"] for name in ("zero", "mean_action")]
     return max((value for value in cosines if not math.isnan(value)), default=math.nan)
 
@@ -146,7 +146,7 @@ def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: Float
 
 
 def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
-    """The permutation and signs of axes under which directions agree well, or ""."""
+    """Return the permutation and signs of axes under which directions agree well, or ""."""
     best, name = GOOD_COSINE, ""
     for order in itertools.permutations(range(3)):
         for signs in itertools.product((1, -1), repeat=3):
@@ -159,7 +159,7 @@ def _other_axes(predicted: FloatArray, recorded: FloatArray) -> str:
 
 
 def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
-    """Detects motions that are too large or too small throughout: statistics or units of another dataset."""
+    """Detect motions that are too large or too small throughout: statistics or units of another dataset."""
     cosine = figures["direction_cosine"]
     if math.isnan(cosine):
         return
@@ -220,7 +220,7 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Detects actions that continue straight on where the recorded motion turns, which averages hide."""
+    """Detect actions that continue straight on where the recorded motion turns, which averages hide."""
     turns = figures["turns"]
     if not turns or turns["count"] < _ENOUGH_TURNS or figures["direction_cosine"] < WEAK_COSINE:
         return

@@ -33,7 +33,7 @@ _TYPES = {
 
 
 def write_bag(result: Result, path: Path) -> None:
-    """Writes an MCAP bag in the folder ``path``.
+    """Write an MCAP bag in the folder ``path``.
 
     ``predicted_action`` and ``recorded_action`` hold the policy's numbers, ``action_error`` the mean absolute
     difference, ``predicted_command`` the joints that would have been commanded, with the stamp of their frame.

@@ -66,7 +66,7 @@ class Scale(NamedTuple):
 
 
 def padded(low: float, high: float, share: float = 0.06) -> Range:
-    """Widens [low, high] by a margin; never returns a range of zero width."""
+    """Widen [low, high] by a margin; never returns a range of zero width."""
     flat = high - low <= 1e-12 * max(1.0, abs(high))
     margin = abs(high) * 0.1 or 1.0 if flat else (high - low) * share
     return low - margin, high + margin
@@ -95,7 +95,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def _axes(x: Range, y: Range, size: Size, label: str) -> tuple[Scale, Scale, list[Markup]]:
-    """Both scales for these ranges, and the grid with tick labels and the label of the x axis."""
+    """Return both scales for these ranges, and the grid with tick labels and the label of the x axis."""
     left = 12.0 + 6.2 * max((len(significant(tick)) for tick in ticks(*y)), default=1)
     right, bottom = size[0] - 8.0, size[1] - (30.0 if label else 18.0)
     at_x, at_y = Scale(*x, left, right), Scale(*y, bottom, 8.0)
@@ -120,7 +120,7 @@ def _chart(title: str, size: Size, drawn: Sequence[Markup], above: str = "") -> 
 
 
 def thin(x: FloatArray, y: FloatArray, most: int = 900) -> tuple[FloatArray, FloatArray]:
-    """Reduces a line to about ``most`` points that look the same: each bin keeps its minimum, maximum and gap."""
+    """Reduce a line to about ``most`` points that look the same: each bin keeps its minimum, maximum and gap."""
     if len(x) <= most:
         return x, y
     edges = np.linspace(0, len(x), most // 2 + 1).astype(int)
@@ -136,7 +136,7 @@ def thin(x: FloatArray, y: FloatArray, most: int = 900) -> tuple[FloatArray, Flo
 
 
 def _path(xs: Sequence[float], ys: Sequence[float], step: bool) -> str:
-    """The path through positions in SVG units; it starts anew after a y that is not finite."""
+    """Return the path through positions in SVG units; it starts anew after a y that is not finite."""
     parts, pen_down = [], False
     for x, y in zip(xs, ys, strict=True):
         if math.isfinite(y):

@@ -17,7 +17,7 @@ MAX_SIDE = 16_000
 
 
 def data_uri(image: UInt8Array, quality: int = 80) -> str:
-    """Encodes a uint8 [H, W, 3] RGB (or [H, W] grey) image as ``data:image/jpeg;base64,...``.
+    """Encode a uint8 [H, W, 3] RGB (or [H, W] grey) image as ``data:image/jpeg;base64,...``.
 
     Raises:
         ImageError: Another shape or type.

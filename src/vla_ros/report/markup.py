@@ -23,7 +23,7 @@ VOID = frozenset({"img", "input", "meta", "line", "rect", "path"})
 
 
 def render(content: Content) -> Markup:
-    """Converts ``content`` to markup: escapes text, keeps markup, joins several."""
+    """Convert ``content`` to markup: escape text, keep markup, join several."""
     if isinstance(content, Markup):
         return content
     if isinstance(content, str):
@@ -49,14 +49,14 @@ def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
 
 
 def number(value: object) -> str:
-    """Formats a coordinate with two decimals; anything else as text."""
+    """Format a coordinate with two decimals; anything else as text."""
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return str(value)
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Formats a measured value with ``digits`` significant digits; a dash if there is none.
+    """Format a measured value with ``digits`` significant digits; a dash if there is none.
 
     Example:
         >>> significant(0.012345), significant(1234.5), significant(float("nan"))

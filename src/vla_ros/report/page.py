@@ -16,7 +16,7 @@ LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
-    """A complete HTML file; its content security policy forbids the page to fetch anything."""
+    """Return a complete HTML file; its content security policy forbids the page to fetch anything."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     head = [
         tag("meta", charset="utf-8"),
@@ -34,7 +34,7 @@ def document(title: str, lead: Content, body: Content, footer: Content = "") -> 
 
 
 def save(path: Path, text: str) -> None:
-    """Writes a text file atomically; creates its folder."""
+    """Write a text file atomically; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     partial.write_text(text, encoding="utf-8")
@@ -42,7 +42,7 @@ def save(path: Path, text: str) -> None:
 
 
 def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:
-    """The banner at the top: how good it is (``good``, ``warn`` or ``bad``), a headline and the reasons."""
+    """Return the banner at the top: how good it is (``good``, ``warn`` or ``bad``), a headline and the reasons."""
     parts = [tag("strong", [tag("span", LEVELS[level] + " ", class_="mark"), headline])]
     if reasons:
         parts.append(tag("ul", [tag("li", reason) for reason in reasons]))
@@ -50,7 +50,7 @@ def verdict(level: str, headline: str, reasons: Sequence[str] = ()) -> Markup:
 
 
 def section(title: str, body: Content, note: Content = "") -> Markup:
-    """A heading, an optional note and the section's content."""
+    """Return a heading, an optional note and the section's content."""
     parts = [tag("h2", title)]
     if note:
         parts.append(tag("p", note, class_="note"))
@@ -58,14 +58,14 @@ def section(title: str, body: Content, note: Content = "") -> Markup:
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Headline figures: (label, value, small print) each."""
+    """Return the headline figures: (label, value, small print) each."""
     names = ("label", "value", "under")
     shown = [[tag("div", text, class_=name) for name, text in zip(names, each, strict=True)] for each in figures]
     return tag("div", [tag("div", parts, class_="tile") for parts in shown], class_="tiles")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
-    """A table that scrolls sideways on a narrow screen; numbers are right-aligned."""
+    """Return a table that scrolls sideways on a narrow screen; numbers are right-aligned."""
 
     def row(name: str, cells: Sequence[Cell], like: Sequence[Cell]) -> Markup:
         shown = [str(cell) if isinstance(cell, int) else cell for cell in cells]
@@ -79,7 +79,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
 
 
 def mapped(items: Sequence[Mapping[str, Cell]], columns: Mapping[str, str]) -> Markup:
-    """A table with one row per item and one column per heading, which is mapped to a key of the items."""
+    """Return a table with one row per item and one column per heading, which is mapped to a key of the items."""
     return table(list(columns), [[item[key] for key in columns.values()] for item in items])
 
 
@@ -89,12 +89,12 @@ def cards(items: Sequence[Content]) -> Markup:
 
 
 def wide(item: Content) -> Markup:
-    """A box over the full width; scrolls sideways on narrow screens."""
+    """Return a box over the full width; scrolls sideways on narrow screens."""
     return tag("div", tag("div", item, class_="wide"), class_="card")
 
 
 def details(summary: str, body: Content) -> Markup:
-    """Content that is folded until the reader opens it."""
+    """Return the content that is folded until the reader opens it."""
     return tag("details", [tag("summary", summary), render(body)])
 
 
@@ -104,10 +104,10 @@ def code(text: str) -> Markup:
 
 
 def flag(level: str, text: str) -> Markup:
-    """A coloured label of level ``good``, ``warn`` or ``bad``."""
+    """Return a coloured label of level ``good``, ``warn`` or ``bad``."""
     return tag("span", text, class_=f"flag {level}")
 
 
 def facts(items: Mapping[str, object]) -> Markup:
-    """A table of names and values."""
+    """Return a table of names and values."""
     return table(("", ""), [(name, str(value)) for name, value in items.items()])

@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the machine and every installed package that matters here."""
+    """Return the versions of Python, the machine and every installed package that matters here."""
     found = {"python": platform.python_version(), "machine": machine()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -32,6 +32,6 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Processor, number of usable cores and kernel, in one line."""
+    """Return the processor, number of usable cores and kernel, in one line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{platform.machine()}, {cores} cores, {platform.system()} {platform.release()}"

@@ -154,7 +154,7 @@ def _check_free(address: Any) -> None:
 
 
 def _end_with_parent(drain: float) -> None:
-    """Ends this process when the process at the other end of its standard input has ended."""
+    """End this process when the process at the other end of its standard input has ended."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -164,7 +164,7 @@ def _end_with_parent(drain: float) -> None:
 
 
 def _progress() -> Progress:
-    """Logs every tenth of loading."""
+    """Log every tenth of loading."""
     shown = -1
 
     def progress(fraction: float, message: str) -> None:
@@ -182,12 +182,12 @@ def _tell(name: str, address: Any, port: int) -> None:
 
 
 def checkpoint(named: str) -> str:
-    """A checkpoint's folder, or the name of one that comes with the package."""
+    """Return a checkpoint's folder, or the name of one that comes with the package."""
     return named if named in SHIPPED else str(Path(named).expanduser().resolve())
 
 
 def api_key(arguments: argparse.Namespace) -> str:
-    """The key that robots must show; "" lets everybody in.
+    """Return the key that robots must show; "" lets everybody in.
 
     Raises:
         ConfigError: The file holds no key, or the address is not loopback and nothing was said of a key.
@@ -203,7 +203,7 @@ def api_key(arguments: argparse.Namespace) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach ``host``."""
+    """Return True if only this machine can reach ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -211,7 +211,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
-    """Certificate and key, or None.
+    """Return the certificate and key, or None.
 
     Raises:
         ConfigError: One is missing, or they do not belong together.
@@ -242,7 +242,7 @@ def aliases(given: list[str]) -> dict[str, str]:
 
 
 def own_metadata(path: Path | None) -> dict[str, object] | None:
-    """A map from a YAML file, or None.
+    """Return a map from a YAML file, or None.
 
     Raises:
         ConfigError: It holds something else.

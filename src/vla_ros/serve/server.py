@@ -70,7 +70,7 @@ async def run(service: Service, address: Address, drain: float, ready: asyncio.F
 
 
 def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:
-    """A websocket server for ``service``, as a context manager."""
+    """Return a websocket server for ``service``, as a context manager."""
 
     async def converse(connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
 
 
 def _admit(connection: ServerConnection, request: Request, service: Service, key: str) -> Response | None:
-    """Answers plain HTTP and rejects unauthorised robots; None continues the handshake."""
+    """Answer plain HTTP and reject unauthorised robots; None continues the handshake."""
     path = request.path.partition("?")[0]
     if path == "/healthz":
         if service.healthy():

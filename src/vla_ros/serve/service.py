@@ -108,12 +108,12 @@ class Service:
         self.metadata = pack(self._own_metadata or wire.metadata(self._name, spec))
 
     def close(self, timeout: float) -> bool:
-        """Answers waiting requests and stops; False if that takes longer than ``timeout`` seconds."""
+        """Answer waiting requests and stop; False if that takes longer than ``timeout`` seconds."""
         self._pool.shutdown(wait=False)
         return self.worker.stop(timeout)
 
     def refusal(self) -> str:
-        """Why a new connection is refused; "" if it is accepted."""
+        """Return why a new connection is refused; "" if it is accepted."""
         if self.worker.state is not State.READY:
             return f"the server is {self.worker.state.value}"
         if self.robots >= self.limits.max_robots:
@@ -121,11 +121,11 @@ class Service:
         return ""
 
     def healthy(self) -> bool:
-        """True while it can answer requests."""
+        """Return True while it can answer requests."""
         return self.worker.state is State.READY
 
     def exposition(self) -> bytes:
-        """The metrics in Prometheus's format."""
+        """Return the metrics in Prometheus's format."""
         self.metrics.waiting.set(self.worker.waiting)
         self.metrics.robots.set(self.robots)
         return generate_latest(self.metrics.registry)
@@ -180,7 +180,7 @@ class Service:
         connected: Callable[[], bool],
         previous: float,
     ) -> tuple[bytes | str, str]:
-        """The answer, or a text that says why there is none; and the outcome for the metrics."""
+        """Return the answer, or a text that says why there is none; and the outcome for the metrics."""
         try:
             done = await self._ask(request, robot, arrived, restart, connected)
             if not isinstance(done.outcome, ActionChunk):
@@ -219,7 +219,7 @@ class Service:
             self._futures.pop(job, None)
 
     def _deliver(self, done: Sequence[Done]) -> None:
-        """Passes finished jobs from the worker's thread to the event loop."""
+        """Pass finished jobs from the worker's thread to the event loop."""
         if self._loop is not None and done:
             try:
                 self._loop.call_soon_threadsafe(self._arrived, done)
@@ -234,7 +234,7 @@ class Service:
         asyncio.get_running_loop().call_soon(self._observe, done)  # after the answers are sent
 
     def _observe(self, done: Sequence[Done]) -> None:
-        """Takes the times of a batch into the metrics."""
+        """Take the times of a batch into the metrics."""
         for each in done:
             if each.batch:
                 self.metrics.queued.observe(each.queued_ms / 1e3)

@@ -60,7 +60,7 @@ class Request:
 
 
 def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
-    """The server's metadata: the policy's features, against which a robot checks its preset."""
+    """Return the server's metadata: the policy's features, against which a robot checks its preset."""
     sizes = {key: list(one.size) for key, one in spec.processors.items()}
     return {
         "server": OWN,
@@ -93,7 +93,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
 
 
 def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
-    """Reads one frame.
+    """Read one frame.
 
     Raises:
         WireError: It is not a request; the text says what was found and what is expected.
@@ -131,7 +131,7 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
 
 
 def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
-    """The policy's view of a request; images are processed when the policy asks for them.
+    """Return the policy's view of a request; images are processed when the policy asks for them.
 
     Raises:
         WireError: A JPEG is damaged.
@@ -157,7 +157,7 @@ def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
 
 
 def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
-    """An image's pixels, uint8 [H, W, 3] RGB; decoding a JPEG takes milliseconds.
+    """Return an image's pixels, uint8 [H, W, 3] RGB; decoding a JPEG takes milliseconds.
 
     Raises:
         WireError: It is not a JPEG of a usable size.
@@ -175,7 +175,7 @@ def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
 
 
 def answer(chunk: ActionChunk, request: Request, timing: Mapping[str, float]) -> bytes:
-    """A chunk as openpi's clients expect it: ``actions`` [K, D] and ``server_timing``."""
+    """Return a chunk as openpi's clients expect it: ``actions`` [K, D] and ``server_timing``."""
     message: dict[str, Any] = {"actions": chunk.actions, "server_timing": dict(timing)}
     if request.extended:
         plain = {key: value for key, value in chunk.info.items() if isinstance(value, (bool, int, float, str))}

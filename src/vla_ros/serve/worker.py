@@ -114,7 +114,7 @@ class InferenceWorker:
         return self._inbox.qsize() + len(self._jobs)
 
     def start(self, progress: Progress = no_progress) -> None:
-        """Loads the policy and starts to answer; returns when it is loaded.
+        """Load the policy and start to answer; return when it is loaded.
 
         Raises:
             VlaRosError: The policy does not load.
@@ -148,12 +148,12 @@ class InferenceWorker:
         self._inbox.put(robot)
 
     def drain(self) -> None:
-        """Refuses new jobs and answers those that wait."""
+        """Refuse new jobs and answer those that wait."""
         if self.state is State.READY:
             self.state = State.DRAINING
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Answers waiting jobs, frees the policy and ends; False if that takes longer than ``timeout`` seconds."""
+        """Answer waiting jobs, free the policy and end; False if that takes longer than ``timeout`` seconds."""
         self.drain()
         self._inbox.put(None)
         if self._thread is not None:
@@ -161,7 +161,7 @@ class InferenceWorker:
         return self._thread is None or not self._thread.is_alive()
 
     def _expected(self, now: float) -> float:
-        """Seconds until a request that arrives now would be answered."""
+        """Return the seconds until a request that arrives now would be answered."""
         rest = max(0.0, self._batch_seconds - (now - self._began)) if self.running else 0.0
         return rest + self._batch_seconds * (1 + self.waiting // self._max_batch)
 
@@ -201,7 +201,7 @@ class InferenceWorker:
         self._max_batch = self._sizes[-1]
 
     def _take(self) -> bool:
-        """Waits for jobs and takes all of them; False at the end."""
+        """Wait for jobs and take all of them; False at the end."""
         ending = False
         wait = not self._jobs
         while wait or not self._inbox.empty():
@@ -242,7 +242,7 @@ class InferenceWorker:
         self._deliver(done)
 
     def _infer(self, jobs: Sequence[Job]) -> list[ActionChunk | VlaRosError]:
-        """The policy's answers; if a batch fails as a whole, its requests are tried one by one."""
+        """Return the policy's answers; if a batch fails as a whole, its requests are tried one by one."""
         try:
             requests = [(self._session(job), job.observation) for job in jobs]
             return list(self.policy.infer_batch(requests))
@@ -259,7 +259,7 @@ class InferenceWorker:
             return [VlaRosError("the policy failed on this request; the server's log says why")]
 
     def _session(self, job: Job) -> Session:
-        """The robot's session; a new instruction begins an episode, as on the robot."""
+        """Return the robot's session; a new instruction begins an episode, as on the robot."""
         robot = job.robot
         if robot.session is None:
             robot.session = self.policy.start_session()

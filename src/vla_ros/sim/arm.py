@@ -79,7 +79,7 @@ def forward(joints: FloatArray) -> FloatArray:
 
 
 def _chain(joints: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Tool pose [4, 4], and axes [7, 3] and origins [7, 3] of the joints, in the base frame."""
+    """Return the tool pose [4, 4], and axes [7, 3] and origins [7, 3] of the joints, in the base frame."""
     x, y, z = np.eye(3)
     origin = np.zeros(3)
     axes, origins = np.empty((7, 3)), np.empty((7, 3))
@@ -100,13 +100,13 @@ def _chain(joints: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def _jacobian(pose: FloatArray, axes: FloatArray, origins: FloatArray) -> FloatArray:
-    """Geometric Jacobian of the tool, linear above angular, [6, 7]."""
+    """Return the geometric Jacobian of the tool, linear above angular, [6, 7]."""
     (ax, ay, az), (lx, ly, lz) = axes.T, (pose[:3, 3] - origins).T
     return np.stack((ay * lz - az * ly, az * lx - ax * lz, ax * ly - ay * lx, ax, ay, az))
 
 
 def inverse(position: FloatArray, start: FloatArray = HOME, iterations: int = 60) -> FloatArray:
-    """Joint positions, float64 [7], that bring ``tool`` to ``position`` [3] pointing straight down.
+    """Return the joint positions, float64 [7], that bring ``tool`` to ``position`` [3] pointing straight down.
 
     Raises:
         ValueError: The position is out of reach.

@@ -193,7 +193,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _threads() -> int:
-    """All cores but the simulation's.
+    """Return all cores but the simulation's.
 
     Threads of one matrix product wait for each other: with another process on one of their cores, two threads were
     measured to be up to ten times as slow as one.
@@ -292,7 +292,7 @@ def _interrupt_on_terminate() -> None:
 def _episodes(
     arguments: argparse.Namespace, config: Config, alive: Callable[[], bool], stack: ExitStack
 ) -> tuple[list[EpisodeResult], float]:
-    """Results of all episodes and the seconds they took."""
+    """Return the results of all episodes and the seconds they took."""
     from vla_ros.graph import open_graph
     from vla_ros.sim import console
     from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime, Runner
@@ -330,7 +330,7 @@ def _episodes(
 
 
 def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
-    """Options of the table-top from the arguments."""
+    """Return the options of the table-top from the arguments."""
     from vla_ros.sim.world import WorldOptions
 
     return WorldOptions(

@@ -98,7 +98,7 @@ class Runner(ABC):
         return stamp, image
 
     def _hopeless(self) -> bool:
-        """Whether no command is to be expected."""
+        """Return whether no command is to be expected."""
         return not self._alive() or bool(self._node.policy.hopeless)
 
     def _check(self, *, waiting: bool = True) -> None:

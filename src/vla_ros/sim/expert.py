@@ -73,7 +73,7 @@ _ITERATIONS = 2  # of inverse kinematics, for a step of a few centimetres
 def decide(
     task: Task, pose: FloatArray, fingers: float, objects: Mapping[str, FloatArray], rate_hz: float = RATE_HZ
 ) -> FloatArray:
-    """The expert's action in a state.
+    """Return the expert's action in a state.
 
     Args:
         task: The task; its target must be among ``objects``.
@@ -109,7 +109,7 @@ def _funnel(error: float) -> float:
 
 
 def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
-    """Vector to ``goal`` from above: never sideways while low and off the axis."""
+    """Return the vector to ``goal`` from above: never sideways while low and off the axis."""
     way = goal - tool
     error = float(np.hypot(way[0], way[1]))
     height = tool[2] - goal[2]
@@ -179,7 +179,7 @@ def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArr
 def plan(
     task: Task | None, now: Situation, actions: str = "eef_delta", horizon: int = 1, rate_hz: float = RATE_HZ
 ) -> FloatArray:
-    """The next ``horizon`` actions of one arm in the form ``actions``, float64 [horizon, D].
+    """Return the next ``horizon`` actions of one arm in the form ``actions``, float64 [horizon, D].
 
     The arm keeps still without a task. Steps after the first are as good as the prediction of what happens.
     """
@@ -290,7 +290,7 @@ def positions_of(numbers: FloatArray) -> dict[str, FloatArray]:
 
 
 def state_of(world: TableTop) -> dict[str, FloatArray]:
-    """The expert's state vectors in a world, as the policy node makes them from its topics."""
+    """Return the expert's state vectors in a world, as the policy node makes them from its topics."""
     joints = world.joint_positions().reshape(len(world.mounts), -1)
     split = len(arm.JOINT_NAMES)
     return {

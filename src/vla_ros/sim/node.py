@@ -163,7 +163,7 @@ class SimNode:
     # --- out ---
 
     def next_stamp(self) -> int:
-        """The ROS time in nanoseconds, always later than the previous result."""
+        """Return the ROS time in nanoseconds, always later than the previous result."""
         self._stamp = max(int(self._node.get_clock().now().nanoseconds), self._stamp + 1)
         return self._stamp
 
@@ -218,7 +218,7 @@ class SimNode:
     # --- in ---
 
     def take_commands(self) -> dict[str, ReceivedCommand]:
-        """The newest untaken command of each driver's topic."""
+        """Return the newest untaken command of each driver's topic."""
         commands, self._commands = self._commands, {}
         return commands
 
@@ -300,7 +300,7 @@ class SimNode:
 
 
 def read_command(driver: Driver, message: Any, now: int) -> ReceivedCommand:
-    """Reads a driver's command from a message; ``now`` (nanoseconds) replaces a missing stamp."""
+    """Read a driver's command from a message; ``now`` (nanoseconds) replaces a missing stamp."""
     is_velocity = driver.output.startswith("joint_velocity")
     if driver.output in _UNNAMED:
         return ReceivedCommand(driver.joints, tuple(map(float, message.data)), is_velocity, now)

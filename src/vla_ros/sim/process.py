@@ -21,7 +21,7 @@ _DOMAINS = range(1, 101)  # their ports stay below Linux's ephemeral ones
 
 
 def free_domain() -> int:
-    """A ROS domain from 1 to 100 without participants on this host.
+    """Return a ROS domain from 1 to 100 without participants on this host.
 
     Raises:
         VlaRosError: All are in use.
@@ -46,7 +46,7 @@ def _is_free(port: int) -> bool:
 
 
 def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment that isolates the demo: a free domain, on this host only, unless they are set."""
+    """Return the environment that isolates the demo: a free domain, on this host only, unless they are set."""
     chosen: dict[str, str] = {}
     if not environment.get("ROS_DOMAIN_ID"):
         chosen["ROS_DOMAIN_ID"] = str(free_domain())
@@ -87,7 +87,7 @@ class PolicyProcess:
         )
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         return self._process.poll() is None
 
     def end(self, patience: float = 20.0) -> int:
@@ -104,7 +104,7 @@ class PolicyProcess:
         return status
 
     def stats(self) -> dict[str, Any]:
-        """Latency and frame counters that it wrote when it ended; empty if there are none."""
+        """Return the latency and frame counters that it wrote when it ended; empty if there are none."""
         try:
             found = json.loads(self._stats.read_text(encoding="utf-8"))
         except (OSError, ValueError):

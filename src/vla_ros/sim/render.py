@@ -78,7 +78,7 @@ class Renderer:
         self._window = mujoco.MjrRect(0, 0, width, height)
 
     def render(self, data: Any, camera: str) -> UInt8Array:
-        """Upright image uint8 [H, W, 3] RGB of ``data`` (``mujoco.MjData``) from the named camera."""
+        """Return the upright image uint8 [H, W, 3] RGB of ``data`` (``mujoco.MjData``) from the named camera."""
         mujoco = self._mujoco
         self._context.make_current()
         self._camera.fixedcamid = self._model.camera(camera).id

@@ -31,7 +31,7 @@ def write(result: DemoResult, path: Path, config: Config | None = None) -> None:
 
 
 def render(result: DemoResult, config: Config | None = None) -> str:
-    """The report as HTML text."""
+    """Return the report as HTML text."""
     # The name of a checkpoint in the package says little in a heading.
     name = result.policy if result.checkpoint in ("", *SHIPPED) else result.checkpoint
     lead = f"{len(result.episodes)} episodes, policy {result.policy}, {result.mode.replace('_', ' ')}"
@@ -101,7 +101,7 @@ def headline(result: DemoResult) -> list[tuple[str, str, str]]:
 
 
 def featured(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
-    """Episodes to show with images: all, or :data:`SHOWN` with failures first."""
+    """Return the episodes to show with images: all, or :data:`SHOWN` with failures first."""
     if len(episodes) <= SHOWN:
         return list(episodes)
     return sorted(episodes, key=lambda episode: episode.success)[:SHOWN]
@@ -113,7 +113,7 @@ def outcome(episode: EpisodeResult) -> Markup:
 
 
 def episode_card(episode: EpisodeResult) -> Markup:
-    """Images of an episode as an animation, with its instruction and outcome."""
+    """Return the images of an episode as an animation, with its instruction and outcome."""
     head = tag("h3", [f"{episode.instruction} ", outcome(episode)])
     caption = f"seed {episode.seed}, {episode.steps} steps"
     if episode.touched:
@@ -148,7 +148,7 @@ def motion(episode: EpisodeResult, result: DemoResult, *, opened: bool) -> Marku
 
 
 def groups(action: Sequence[Part]) -> list[tuple[str, Sequence[str]]]:
-    """Title and names of the numbers that share a chart."""
+    """Return the title and names of the numbers that share a chart."""
     found: list[tuple[str, Sequence[str]]] = []
     for part in action:
         if part.quantity == "tip_delta":
@@ -168,7 +168,7 @@ def _chart(title: str, names: Sequence[str], rows: Sequence[FloatArray] | FloatA
 
 
 def latency(result: DemoResult) -> list[Markup]:
-    """Table of percentiles, and a histogram of each stage whose single measurements are known."""
+    """Return the table of percentiles, and a histogram of each stage whose single measurements are known."""
     rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
     parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows)] if rows else []
     histograms = [
@@ -200,7 +200,7 @@ def frames(counters: Mapping[str, object]) -> Markup:
 
 
 def execution(figures: Mapping[str, float]) -> Markup:
-    """Steps, chunks, skipped steps, stalls, ages, accelerations and jerk."""
+    """Return the steps, chunks, skipped steps, stalls, ages, accelerations and jerk."""
     if not figures:
         return tag("p", "The policy node reported nothing.", class_="note")
     return page.table(
@@ -209,7 +209,7 @@ def execution(figures: Mapping[str, float]) -> Markup:
 
 
 def configuration(result: DemoResult, config: Config | None) -> list[Markup]:
-    """Settings of the run, versions, and the options of the policy node."""
+    """Return the settings of the run, versions, and the options of the policy node."""
     run = {
         "policy": result.policy,
         "arms": ", ".join(result.arms),

@@ -122,7 +122,7 @@ class DemoResult:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All figures as plain JSON values, without images and traces."""
+        """Return all figures as plain JSON values, without images and traces."""
         plain = ("policy", "checkpoint", "mode", "schedule", "delay_ms", "rate_hz", "seed", "wall_s")
         rates = ("success_rate", "wrong_object_rate", "seconds_to_success")
         return {

@@ -81,7 +81,7 @@ class Scene:
 
 
 def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = ONE_ARM, objects: int = 0) -> Scene:
-    """The scene of ``seed`` with one of ``tasks`` (names of :data:`TASK_NAMES`).
+    """Return the scene of ``seed`` with one of ``tasks`` (names of :data:`TASK_NAMES`).
 
     One arm has a target and two or three distractors (``objects`` sets how many in all), each of two arms a target
     and a distractor. Distractors mostly share a target's colour or its shape, so that neither alone identifies it.
@@ -109,14 +109,14 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = 
 
 
 def switched(scene: Scene) -> Scene:
-    """The same scene with the first distractor of each arm as its target."""
+    """Return the same scene with the first distractor of each arm as its target."""
     arms = len(scene.starts)
     names = [thing.name for thing in scene.objects[arms : 2 * arms]]
     return replace(scene, task=make_task(scene.task.name, *names))
 
 
 def shuffled_instruction(scene: Scene) -> str:
-    """The instruction for other objects of the scene, drawn from its seed where an arm has several."""
+    """Return the instruction for other objects of the scene, drawn from its seed where an arm has several."""
     if len(scene.starts) > 1:
         return switched(scene).instruction
     other = int(np.random.default_rng([scene.seed, 0x5117]).integers(1, len(scene.objects)))
@@ -142,7 +142,7 @@ def _apart(places: FloatArray) -> bool:
 
 
 def _lane_is_free(places: FloatArray, side: float) -> bool:
-    """True if no distractor lies where the hand comes down, or where it moves the object."""
+    """Return True if no distractor lies where the hand comes down, or where it moves the object."""
     across = np.abs(places[1:, 0] - places[0, 0])
     along = side * (places[1:, 1] - places[0, 1])
     return bool(np.all((across > _PUSH_LANE) | (along > PUSH_ROOM) | (along < -PUSH_ROOM * 0.75)))

@@ -46,7 +46,7 @@ class Commands:
 
 
 def stalled_share(episodes: Sequence[Commands], rate_hz: float) -> float | None:
-    """Share of time in which a command was overdue; None in lockstep."""
+    """Return the share of time in which a command was overdue; None in lockstep."""
     gaps = np.concatenate([np.zeros(0), *(commands.gaps for commands in episodes)])
     if not len(gaps):
         return None
@@ -55,7 +55,7 @@ def stalled_share(episodes: Sequence[Commands], rate_hz: float) -> float | None:
 
 
 def longest_gap(episodes: Sequence[Commands]) -> float | None:
-    """Seconds of the longest gap between two commands; None in lockstep."""
+    """Return the seconds of the longest gap between two commands; None in lockstep."""
     return max((float(commands.gaps.max()) for commands in episodes if len(commands.gaps)), default=None)
 
 

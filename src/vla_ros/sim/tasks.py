@@ -71,7 +71,7 @@ class Task:
 
 
 def make_task(name: str, *targets: str) -> Task:
-    """The task called ``name`` (:data:`TASK_NAMES`) for one object per arm (``red_cube``).
+    """Return the task called ``name`` (:data:`TASK_NAMES`) for one object per arm (``red_cube``).
 
     Raises:
         ConfigError: There is no such task, or not for so many arms.
@@ -86,7 +86,7 @@ def make_task(name: str, *targets: str) -> Task:
 
 
 def parse(instruction: str) -> Task | None:
-    """The task that an instruction names, or None if there is none. Case and spaces do not matter."""
+    """Return the task that an instruction names, or None if there is none. Case and spaces do not matter."""
     text = " ".join(instruction.lower().split()).rstrip(".!")
     if match := _PICK.fullmatch(text) or _PICK_TWO.fullmatch(text):
         words, side = match.groups(), ""

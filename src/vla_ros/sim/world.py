@@ -225,27 +225,27 @@ class TableTop:
     # --- sensors ---
 
     def joint_positions(self) -> FloatArray:
-        """Measured positions of all joints, float64 [9 * arms]."""
+        """Return the measured positions of all joints, float64 [9 * arms]."""
         return np.array(self._data.qpos[self._places], dtype=np.float64)
 
     def joint_velocities(self) -> FloatArray:
-        """Measured velocities of all joints, float64 [9 * arms], radians and metres per second."""
+        """Return the measured velocities of all joints, float64 [9 * arms], radians and metres per second."""
         return np.array(self._data.qvel[self._speeds], dtype=np.float64)
 
     def joint_state(self, stamp: int) -> JointState:
-        """Measured positions of all joints."""
+        """Return the measured positions of all joints."""
         return JointState(self.joint_names, self.joint_positions(), stamp)
 
     def tool_position(self, index: int = 0) -> FloatArray:
-        """Position of an arm's ``tool``, float64 [3], metres."""
+        """Return the position of an arm's ``tool``, float64 [3], metres."""
         return np.array(self._data.site_xpos[self._tools[index]], dtype=np.float64)
 
     def tool_rotation(self, index: int = 0) -> FloatArray:
-        """Rotation of an arm's ``tool``, float64 [3, 3]."""
+        """Return the rotation of an arm's ``tool``, float64 [3, 3]."""
         return np.array(self._data.site_xmat[self._tools[index]], dtype=np.float64).reshape(3, 3)
 
     def object_positions(self) -> dict[str, FloatArray]:
-        """Centre of each object of the scene, float64 [3], metres."""
+        """Return the centre of each object of the scene, float64 [3], metres."""
         return {
             thing.name: np.array(self._data.xpos[body], dtype=np.float64)
             for thing, body in zip(self.scene.objects, self._bodies, strict=False)
@@ -262,7 +262,7 @@ class TableTop:
         return JointState(names, np.concatenate([places.get(name, absent) for name in KINDS]), stamp)
 
     def render(self, camera: str = "front") -> UInt8Array:
-        """Upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB.
+        """Return the upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB.
 
         Raises:
             MissingDependencyError: OpenGL is not available; the message names the packages.
@@ -297,7 +297,7 @@ class TableTop:
 
 
 def _model(mujoco: Any, mounts: Sequence[arm.Mount]) -> Any:
-    """The MuJoCo model of the table with these arms."""
+    """Return the MuJoCo model of the table with these arms."""
     path = str(arm.ASSETS / "table_top.xml")
     if mounts is arm.ONE_ARM:
         return mujoco.MjModel.from_xml_path(path)

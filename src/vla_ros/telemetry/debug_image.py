@@ -18,7 +18,7 @@ _FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarte
 def annotate(
     image: UInt8Array, instruction: str, action: FloatArray, spec: PolicySpec, scale: float, state: str
 ) -> UInt8Array:
-    """Draws instruction, action and state on a copy of the policy's image.
+    """Draw instruction, action and state on a copy of the policy's image.
 
     End-effector deltas are drawn as an arrow on a compass, because without the camera's calibration their direction
     in the image is unknown: up is forward (+x of ``control.delta_frame``), left is +y, as seen from behind the
@@ -74,7 +74,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def _say(canvas: UInt8Array, where: Sequence[int], text: str) -> None:
-    """Writes white text with a black outline, readable on every image. OpenCV's fonts are ASCII only."""
+    """Write white text with a black outline, readable on every image. OpenCV's fonts are ASCII only."""
     import cv2
 
     plain = text.encode("ascii", "replace").decode()

@@ -26,7 +26,7 @@ class Part:
 
 
 def state_part(status: Status, counters: Mapping[str, int], instruction: str) -> Part:
-    """Reports whether the arm may move, and why not."""
+    """Report whether the arm may move, and why not."""
     level = {State.ARMED: OK, State.DISARMED: OK, State.HOLDING: WARN, State.STOPPED: ERROR}[status.state]
     message = status.state.value
     if status.stopped_by is not None:
@@ -96,19 +96,19 @@ def execution_part(execution: Mapping[str, float]) -> Part:
 
 
 def topics_part(findings: Mapping[str, str]) -> Part:
-    """Reasons why messages do not arrive, each with its fix."""
+    """Return the reasons why messages do not arrive, each with its fix."""
     return Part("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 
 
 def process_part(resources: Mapping[str, int]) -> Part:
-    """Memory, threads, file descriptors and GPU memory of the node."""
+    """Return the memory, threads, file descriptors and GPU memory of the node."""
     values = {name: str(value) for name, value in resources.items()}
     resident = resources.get("resident_bytes")
     return Part("process", OK, f"{resident / 2**20:.0f} MiB resident" if resident else "not known", values)
 
 
 def to_message(parts: Sequence[Part], node: str, stamp: int, make: Callable[[str], Any]) -> Any:
-    """Builds a ``diagnostic_msgs/DiagnosticArray``; ``stamp`` is in nanoseconds, ``make`` finds message classes."""
+    """Build a ``diagnostic_msgs/DiagnosticArray``; ``stamp`` is in nanoseconds, ``make`` finds message classes."""
     seconds, nanoseconds = divmod(stamp, 1_000_000_000)
     time = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
     header = make("std_msgs/msg/Header")(stamp=time, frame_id="")

@@ -80,7 +80,7 @@ class ExecutionStats:
             self._jerks.append(_largest((self._acceleration - steady) / period))
 
     def summary(self) -> dict[str, float]:
-        """The figures; without those that do not exist (yet).
+        """Return the figures; without those that do not exist (yet).
 
         ``steps`` sent, ``chunks`` begun (each is a refill but the first) and ``skipped`` steps of them, which were
         executed from the chunk before; ``seconds`` between steps, the ``stalled_share`` of them beyond a period
@@ -106,7 +106,7 @@ class ExecutionStats:
 
 
 def _numbers(commands: Sequence[Command], joints: Mapping[str, int]) -> tuple[FloatArray | None, FloatArray | None]:
-    """Positions of all arms, or their velocities where those are commanded."""
+    """Return the positions of all arms, or their velocities where those are commanded."""
     speeds = [np.array(list(each.velocities.values())) for each in commands if each.velocities is not None]
     speeds += [
         np.concatenate(each.twist) for each in commands if each.velocities is None and each.twist is not None

@@ -50,7 +50,7 @@ class FrameTrace:
         self._thread.start()
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Records the outcome of a frame; never waits for the disk."""
+        """Record the outcome of a frame; never waits for the disk."""
         sent = {} if outcome.ended is None else {"sent": outcome.ended}
         line = json.dumps(
             {
@@ -69,7 +69,7 @@ class FrameTrace:
             self.lost += 1
 
     def close(self) -> None:
-        """Writes the remaining lines and closes the file. May be called twice."""
+        """Write the remaining lines and close the file. May be called twice."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=5)
         self._thread.join(5)

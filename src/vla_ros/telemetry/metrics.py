@@ -34,7 +34,7 @@ def families(
     execution: Mapping[str, float],
     resources: Mapping[str, int],
 ) -> list[Metric]:
-    """The node's figures as Prometheus metrics."""
+    """Return the node's figures as Prometheus metrics."""
     states = GaugeMetricFamily("vla_ros_state", "1 for the current state of the arm", labels=["state"])
     for each in State:
         states.add_metric([each.value], each is state)

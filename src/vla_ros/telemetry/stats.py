@@ -32,7 +32,7 @@ class _Ring:
         self._count += 1
 
     def copy(self) -> FloatArray:
-        """Float64 [at most 4096], oldest first."""
+        """Return float64 [at most 4096], oldest first."""
         if self._count <= _REMEMBERED:
             return self._values[: self._count].copy()
         return np.roll(self._values, -(self._count % _REMEMBERED))
@@ -55,7 +55,7 @@ class Stats:
         self._received = self._unstamped = self._used = self._commands = 0
 
     def record(self, stages_ms: Mapping[str, float]) -> None:
-        """Stores the time of each stage, in milliseconds."""
+        """Store the time of each stage, in milliseconds."""
         with self._lock:
             for name, value in stages_ms.items():
                 ring = self._stages.get(name)
@@ -64,17 +64,17 @@ class Stats:
                 ring.add(value)
 
     def received(self) -> None:
-        """Counts a received frame."""
+        """Count a received frame."""
         with self._lock:
             self._received += 1
 
     def unstamped(self) -> None:
-        """Counts a frame without a stamp; its time of arrival is used instead."""
+        """Count a frame without a stamp; its time of arrival is used instead."""
         with self._lock:
             self._unstamped += 1
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Counts the outcome of a frame."""
+        """Count the outcome of a frame."""
         with self._lock:
             if outcome.outcome in ANSWERED:
                 self._used += 1
@@ -82,7 +82,7 @@ class Stats:
                 self._dropped[outcome.outcome] += 1
 
     def commanded(self) -> None:
-        """Counts a command that was sent."""
+        """Count a command that was sent."""
         with self._lock:
             self._commands += 1
 

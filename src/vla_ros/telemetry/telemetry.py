@@ -84,7 +84,7 @@ class Telemetry:
     # Called by the control loop and the receivers
 
     def step(self, step: StepResult) -> None:
-        """Publishes ``~/action`` for a step, whether or not the arm may move."""
+        """Publish ``~/action`` for a step, whether or not the arm may move."""
         make = self._graph.message
         layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
         self._action.publish(make("std_msgs/msg/Float64MultiArray")(layout=layout, data=step.action.tolist()))
@@ -95,12 +95,12 @@ class Telemetry:
             self._to_draw = step
 
     def frame(self, outcome: FrameOutcome) -> None:
-        """Records the outcome of a frame, one line of ``node.trace``."""
+        """Record the outcome of a frame, one line of ``node.trace``."""
         if self._trace is not None:
             self._trace.frame(outcome)
 
     def changed(self) -> None:
-        """Publishes ``~/status`` when the state or its reasons change."""
+        """Publish ``~/status`` when the state or its reasons change."""
         snapshot, status = self._inputs.snapshot, self._safety.status
         content = {
             "stamp": int(self._node.get_clock().now().nanoseconds),
@@ -122,7 +122,7 @@ class Telemetry:
     # On the thread that spins
 
     def _report(self) -> None:
-        """Logs new problems with topics and publishes diagnostics and status, once a second."""
+        """Log new problems with topics and publish diagnostics and status, once a second."""
         self._look()
         outside = self._outside
         parts = [
@@ -147,7 +147,7 @@ class Telemetry:
         self._diagnostics.publish(diagnostics.to_message(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
-        """Logs topic problems that are new since the last check."""
+        """Log topic problems that are new since the last check."""
         self._health.check()
         wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.present}
         for text in wrong.values():
@@ -219,7 +219,7 @@ class Telemetry:
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 
     def _say_transport(self) -> None:
-        """Logs in one line whether raw frames of the configured size get through."""
+        """Log in one line whether raw frames of the configured size get through."""
         config = self._options.current
         frames = Frames.of(config)
         if self._graph.backend == "dds":

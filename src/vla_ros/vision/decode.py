@@ -80,7 +80,7 @@ _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 
 
 def decode_image(cdr: CdrBytes) -> DecodedImage:
-    """Decodes a serialised ``sensor_msgs/Image``.
+    """Decode a serialised ``sensor_msgs/Image``.
 
     ``step`` padding is honoured. ``is_bigendian`` applies to two-byte channels and is ignored for others; the CDR
     itself may have either byte order.
@@ -102,7 +102,7 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:
-    """Decodes a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG with 8 bits, grey or colour.
+    """Decode a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG with 8 bits, grey or colour.
 
     The EXIF orientation is applied, as in cv_bridge and image_transport. The leading bytes of the data identify the
     format, because drivers fill ``format`` inconsistently; ``format`` tells what the bytes cannot: depth, raw Bayer
@@ -148,7 +148,7 @@ def _check_size(message: str, height: int, width: int) -> None:
 
 
 def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> UInt8Array:
-    """Converts an 8-bit encoding to RGB; returns a view of ``data`` if that is RGB already."""
+    """Convert an 8-bit encoding to RGB; return a view of ``data`` if that is RGB already."""
     height, width = header.height, header.width
     if width % layout.multiple:
         raise ImageError(
@@ -177,7 +177,7 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
 
 
 def _other(header: ImageHeader) -> ImageError:
-    """Explains why an encoding is not supported, and what to do."""
+    """Explain why an encoding is not supported, and what to do."""
     _refuse_depth(IMAGE, "encoding", header.encoding)
     return ImageError(
         f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {', '.join(ENCODINGS)}, a Bayer mosaic"
@@ -186,7 +186,7 @@ def _other(header: ImageHeader) -> ImageError:
 
 
 def _refuse_depth(message: str, what: str, name: str) -> None:
-    """Raises if the encoding or format is not a colour or grey image."""
+    """Raise if the encoding or format is not a colour or grey image."""
     base = name.split(";")[0].strip().lower()
     if base in _DEPTH or "compresseddepth" in name.lower():
         raise ImageError(
@@ -196,7 +196,7 @@ def _refuse_depth(message: str, what: str, name: str) -> None:
 
 
 def _is_swapped(header: CompressedHeader) -> bool:
-    """True if red and blue were swapped before compression.
+    """Return True if red and blue were swapped before compression.
 
     ``compressed_image_transport`` names the channel order that it passed to OpenCV's encoder, which expects BGR.
     "compressed rgb8" is therefore a file with swapped channels, which its own subscriber swaps back.

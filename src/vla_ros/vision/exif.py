@@ -37,7 +37,7 @@ def jpeg_exif(data: memoryview) -> bytes:
 
 
 def turned(image: UInt8Array, exif: bytes) -> UInt8Array:
-    """Applies the orientation in the image's EXIF data, if they are present and intact."""
+    """Apply the orientation in the image's EXIF data, if they are present and intact."""
     orientation = None
     if exif:
         with contextlib.suppress(Exception):  # foreign bytes: whatever Pillow raises, they say nothing

@@ -23,7 +23,7 @@ _TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
 
 
 def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
-    """Returns the function that applies ``camera.orientation`` to uint8 [H, W, 3].
+    """Return the function that applies ``camera.orientation`` to uint8 [H, W, 3].
 
     ``name`` is ``none`` (returns the image itself), ``rotate_90``, ``rotate_180`` or ``rotate_270`` clockwise,
     ``flip_horizontal`` (swaps left and right) or ``flip_vertical``. Images of LIBERO's renderer need

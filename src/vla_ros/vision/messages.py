@@ -51,7 +51,7 @@ class CompressedHeader:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """Quotes ``text`` and truncates it to ``limit`` characters, so that foreign strings in messages stay short."""
+    """Quote ``text`` and truncate it to ``limit`` characters, so that foreign strings in messages stay short."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
@@ -80,7 +80,7 @@ class _Reader:
         self._offset = _HEADER_BYTES
 
     def _take(self, count: int, what: str) -> int:
-        """Consumes the next ``count`` bytes and returns their offset."""
+        """Consume the next ``count`` bytes and return their offset."""
         start = self._offset
         if count > len(self._bytes) - start:
             raise ImageError(
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
-    """Header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
+    """Return the header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
 
     Raises:
         ImageError: The bytes are not such a message: truncated, lengths beyond the buffer, an impossible stamp.
@@ -143,7 +143,7 @@ def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
 
 
 def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
-    """Header and compressed bytes (a view, no copy) of a serialised ``sensor_msgs/CompressedImage``.
+    """Return the header and compressed bytes (a view, no copy) of a serialised ``sensor_msgs/CompressedImage``.
 
     Raises:
         ImageError: As for `read_image`.
@@ -156,7 +156,7 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Header of a serialised ``sensor_msgs/Image``, in microseconds whatever the image size.
+    """Return the header of a serialised ``sensor_msgs/Image``, in microseconds whatever the image size.
 
     Raises:
         ImageError: As for `read_image`.
@@ -174,7 +174,7 @@ def image_stamp(cdr: CdrBytes) -> int:
 
 
 def with_stamp(cdr: CdrBytes, stamp: int) -> bytes:
-    """A copy of any message that begins with a ``std_msgs/Header``, with another stamp in nanoseconds.
+    """Return a copy of any message that begins with a ``std_msgs/Header``, with another stamp in nanoseconds.
 
     Raises:
         ImageError: The bytes are too short for a stamp.

@@ -43,12 +43,12 @@ class Preprocessor:
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
     def raw(self, image: UInt8Array, camera_index: int = 0, stamp: int = 0) -> RawImage:
-        """A decoded image, uint8 [H, W, 3] RGB, with its pending orientation and processor."""
+        """Return a decoded image, uint8 [H, W, 3] RGB, with its pending orientation and processor."""
         return RawImage(image, *self._cameras[camera_index], stamp)
 
 
 def process(raw: RawImage) -> UInt8Array:
-    """Applies orientation and image processor on the host.
+    """Apply orientation and image processor on the host.
 
     Returns:
         Uint8 [height, width, 3] RGB of the processor's size.
@@ -65,7 +65,7 @@ def _named(image: ImageFeature) -> ImageProcessor | None:
 
 
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
-    """The policy's processor, unless the user overrides it for this camera."""
+    """Return the policy's processor, unless the user overrides it for this camera."""
     if camera.pipeline != "policy":
         if camera.pipeline not in PROCESSORS:
             known = ", ".join(("policy", *PROCESSORS))

@@ -40,7 +40,7 @@ def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UIn
 
 
 def jpeg_round_trip(image: UInt8Array) -> UInt8Array:
-    """Encodes and decodes ``image`` like TensorFlow's JPEG codec, for the same loss as in the training data.
+    """Encode and decode ``image`` like TensorFlow's JPEG codec, for the same loss as in the training data.
 
     OpenCV's encoder (quality 95, 4:2:0) and libjpeg-turbo's decoder with the fast DCT, TensorFlow's default,
     produce the pixels of TensorFlow 2. ``image`` is uint8 [height, width, 3] and already upright, because the loss
@@ -71,7 +71,7 @@ def crop_center(image: UInt8Array, area: float, size: tuple[int, int] = (224, 22
     across = np.repeat(columns.share, 3)
 
     def along_columns(at: NDArray[np.intp]) -> Levels:
-        """Rows ``at`` of the image in [0, 1], resized along the columns: [height, width * 3]."""
+        """Return the rows ``at`` of the image in [0, 1], resized along the columns: [height, width * 3]."""
         some = flat[at]
         return _between(_in_one(some.take(left.ravel(), axis=1)), _in_one(some.take(right.ravel(), axis=1)), across)
 
@@ -89,7 +89,7 @@ def _in_one(image: UInt8Array) -> Levels:
 
 
 def _between(one: Levels, other: Levels, share: Levels) -> Levels:
-    """Computes ``one + (other - one) * share`` in place of ``other``."""
+    """Compute ``one + (other - one) * share`` in place of ``other``."""
     other -= one
     other *= share
     other += one
@@ -189,7 +189,7 @@ PROCESSORS: Mapping[str, type[ResizeNaive | LiberoResize | ResizeWithPad]] = {
 
 
 def require_image(image: UInt8Array) -> None:
-    """Raises unless ``image`` is uint8 [height, width, 3] with pixels."""
+    """Raise unless ``image`` is uint8 [height, width, 3] with pixels."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
             f"image of type {image.dtype} and shape {image.shape} found, expected uint8 [height, width, 3] RGB"

@@ -33,7 +33,7 @@ _CHANNELS = 3
 
 
 def lanczos3_matrix(source: int, target: int) -> Matrix:
-    """Weights of ``tf.image.resize(method="lanczos3", antialias=True)`` along one axis, to the bit.
+    """Return the weights of ``tf.image.resize(method="lanczos3", antialias=True)`` along one axis, to the bit.
 
     Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at halves. The kernel is
     stretched by the scale when the image shrinks, truncated at the border, and normalised to a sum of one.
@@ -59,7 +59,7 @@ def lanczos3_matrix(source: int, target: int) -> Matrix:
 
 
 def _lanczos3(distance: Matrix) -> Matrix:
-    """The kernel, computed in TensorFlow's order of float32 operations."""
+    """Return the kernel, computed in TensorFlow's order of float32 operations."""
     pi, radius = np.float32(math.pi), np.float32(3)
     inner = np.maximum(distance, np.float32(1e-3))
     weights = radius * _sine(pi * inner) * _sine(pi * inner / radius) / (pi * pi * inner * inner)
@@ -116,7 +116,7 @@ def pillow_resize(
 
 @lru_cache(maxsize=16)
 def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float) -> Resampling:
-    """A centre crop between two sizes (height, width)."""
+    """Return a centre crop between two sizes (height, width)."""
     rows, columns = (crop_taps(source[axis], target[axis], area) for axis in (0, 1))
     return (BilinearCrop(rows, columns),)
 
@@ -180,7 +180,7 @@ class Separable:
 
 
 def _blocks(matrix: Matrix, size: int) -> list[Block]:
-    """Splits a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of its rows."""
+    """Split a banded matrix into blocks of ``size`` rows, each as wide as the non-zero columns of its rows."""
     blocks = []
     for start in range(0, matrix.shape[0], size):
         rows = matrix[start : start + size]
@@ -248,7 +248,7 @@ class Lanczos3:
         return result
 
     def _all(self, image: UInt8Array) -> Matrix:
-        """Every sample, float32 [height, width, 3], in TensorFlow's order."""
+        """Return every sample, float32 [height, width, 3], in TensorFlow's order."""
         result: NDArray[np.uint8] | Matrix = image
         for axis, (at, weights) in enumerate((self._rows, self._columns)):
             lines = np.moveaxis(result, axis, 0)
@@ -260,7 +260,7 @@ class Lanczos3:
 
 
 def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Positions and weights [target, taps] of a banded matrix; the weight is 0 behind a band's end."""
+    """Return the positions and weights [target, taps] of a banded matrix; the weight is 0 behind a band's end."""
     used = matrix != 0
     first = used.argmax(axis=1)
     last = matrix.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
@@ -273,13 +273,13 @@ def taps_of(matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
 
 @lru_cache(maxsize=16)
 def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Lanczos3:
-    """The resize between two sizes (height, width), cached because cameras keep their size."""
+    """Return the resize between two sizes (height, width), cached because cameras keep their size."""
     return Lanczos3(source, target)
 
 
 @lru_cache(maxsize=16)
 def lanczos3_steps(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
-    """The same as a step for another device; none between equal sizes, as in TensorFlow."""
+    """Return the same as a step for another device; none between equal sizes, as in TensorFlow."""
     if source == target:
         return ()
     rows, columns = (taps_of(lanczos3_matrix(source[axis], target[axis])) for axis in (0, 1))

@@ -67,7 +67,7 @@ def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 22
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> Taps:
-    """Neighbours in ``source`` of each sample of ``target``, and the weight of the second one."""
+    """Return the neighbours in ``source`` of each sample of ``target``, and the weight of the second one."""
     scale = np.float64(np.float32(source) / np.float32(target))
     # Rounded once, as by a fused multiplication and addition.
     position = np.maximum(((np.arange(target) + 0.5) * scale - 0.5).astype(np.float32), np.float32(0))

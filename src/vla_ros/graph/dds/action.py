@@ -39,7 +39,7 @@ class DdsActionClient:
         self._results = node.create_client(action_type.GetResult, f"{name}/_action/get_result")
 
     def server_is_ready(self) -> bool:
-        """True if a server accepts goals."""
+        """Return True if a server accepts goals."""
         return self._goals.service_is_ready() and self._results.service_is_ready()
 
     def send_goal_async(self, goal: Any) -> Future[DdsGoalHandle]:
@@ -55,7 +55,7 @@ class DdsActionClient:
         return answered
 
     def ask(self, goal_id: Any) -> Future[Any]:
-        """Status and result of a goal."""
+        """Return the status and result of a goal."""
         return self._results.call_async(self._type.GetResult.Request(goal_id=goal_id))
 
     def destroy(self) -> None:

@@ -105,13 +105,13 @@ class Discovery:
                         self._remote.pop(participant.key.bytes, None)
 
     def nodes(self) -> list[tuple[str, str]]:
-        """Name and namespace of every known node, own ones included."""
+        """Return the name and namespace of every known node, own ones included."""
         self.update()
         with self._lock:
             return [(node.name, node.namespace) for node in self._all_nodes()]
 
     def services(self, name: str, namespace: str) -> list[tuple[str, list[str]]]:
-        """Services of a node with their types, as rclpy's ``get_service_names_and_types_by_node``."""
+        """Return the services of a node with their types, as rclpy's ``get_service_names_and_types_by_node``."""
         self.update()
         with self._lock:
             owned = {
@@ -150,7 +150,7 @@ class Discovery:
             ]
 
     def _known(self, kind: int) -> list[Any]:
-        """Every publisher or subscription. The lock is held."""
+        """Return every publisher or subscription. The lock is held."""
         if self._closed:
             return []
         known = self._endpoints[kind]

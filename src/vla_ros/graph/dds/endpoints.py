@@ -55,7 +55,7 @@ class DdsPublisher:
                 raise VlaRosError(f"{self.topic_name} could not be sent ({len(cdr)} bytes): {error}") from error
 
     def get_subscription_count(self) -> int:
-        """Number of matched subscriptions."""
+        """Return the number of matched subscriptions."""
         with self._lock:
             return len(self._writer.get_matched_subscriptions()) if self._writer is not None else 0
 
@@ -108,7 +108,7 @@ class Inbox(ABC):
                     delete(entity)
 
     def _publisher(self, item: Any) -> bytes:
-        """Gid of a sample's publisher, or b"" if it is not needed. The lock is held."""
+        """Return the gid of a sample's publisher, or b"" if it is not needed. The lock is held."""
         return b""
 
 
@@ -142,7 +142,7 @@ class DdsSubscription(Inbox):
         self.callback(*((message, publisher) if self.tells_publisher else (message,)))
 
     def _publisher(self, item: Any) -> bytes:
-        """Gid of a sample's publisher, or its handle if that has left already. The lock is held."""
+        """Return the gid of a sample's publisher, or its handle if that has left already. The lock is held."""
         handle = int(item.sample_info.publication_handle)
         if self.tells_publisher and handle not in self._publishers:
             assert self._reader is not None
@@ -170,7 +170,7 @@ class DdsTimer:
         self.canceled = True
 
     def expire(self, now: float) -> bool:
-        """Whether it is due at ``now`` (monotonic seconds); when it is, the next call is set."""
+        """Return whether it is due at ``now`` (monotonic seconds); when it is, the next call is set."""
         if self.canceled or now < self.due:
             return False
         self.due += self.period

@@ -70,7 +70,7 @@ class DdsGraph(SpinningGraph):
         return f"embedded DDS participant: {self.environment.describe()}"
 
     def create_node(self, name: str, namespace: str | None = None) -> DdsNode:
-        """A node; ``--ros-args`` remaps of name and namespace win over the arguments."""
+        """Create a node; ``--ros-args`` remaps of name and namespace win over the arguments."""
         self._check_open(name)
         found = self.arguments.namespace(namespace or "/", name)
         absolute = found if found.startswith("/") else f"/{found}"
@@ -80,19 +80,19 @@ class DdsGraph(SpinningGraph):
         return node
 
     def message(self, type_name: str) -> Any:
-        """Class of ``pkg/msg/Type``."""
+        """Return the class of ``pkg/msg/Type``."""
         return self.participant.types.message(type_name)
 
     def service(self, type_name: str) -> Any:
-        """Class of ``pkg/srv/Type``."""
+        """Return the class of ``pkg/srv/Type``."""
         return self.participant.types.service(type_name)
 
     def action(self, type_name: str) -> Any:
-        """Class of ``pkg/action/Type``."""
+        """Return the class of ``pkg/action/Type``."""
         return self.participant.types.action(type_name)
 
     def create_action_client(self, node: Any, action_type: Any, name: str) -> DdsActionClient:
-        """A client of servers on rmw_cyclonedds."""
+        """Create a client of servers on rmw_cyclonedds."""
         return DdsActionClient(node, action_type, name)
 
     def create_action_server(
@@ -104,19 +104,19 @@ class DdsGraph(SpinningGraph):
         start: Callable[[Any], None],
         cancel: Callable[[Any], None],
     ) -> DdsActionServer:
-        """A server for clients on rmw_cyclonedds."""
+        """Create a server for clients on rmw_cyclonedds."""
         return DdsActionServer(node, self.participant.types, action_type, name, accept, start, cancel)
 
     def qos(self, name: str) -> QoSProfile:
-        """Profile by name."""
+        """Return the profile by name."""
         return profile(name)
 
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
-        """A timer; all of this participant's are steady."""
+        """Create a timer; all of this participant's are steady."""
         return node.create_timer(period, callback)
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """A message of its CDR bytes."""
+        """Return a message of its CDR bytes."""
         return self.participant.types.deserialize(cdr, msg_type)
 
     def subscribe_raw(

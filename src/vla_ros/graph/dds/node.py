@@ -58,7 +58,7 @@ class DdsNode:
             self.create_subscription(clock, "/clock", self._clock.on_clock, PROFILES["clock"])
 
     def get_name(self) -> str:
-        """Name without namespace."""
+        """Return the name without namespace."""
         return self._name
 
     def get_namespace(self) -> str:
@@ -66,27 +66,27 @@ class DdsNode:
         return self._namespace
 
     def get_fully_qualified_name(self) -> str:
-        """Namespace and name."""
+        """Return the namespace and name."""
         return f"{'' if self._namespace == '/' else self._namespace}/{self._name}"
 
     def get_logger(self) -> NodeLogger:
-        """The node's logger."""
+        """Return the node's logger."""
         return self._logger
 
     def get_clock(self) -> Clock:
-        """The node's clock."""
+        """Return the node's clock."""
         return self._clock
 
     def resolve_topic_name(self, topic: str) -> str:
-        """Fully qualified name of a topic, after remaps."""
+        """Return the fully qualified name of a topic, after remaps."""
         return self._context.arguments.resolve(topic, self._name, self._namespace)
 
     def resolve_service_name(self, service: str) -> str:
-        """Fully qualified name of a service, after remaps."""
+        """Return the fully qualified name of a service, after remaps."""
         return self._context.arguments.resolve(service, self._name, self._namespace, "service")
 
     def create_publisher(self, msg_type: Any, topic: str, qos_profile: QoSProfile | int) -> DdsPublisher:
-        """A publisher of ``msg_type`` on ``topic``."""
+        """Create a publisher of ``msg_type`` on ``topic``."""
         name = self.resolve_topic_name(topic)
         with self._alive():
             publisher = DdsPublisher(self._context.participant, msg_type, name, _profile(qos_profile))
@@ -113,7 +113,7 @@ class DdsNode:
         return subscription
 
     def create_timer(self, timer_period_sec: float, callback: Callable[[], Any]) -> DdsTimer:
-        """A timer; it runs on the thread that spins."""
+        """Create a timer; it runs on the thread that spins."""
         with self._alive():
             timer = DdsTimer(timer_period_sec, callback)
             self.timers += (timer,)
@@ -163,33 +163,33 @@ class DdsNode:
         return self._destroy(publisher)
 
     def count_publishers(self, topic_name: str) -> int:
-        """Number of publishers of a topic."""
+        """Return the number of publishers of a topic."""
         return len(self.get_publishers_info_by_topic(topic_name))
 
     def count_subscribers(self, topic_name: str) -> int:
-        """Number of subscriptions of a topic."""
+        """Return the number of subscriptions of a topic."""
         return len(self.get_subscriptions_info_by_topic(topic_name))
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
-        """Each publisher of a topic."""
+        """Return each publisher of a topic."""
         return self._infos(PUBLISHERS, topic_name)
 
     def get_subscriptions_info_by_topic(self, topic_name: str) -> list[TopicEndpointInfo]:
-        """Each subscription of a topic."""
+        """Return each subscription of a topic."""
         return self._infos(SUBSCRIPTIONS, topic_name)
 
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
-        """Name and namespace of every node on the graph."""
+        """Return the name and namespace of every node on the graph."""
         return self._context.discovery.nodes()
 
     def get_service_names_and_types_by_node(
         self, node_name: str, node_namespace: str
     ) -> list[tuple[str, list[str]]]:
-        """Each service of a node; none if there is no such node."""
+        """Return each service of a node; none if there is no such node."""
         return self._context.discovery.services(node_name, node_namespace)
 
     def get_node_names(self) -> list[str]:
-        """Name of every node on the graph."""
+        """Return the name of every node on the graph."""
         return [name for name, _ in self.get_node_names_and_namespaces()]
 
     def destroy_node(self) -> None:

@@ -99,7 +99,7 @@ class Participant:
     def writer(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
     ) -> tuple[DataWriter[Any], Any]:
-        """Writer of a DDS topic (``rt/...``), and the type of its samples."""
+        """Return the writer of a DDS topic (``rt/...``), and the type of its samples."""
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:
             return DataWriter(self.dds, self._topic(topic, type_name), qos), wire_type(self.types, type_name)
@@ -109,7 +109,7 @@ class Participant:
     def reader(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
     ) -> DataReader[Any]:
-        """Reader of a DDS topic (``rt/...``)."""
+        """Return the reader of a DDS topic (``rt/...``)."""
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:
             return DataReader(self.dds, self._topic(topic, type_name), qos)

@@ -47,7 +47,7 @@ class _End(Inbox):
         self._entities += (self._writer,)
 
     def _read(self, cdr: bytes, cls: Any) -> tuple[bytes, Any]:
-        """Header and message."""
+        """Return the header and message."""
         begin = _CDR_HEADER + _REQUEST_HEADER
         if len(cdr) < begin:
             raise VlaRosError(f"{self.srv_name}: found {len(cdr)} bytes; at least {begin} are expected")
@@ -98,7 +98,7 @@ class DdsClient(_End):
         self._waiting: dict[int, Future[Any]] = {}
 
     def service_is_ready(self) -> bool:
-        """True if a server would receive a request, and this client its response."""
+        """Return True if a server would receive a request, and this client its response."""
         with self._lock:
             if self._reader is None:
                 return False

@@ -11,7 +11,7 @@ LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make")
 
 
 def make(config: Config) -> Policy:
-    """The policy, in this process or, with ``policy.python``, in one of its own.
+    """Return the policy, in this process or, with ``policy.python``, in one of its own.
 
     The one needs LeRobot here, the other what the remote client needs: neither is imported for the other.
     """

@@ -146,7 +146,7 @@ def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
 
 
 def is_image(name: str) -> bool:
-    """Whether a feature is an image, by its name."""
+    """Return whether a feature is an image, by its name."""
     return name.startswith("observation.image")
 
 
@@ -167,7 +167,7 @@ def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _moments(config: Mapping[str, Any]) -> tuple[Moment, ...]:
-    """Moments of the policy's observations, oldest first.
+    """Return the moments of the policy's observations, oldest first.
 
     The families of LeRobot 0.6.1 that use past observations declare their number as ``n_obs_steps``.
     """
@@ -175,7 +175,7 @@ def _moments(config: Mapping[str, Any]) -> tuple[Moment, ...]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Content of ``config.json``, after a look at what must be there."""
+    """Return the content of ``config.json``, after a look at what must be there."""
     if not folder.is_dir():
         raise ConfigError(f"policy.checkpoint: found '{folder}', expected a folder that LeRobot wrote")
     try:

@@ -89,7 +89,7 @@ class LeRobotPolicy(Policy):
     def _predict(
         self, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
     ) -> tuple[Any, Any]:
-        """Actions and normalised actions, float64 [K, D] each."""
+        """Return the actions and normalised actions, float64 [K, D] each."""
         checkpoint = self.loaded
         batch: dict[str, Any] = {name: _tensor(name, value)[None] for name, value in values.items()}
         batch["task"] = [instruction]
@@ -108,7 +108,7 @@ class LeRobotPolicy(Policy):
 
 
 def _shape(name: str, feature: Any) -> tuple[int, ...]:
-    """Shape of a feature as an observation holds it."""
+    """Return the shape of a feature as an observation holds it."""
     return image_shape(name, feature.shape) if is_image(name) else tuple(feature.shape)
 
 

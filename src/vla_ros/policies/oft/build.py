@@ -43,7 +43,7 @@ def make_chunk_engine(
     *,
     background: bool = True,
 ) -> ChunkInference:
-    """The engine over the weights of ``model``: fused kernels, one graph per padded length.
+    """Return the engine over the weights of ``model``: fused kernels, one graph per padded length.
 
     Args:
         model: On its device.
@@ -68,7 +68,7 @@ def make_chunk_engine(
 
 
 def normalize_state(statistics: ActionStatistics, raw: FloatArray) -> FloatArray:
-    """The state in [-1, 1], float64, by the formula of the published code."""
+    """Return the state in [-1, 1], float64, by the formula of the published code."""
     width = statistics.high - statistics.low + statistics.margin
     return np.clip(2.0 * (raw - statistics.low) / width - 1.0, -1.0, 1.0)
 

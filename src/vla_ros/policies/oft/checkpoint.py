@@ -156,7 +156,7 @@ def component_file(folder: Path, name: str) -> Path | None:
 
 
 def read_component(file: Path) -> dict[str, Tensor]:
-    """Tensors of a ``.pt`` file by torch's weights-only reader, names without ``module.``.
+    """Return the tensors of a ``.pt`` file by torch's weights-only reader, names without ``module.``.
 
     Raises:
         CheckpointError: The file is damaged, or holds anything but tensors.

@@ -250,7 +250,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return read_statistics(folder, group, self._bounds, MARGIN)
 
     def _state_key(self) -> str:
-        """The name of the only state vector that ``features.state`` declares, else :data:`STATE`."""
+        """Return the name of the only state vector that ``features.state`` declares, else :data:`STATE`."""
         declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
         return declared[0] if len(declared) == 1 else STATE
 
@@ -274,7 +274,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return images
 
     def _state(self, loaded: Loaded, observation: Observation) -> FloatArray | None:
-        """The state in [-1, 1]."""
+        """Return the state in [-1, 1]."""
         if loaded.state is None:
             return None
         raw = observation.state.get(self._state_key())
@@ -288,7 +288,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
     def _start(
         self, model: OFTModel, prompt: PromptEncoder, fast: bool, decoder: DecoderWeights | None
     ) -> ChunkInference:
-        """The engine's inference if it passes its tests, else plain torch's."""
+        """Return the engine's inference if it passes its tests, else plain torch's."""
         options, ids = self._options, prompt.encode(SELF_TEST_INSTRUCTION)
         size = model.architecture.image_size
         pair = two_images(size, size)
@@ -326,7 +326,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
 
 
 def _numbers(loaded: Loaded, chunk: Chunk) -> tuple[FloatArray, dict[str, object]]:
-    """Normalised actions [K, D] and what else is known of them."""
+    """Return the normalised actions [K, D] and what else is known of them."""
     if chunk.tokens is None:
         return chunk.normalized, {}
     normalized = loaded.bins.decode(chunk.tokens).reshape(chunk.normalized.shape)

@@ -46,17 +46,17 @@ class ActionBins:
         return _fixed((edges[:-1] + edges[1:]) / 2.0)
 
     def indices(self, tokens: ArrayLike) -> IntArray:
-        """Bin of each token, int64; tokens that stand for no bin are clipped to the nearest one."""
+        """Return the bin of each token, int64; tokens that stand for no bin are clipped to the nearest one."""
         raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
         indices: IntArray = np.minimum(np.maximum(raw, 0), self.count - 2)  # a third of np.clip's time for 7 tokens
         return indices
 
     def decode(self, tokens: ArrayLike) -> FloatArray:
-        """Normalised values of ``tokens``, float64 of the same shape, in (-1, 1)."""
+        """Return the normalised values of ``tokens``, float64 of the same shape, in (-1, 1)."""
         return self.centers[self.indices(tokens)]
 
     def encode(self, normalized: ArrayLike) -> IntArray:
-        """Tokens of normalised values (clipped to [-1, 1]), int64; what a checkpoint is trained on."""
+        """Return the tokens of normalised values (clipped to [-1, 1]), int64; what a checkpoint is trained on."""
         clipped = np.clip(np.asarray(normalized, dtype=np.float64), -1.0, 1.0)
         return self.vocab_size - np.digitize(clipped, self.edges).astype(np.int64)
 

@@ -132,7 +132,7 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
 
 
 def tower_entry(tower: TowerShape) -> dict[str, Any]:
-    """The object that describes ``tower`` in the ``vision_towers`` list of a ``config.json``."""
+    """Return the object that describes ``tower`` in the ``vision_towers`` list of a ``config.json``."""
     return asdict(tower)
 
 

@@ -27,7 +27,7 @@ def make_engine(
     ops: Ops | None = None,
     encode: Encode | None = None,
 ) -> Engine:
-    """An engine over the weights of ``model``.
+    """Return an engine over the weights of ``model``.
 
     Args:
         model: Loaded, not quantised, on its device.

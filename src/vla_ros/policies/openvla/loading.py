@@ -32,7 +32,7 @@ _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
 
 
 def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: str = "none") -> OpenVLAModel:
-    """The network without memory for its weights (on ``meta``), ready for :func:`fill`.
+    """Return the network without memory for its weights (on ``meta``), ready for :func:`fill`.
 
     Args:
         architecture: Sizes.
@@ -144,7 +144,7 @@ def place(model: nn.Module, name: str, tensor: Tensor, device: torch.device, dty
 
 
 def never_run(key: str, architecture: Architecture) -> bool:
-    """Whether a stored tensor is one that OpenVLA does not use, such as the last block of a tower."""
+    """Return whether a stored tensor is one that OpenVLA does not use, such as the last block of a tower."""
     if _NEVER_RUN.match(key):
         return True
     block = _BLOCK.match(key)

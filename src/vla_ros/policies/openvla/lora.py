@@ -52,7 +52,7 @@ def adapter_folder(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
-    """A LoRA adapter as peft saves it: parameter name to A, B and scale.
+    """Return a LoRA adapter as peft saves it: parameter name to A, B and scale.
 
     Args:
         folder: Has ``adapter_config.json`` and ``adapter_model.safetensors``.
@@ -94,7 +94,7 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
 
 
 def adapter_scale(config: Mapping[str, object], rank: int) -> float:
-    """The factor of ``B @ A``, from an ``adapter_config.json``.
+    """Return the factor of ``B @ A``, from an ``adapter_config.json``.
 
     Raises:
         CheckpointError: It has no positive ``lora_alpha`` or rank.

@@ -138,7 +138,7 @@ class OpenVLAModel(nn.Module):
         return decoder.prefill(weights, self.ops, prefix.cache, patches, input_ids, last, 1)[:, 0], prefix
 
     def decode_one(self, tokens: Tensor, prefix: Prefix) -> Tensor:
-        """Logits [B, vocab_size] after ``tokens``, int64 [B], at the next position of ``prefix``."""
+        """Return the logits [B, vocab_size] after ``tokens``, int64 [B], at the next position of ``prefix``."""
         start = prefix.end(len(tokens))
         prefix.length += 1
         return decoder.verify(prefix.weights, self.ops, prefix.cache, tokens[:, None], start)[:, 0]

@@ -28,7 +28,7 @@ TEMPLATES = {
 
 
 def format_prompt(instruction: str, version: str) -> str:
-    """The prompt for ``instruction``, lower case, surrounding white space removed."""
+    """Return the prompt for ``instruction``, lower case, surrounding white space removed."""
     before, after = TEMPLATES[version].split("{}")
     return before + instruction.strip().lower() + after
 
@@ -50,7 +50,7 @@ class PromptEncoder:
     max_tokens: int
 
     def encode(self, instruction: str) -> IntArray:
-        """Int64 [L]: BOS, the prompt, the empty token.
+        """Return int64 [L]: BOS, the prompt, the empty token.
 
         Raises:
             ConfigError: The instruction is empty or too long for the model.
@@ -79,7 +79,7 @@ def close_prompt(ids: list[int], empty_token: int) -> list[int]:
 def load_prompt_encoder(
     folder: Path, architecture: Architecture, version: str = "auto", reserved_tokens: int = 7
 ) -> PromptEncoder:
-    """The prompt encoder of a checkpoint; ``reserved_tokens`` positions are kept free for the action.
+    """Return the prompt encoder of a checkpoint; ``reserved_tokens`` positions are kept free for the action.
 
     Raises:
         CheckpointError: The tokenizer is missing, damaged or does not fit the vocabulary.
@@ -94,7 +94,7 @@ def load_prompt_encoder(
 
 
 def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
-    """The tokenizer of ``folder``: ``tokenizer.json``, else ``tokenizer.model`` (sentencepiece).
+    """Return the tokenizer of ``folder``: ``tokenizer.json``, else ``tokenizer.model`` (sentencepiece).
 
     Both are read as data by the libraries that define these formats, so that neither a version of transformers
     nor code beside the checkpoint has a say in the tokens.

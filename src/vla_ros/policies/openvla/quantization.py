@@ -17,12 +17,12 @@ _LAYERS = "language_model.model.layers."
 
 
 def is_quantizable(key: str) -> bool:
-    """True for the checkpoint keys whose weights quantisation changes."""
+    """Return True for the checkpoint keys whose weights quantisation changes."""
     return key.startswith(_LAYERS) and key.endswith("_proj.weight")
 
 
 def bytes_per_weight(mode: str) -> float:
-    """Bytes that one quantised weight takes, with its share of the scales.
+    """Return the bytes that one quantised weight takes, with its share of the scales.
 
     int8 and fp8 have one float32 scale per output row (counted as nothing: rows have thousands of weights), int4
     4 bytes per 128 weights, nf4 an 8-bit scale per 64 weights and a float32 per 256 of those.
@@ -50,7 +50,7 @@ def install(layers: nn.Module, mode: str) -> None:
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """True for the layers that :func:`install` made."""
+    """Return True for the layers that :func:`install` made."""
     return type(module).__module__.startswith("bitsandbytes.")
 
 

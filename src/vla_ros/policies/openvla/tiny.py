@@ -43,7 +43,7 @@ def tiny_architecture(
     empty_token: int = LLAMA2_EMPTY_TOKEN,
     prompt_version: str = "v0.2",
 ) -> Architecture:
-    """Sizes of a small model whose two towers have the two kinds of the published ones.
+    """Return the sizes of a small model whose two towers have the two kinds of the published ones.
 
     Args:
         vision_width: Features per patch in each tower.
@@ -100,7 +100,7 @@ def tiny_architecture(
 
 
 def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
-    """Float32 weights for every key that runs, scaled so that no signal dies on the way.
+    """Return float32 weights for every key that runs, scaled so that no signal dies on the way.
 
     Args:
         architecture: Sizes.

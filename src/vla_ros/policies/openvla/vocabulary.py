@@ -61,7 +61,7 @@ def word_ids(words: Iterable[str], empty_token: int = LLAMA2_EMPTY_TOKEN) -> dic
 
 
 def tokenizer_json(ids: dict[str, int]) -> dict[str, Any]:
-    """Content of a ``tokenizer.json`` for the pieces of :func:`word_ids`."""
+    """Return the content of a ``tokenizer.json`` for the pieces of :func:`word_ids`."""
     special = [
         {
             "id": ids[name],

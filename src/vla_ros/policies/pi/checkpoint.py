@@ -49,7 +49,7 @@ class PiCheckpoint:
     trained_delay: int = 0
 
     def with_processing(self, processing: Processing) -> PiCheckpoint:
-        """The same with other processing."""
+        """Return the same with other processing."""
         return replace(self, processing=processing)
 
 

@@ -154,7 +154,7 @@ def make_engine(
     keep: bool = True,
     jacobian: bool = False,
 ) -> FlowEngine:
-    """An engine over the weights of ``network``, which is loaded and on its device.
+    """Return an engine over the weights of ``network``, which is loaded and on its device.
 
     Args:
         network: With its weights.

@@ -101,7 +101,7 @@ def _steps(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Path) -> tuple[str, ...]:
-    """Names of the cameras before the checkpoint's processor renames them."""
+    """Return the names of the cameras before the checkpoint's processor renames them."""
     renamed = _options(steps, "rename_observations_processor").get("rename_map") or {}
     before = {new: old for old, new in renamed.items()}
     if len(before) != len(renamed):

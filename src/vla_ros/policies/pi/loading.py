@@ -101,7 +101,7 @@ def build_empty(architecture: PiArchitecture) -> PiNetwork:
 
 
 def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Data type of a parameter in a model of ``dtype``."""
+    """Return the data type of a parameter in a model of ``dtype``."""
     return torch.float32 if FLOAT32.match(name) else dtype
 
 

@@ -77,7 +77,7 @@ class GemmaParameters(nn.Module):
     def gemma(
         self, condition: Tensor, rotary: tuple[Tensor, Tensor], quantization: str = "none", keep: bool = True
     ) -> Gemma:
-        """The weights as :mod:`vla_ros.engine.gemma` runs them, with norms for each condition.
+        """Return the weights as :mod:`vla_ros.engine.gemma` runs them, with norms for each condition.
 
         They are the parameters themselves; with ``fp8`` all but the output projections are quantised copies, and
         ``keep`` False frees each parameter as soon as it is quantised.

@@ -228,7 +228,7 @@ class PiPolicy(Policy):
         return checkpoint.with_processing(override(checkpoint.processing, options.prompt_state, options.resize))
 
     def _asked(self, session: PiSession, observation: Observation) -> tuple[FlowRequest, FloatArray] | VlaRosError:
-        """The engine's request, and the state in the robot's units."""
+        """Return the engine's request, and the state in the robot's units."""
         try:
             images = self._images(observation)
             missing = [one.key for one in self.spec.state if one.key not in observation.state]
@@ -330,7 +330,7 @@ def _spec(checkpoint: PiCheckpoint, keys: Mapping[str, str], states: tuple[State
 
 
 def _features(checkpoint: PiCheckpoint, robot: str) -> tuple[dict[str, str], tuple[StateFeature, ...]]:
-    """The policy's image keys with the model's names, and its state vectors."""
+    """Return the policy's image keys with the model's names, and its state vectors."""
     processing = checkpoint.processing
     if checkpoint.layout != LEROBOT:
         chosen = find_robot(robot)

@@ -62,7 +62,7 @@ class Processing:
     summed_times: bool = True
 
     def present(self, images: Collection[str]) -> list[str]:
-        """The keys of the present images, in the model's order.
+        """Return the keys of the present images, in the model's order.
 
         Raises:
             ImageError: A key is unknown or a required one is missing.
@@ -139,7 +139,7 @@ class Processing:
         return self.actions.normalize(values)
 
     def _base(self, state: Array) -> Array:
-        """The state that relative actions are added to."""
+        """Return the state that relative actions are added to."""
         base = self._robot_state(state)
         return base if self.raw_state else self.state.unnormalize(self.state.normalize(base))
 

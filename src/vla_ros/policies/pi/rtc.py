@@ -72,7 +72,7 @@ def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: in
 
 
 def prefix_weights(rtc: RealTimeChunk, horizon: int) -> FloatArray:
-    """Weights of the guidance, float64 [H]: 1 follows the previous action, 0 is free."""
+    """Return the weights of the guidance, float64 [H]: 1 follows the previous action, 0 is free."""
     end = min(rtc.execution_horizon, len(rtc.previous), horizon)
     start = min(rtc.delay, end)
     weights = np.zeros(horizon)

@@ -59,7 +59,7 @@ class ServerProcess:
         return f"ws://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Starts the process and waits until its policy is loaded, which may take minutes.
+        """Start the process and wait until its policy is loaded, which may take minutes.
 
         Raises:
             ServerLostError: The process ended; the text has its last lines of output.
@@ -74,7 +74,7 @@ class ServerProcess:
         return self._process.pid if self._process else 0
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._closing.set()
         process = self._process
         if process is not None:
@@ -123,7 +123,7 @@ class ServerProcess:
         raise ServerLostError(f"{self._python}: ended with status {status} before it served; it said: {said}")
 
     def _forward(self, process: subprocess.Popen[str]) -> None:
-        """Logs the process's output until it ends."""
+        """Log the process's output until it ends."""
         assert process.stdout is not None
         with process:  # closes the pipes
             for line in process.stdout:
@@ -134,7 +134,7 @@ class ServerProcess:
         logger.info("%s: %s", self._python.name, line.rstrip())
 
     def _watch(self) -> None:
-        """Restarts the process on the same port whenever it ends, with growing pauses while it fails."""
+        """Restart the process on the same port whenever it ends, with growing pauses while it fails."""
         failures = 0
         while not self._closing.is_set():
             assert self._process is not None

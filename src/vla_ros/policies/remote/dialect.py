@@ -75,7 +75,7 @@ class Dialect:
 
 
 def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
-    """Reads a binary frame that contains a map with text keys.
+    """Read a binary frame that contains a map with text keys.
 
     Raises:
         ServerSaidError: It is text, which servers send for errors.
@@ -88,7 +88,7 @@ def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
 
 
 def read(frame: Frame) -> Any:
-    """Reads a binary frame; text and maps that contain an error are raised.
+    """Read a binary frame; text and maps that contain an error are raised.
 
     Raises:
         ServerSaidError: The server reports an error.
@@ -106,7 +106,7 @@ def read(frame: Frame) -> Any:
 
 
 def check_reset(frame: Frame) -> None:
-    """Reads a server's answer to a reset, which is text or a map.
+    """Read a server's answer to a reset, which is text or a map.
 
     Raises:
         ServerSaidError: It is an error.
@@ -116,7 +116,7 @@ def check_reset(frame: Frame) -> None:
 
 
 def last_line(text: str) -> str:
-    """The line of a traceback that says what happened, at most 300 printable characters."""
+    """Return the line of a traceback that says what happened, at most 300 printable characters."""
     lines = text.strip().splitlines() or ["(empty)"]
     return "".join(character if character.isprintable() else "?" for character in lines[-1])[:300]
 
@@ -138,7 +138,7 @@ def chunk(value: Any, name: str) -> NDArray[np.float64]:
 
 
 def openpi_answer(frame: Frame) -> Answer:
-    """An answer in openpi's framing: a map with ``actions``, a bare array, or a map of named actions.
+    """Return an answer in openpi's framing: a map with ``actions``, a bare array, or a map of named actions.
 
     Raises:
         WireError: It contains no actions; the text says what it is instead.
@@ -159,7 +159,7 @@ def openpi_answer(frame: Frame) -> Answer:
 
 
 def openpi_features(query: Query) -> dict[str, Any]:
-    """Features under their own keys; ``images.NAME`` is put into a map ``images``."""
+    """Return the features under their own keys; ``images.NAME`` is put into a map ``images``."""
     message: dict[str, Any] = {}
     for key, value in query.features.items():
         group, dot, name = key.partition(".")
@@ -171,7 +171,7 @@ def openpi_features(query: Query) -> dict[str, Any]:
 
 
 def openpi_query(query: Query, metadata: Metadata) -> bytes:
-    """An observation as openpi's clients send it. Images in a map ``images`` are [3, H, W], as for ALOHA."""
+    """Return an observation as openpi's clients send it. Images in a map ``images`` are [3, H, W], as for ALOHA."""
     message = openpi_features(query)
     if "images" in message:
         message["images"] = {name: channels_first(value) for name, value in message["images"].items()}
@@ -184,7 +184,7 @@ def channels_first(image: Array) -> Array:
 
 
 def is_image(value: Array) -> bool:
-    """True for uint8 [H, W, 3] and [T, H, W, 3]."""
+    """Return True for uint8 [H, W, 3] and [T, H, W, 3]."""
     return bool(value.dtype == np.uint8 and value.ndim >= 3)
 
 

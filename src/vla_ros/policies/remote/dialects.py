@@ -34,7 +34,7 @@ SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.sche
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
-    """The dialect named by an address or the user, which :func:`by_metadata` may correct.
+    """Return the dialect named by an address or the user, which :func:`by_metadata` may correct.
 
     Raises:
         ConfigError: The address cannot be read, or names a protocol that executes what it receives.
@@ -59,7 +59,7 @@ def by_address(server: str, name: str = "auto") -> Dialect:
 
 
 def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
-    """The dialect of a server that greets with ``metadata``; ``assumed`` unless they indicate another."""
+    """Return the dialect of a server that greets with ``metadata``; ``assumed`` unless they indicate another."""
     if assumed is OPENPI and metadata.keys() >= roboarena.CONFIG_KEYS:
         return ROBOARENA
     if assumed is OPENPI and metadata.get("object") == "action.metadata":

@@ -87,7 +87,7 @@ def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
 
 
 def answer(frame: Frame) -> Answer:
-    """Actions by name, from a map or from a map with further output of the policy.
+    """Return the actions by name, from a map or from a map with further output of the policy.
 
     Raises:
         WireError: It is an error, or something else.
@@ -104,12 +104,12 @@ def answer(frame: Frame) -> Answer:
 
 
 def reset(session: str) -> bytes:
-    """The request that begins an episode."""
+    """Return the request that begins an episode."""
     return pack({"endpoint": "reset", "data": {"options": None}})
 
 
 def secret(request: bytes, key: str) -> bytes:
-    """A request with the API token in the place where GR00T's client puts it."""
+    """Return a request with the API token in the place where GR00T's client puts it."""
     assert request[:1] in (b"\x81", b"\x82")  # a map of one or two entries, as written here
     return bytes([request[0] + 1]) + request[1:] + pack("api_token") + pack(key)
 

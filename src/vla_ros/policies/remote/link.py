@@ -101,7 +101,7 @@ class Link:
         self._thread = threading.Thread(target=self._keep, name="vla_remote", daemon=True)
 
     def start(self, timeout: float) -> Peer:
-        """Connects, and stays connected from then on.
+        """Connect, and stay connected from then on.
 
         Raises:
             ServerLostError: No server was found within ``timeout`` seconds.
@@ -167,7 +167,7 @@ class Link:
             return answer
 
     def close(self) -> None:
-        """Disconnects for good."""
+        """Disconnect for good."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():
@@ -176,7 +176,7 @@ class Link:
             self._drop("closed")
 
     def drop(self, why: str) -> None:
-        """Closes a connection that can no longer be trusted; a new one is made."""
+        """Close a connection that can no longer be trusted; a new one is made."""
         with self._using:
             self._drop(why)
 
@@ -192,7 +192,7 @@ class Link:
             self._wake.set()
 
     def _attempt(self, seconds: float) -> VlaRosError | None:
-        """Tries to connect; returns the error and stores it for later callers."""
+        """Try to connect; return the error and store it for later callers."""
         peer = None
         try:
             peer = meet(self.target, time.monotonic() + seconds)

@@ -76,12 +76,12 @@ def nd(value: Any) -> Any:
 
 
 def _bytes(value: Array) -> bytes | memoryview:
-    """An array's numbers in C order, without a copy if they already are."""
+    """Return an array's numbers in C order, without a copy if they already are."""
     return value.data.cast("B") if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
 
 
 def pack(message: Any, layout: Layout = openpi) -> bytes:
-    """Encodes a message.
+    """Encode a message.
 
     Raises:
         WireError: It contains an array of objects, texts or dates, or something other than data.
@@ -139,7 +139,7 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
 
 
 def array(kind: Any, shape: Any, data: Any) -> Array:
-    """Builds an array from a message's dtype (as text), shape and bytes in C order.
+    """Build an array from a message's dtype (as text), shape and bytes in C order.
 
     Raises:
         WireError: The dtype is not boolean, integer or float, or the sizes do not agree.
@@ -158,7 +158,7 @@ def array(kind: Any, shape: Any, data: Any) -> Array:
 
 
 def _known(kind: Any) -> np.dtype[Any]:
-    """The dtype of that name: booleans, integers and floats of up to eight bytes."""
+    """Return the dtype of that name: booleans, integers and floats of up to eight bytes."""
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
     if isinstance(name, str) and name in _DTYPES:
         return _DTYPES[name]
@@ -166,7 +166,7 @@ def _known(kind: Any) -> np.dtype[Any]:
 
 
 def _revived(found: dict[Any, Any]) -> Any:
-    """Converts a map that represents an array to the array; returns other maps unchanged."""
+    """Convert a map that represents an array to the array; return other maps unchanged."""
     if b"__ndarray__" in found:  # what openpi's clients and most servers send
         return array(found.get(b"dtype"), found.get(b"shape"), found.get(b"data"))
     if len(found) > 5:
@@ -203,7 +203,7 @@ def _scalar(kind: Any, value: Any) -> np.generic:
 
 
 def from_npy(data: Any) -> Array:
-    """An array from a .npy file of format 1.0, as ``np.save`` writes it.
+    """Return an array from a .npy file of format 1.0, as ``np.save`` writes it.
 
     Raises:
         WireError: As :func:`array`.
@@ -233,7 +233,7 @@ def _check_depth(value: dict[Any, Any] | list[Any], left: int) -> None:
 
 
 def finite(value: Any, name: str) -> NDArray[np.float64]:
-    """Numbers as a float64 array.
+    """Return the numbers as a float64 array.
 
     Raises:
         WireError: They are not numbers, or not finite.
@@ -255,7 +255,7 @@ def finite(value: Any, name: str) -> NDArray[np.float64]:
 
 
 def described(value: Any) -> str:
-    """Describes a value of a message for an error: dtype and shape, or type and its first keys."""
+    """Describe a value of a message for an error: dtype and shape, or type and its first keys."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.str} {list(value.shape)}"
     if isinstance(value, Mapping):

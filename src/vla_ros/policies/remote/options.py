@@ -40,7 +40,7 @@ class RemoteOptions(PolicyConfig):
 
 
 def read_key(path: Path, name: str, least: int = 1) -> str:
-    """An API key from the file that the option ``name`` gives; it is never shown.
+    """Return an API key from the file that the option ``name`` gives; it is never shown.
 
     Raises:
         ConfigError: The file cannot be read, or holds no single word of ``least`` characters.

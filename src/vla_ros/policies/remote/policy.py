@@ -167,7 +167,7 @@ class RemotePolicy(Policy):
         )
 
     def _joined(self, actions: Mapping[str, FloatArray]) -> FloatArray:
-        """The named actions side by side."""
+        """Return the named actions side by side."""
         keys = self._options.action_keys or tuple(actions)
         missing = [key for key in keys if key not in actions]
         if missing:
@@ -185,7 +185,7 @@ class RemotePolicy(Policy):
 
 
 def target(options: RemoteOptions) -> Target:
-    """The server that the options name, with its key.
+    """Return the server that the options name, with its key.
 
     Raises:
         ConfigError: The address cannot be read, or the key's file.
@@ -195,7 +195,7 @@ def target(options: RemoteOptions) -> Target:
 
 
 def api_key(options: RemoteOptions) -> str:
-    """The key, from a file or the environment; "" if there is none. It is never shown.
+    """Return the key, from a file or the environment; "" if there is none. It is never shown.
 
     Raises:
         ConfigError: The file cannot be read, or contains no key.

@@ -25,7 +25,7 @@ CONFIG_KEYS = frozenset(
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
-    """An observation with float32 states, and the session's name where the server asks for it."""
+    """Return an observation with float32 states, and the session's name where the server asks for it."""
     features = openpi_features(query).items()
     message: dict[str, Any] = {key: v if is_image(v) else np.asarray(v, np.float32) for key, v in features}
     if metadata.get("needs_session_id"):
@@ -34,5 +34,5 @@ def query(query: Query, metadata: Metadata) -> bytes:
 
 
 def reset(session: str) -> bytes:
-    """The request that begins an episode."""
+    """Return the request that begins an episode."""
     return pack({"session_id": session, "endpoint": "reset"} if session else {"endpoint": "reset"})

@@ -11,7 +11,7 @@ from vla_ros.policies.remote.messages import WireError, pack
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
-    """An observation with images [H, W, 3].
+    """Return an observation with images [H, W, 3].
 
     Raises:
         WireError: The server's metadata name other images.

@@ -44,7 +44,7 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
 
 
 def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
-    """Refuses features that a GR00T or RoboArena server does not accept according to its metadata.
+    """Refuse features that a GR00T or RoboArena server does not accept according to its metadata.
 
     Args:
         metadata: What the server says.
@@ -101,7 +101,7 @@ def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
-    """The policy's features according to the metadata of this package's server.
+    """Return the policy's features according to the metadata of this package's server.
 
     Raises:
         WireError: They are damaged.

@@ -62,7 +62,7 @@ class Transport(ABC):
 
     @abstractmethod
     def receive(self, deadline: float) -> Frame:
-        """The next message before ``deadline``.
+        """Return the next message before ``deadline``.
 
         Raises:
             ServerLostError: The connection is gone, or nothing came.
@@ -159,7 +159,7 @@ class WebSocket(Transport):
         self._flush(deadline)
 
     def receive(self, deadline: float) -> Frame:
-        """The next text or binary message; pings are answered on the way."""
+        """Return the next text or binary message; pings are answered on the way."""
         while not self._messages:
             if self._protocol.state is not State.OPEN:
                 raise self._lost()
@@ -256,7 +256,7 @@ class ZeroMq(Transport):
         self._socket.send(message, zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Frame:
-        """The answer."""
+        """Return the answer."""
         self._wait(zmq.POLLIN, deadline, "no answer")
         return self._socket.recv(zmq.NOBLOCK)
 
@@ -298,7 +298,7 @@ class Http(Transport):
             raise ServerLostError(f"{self._where}: {_reason(error)}") from error
 
     def receive(self, deadline: float) -> Frame:
-        """The body of the answer."""
+        """Return the body of the answer."""
         self._connection.sock.settimeout(_left(deadline, f"{self._where}: no answer"))
         try:
             answer = self._connection.getresponse()

@@ -11,11 +11,11 @@ from vla_ros.policies.remote.messages import pack
 
 
 def query(query: Query, metadata: Metadata) -> bytes:
-    """An observation with the session's name."""
+    """Return an observation with the session's name."""
     session = {"session_id": query.session} if query.session else {}
     return pack({**openpi_features(query), "prompt": query.instruction, **session, **query.extras})
 
 
 def reset(session: str) -> bytes:
-    """The request that begins an episode."""
+    """Return the request that begins an episode."""
     return pack({"endpoint": "reset", "session_id": session} if session else {"endpoint": "reset"})
