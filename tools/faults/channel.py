@@ -23,15 +23,10 @@ Sent = list[tuple[float, bytes]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a channel.
+    """One fault of a channel."""
 
-    Attributes:
-        kind: A key of :data:`KINDS`.
-        amount: Its strength, in the unit that the kind's description names.
-    """
-
-    kind: str
-    amount: float = 1.0
+    kind: str  # a key of :data:`KINDS`
+    amount: float = 1.0  # its strength, in the unit that the kind's description names
 
 
 @dataclass

@@ -35,23 +35,14 @@ class Injection:
 
 @dataclass
 class Outcome:
-    """Result of one row.
-
-    Attributes:
-        row: The row.
-        seed: Seed of all randomness.
-        injections: The faults that were injected.
-        violations: Violated invariants, with seconds since the row began.
-        motions: Number of motions that the robot received.
-        seconds: Duration of the row.
-    """
+    """Result of one row."""
 
     row: Row
-    seed: int
-    injections: list[Injection] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    motions: int = 0
-    seconds: float = 0.0
+    seed: int  # seed of all randomness
+    injections: list[Injection] = field(default_factory=list)  # the faults that were injected
+    violations: list[str] = field(default_factory=list)  # violated invariants, with seconds since the row began
+    motions: int = 0  # number of motions that the robot received
+    seconds: float = 0.0  # duration of the row
 
 
 class Director:

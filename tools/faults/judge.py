@@ -29,38 +29,23 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Violation:
-    """A violated invariant.
+    """A violated invariant."""
 
-    Attributes:
-        name: The invariant.
-        time: When, in seconds of the steady clock.
-        detail: What was found and what is allowed.
-    """
-
-    name: str
-    time: float
-    detail: str
+    name: str  # the invariant
+    time: float  # when, in seconds of the steady clock
+    detail: str  # what was found and what is allowed
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether motion is allowed from ``time`` on, because of a person or a fault.
+    """Whether motion is allowed from ``time`` on, because of a person or a fault."""
 
-    Attributes:
-        time: Seconds of the steady clock.
-        allowed: True if motion is allowed.
-        grace: Seconds during which motions may still arrive after motion was forbidden.
-        why: Reason, for the text of a violation.
-        armed: True if a person armed: nothing that the node began before may move the arm.
-        renewed: True if the task changed: after ``grace``, the same.
-    """
-
-    time: float
-    allowed: bool
-    grace: float = GRACE
-    why: str = ""
-    armed: bool = False
-    renewed: bool = False
+    time: float  # seconds of the steady clock
+    allowed: bool  # True if motion is allowed
+    grace: float = GRACE  # seconds during which motions may still arrive after motion was forbidden
+    why: str = ""  # reason, for the text of a violation
+    armed: bool = False  # True if a person armed: nothing that the node began before may move the arm
+    renewed: bool = False  # True if the task changed: after ``grace``, the same
 
 
 class Judge:

@@ -11,31 +11,21 @@ Kind = Literal["frame", "joints", "command", "status", "mark"]
 
 @dataclass(frozen=True)
 class Record:
-    """One event on the robot's side of the wire, or a mark of the director.
+    """One event on the robot's side of the wire, or a mark of the director."""
 
-    Attributes:
-        kind: ``frame`` or ``joints``: sent by the robot. ``command`` or ``status``: from the node. ``mark``:
-            an order was followed (``name`` says which).
-        time: Seconds of the steady clock: before sending, or at arrival.
-        stamp: Stamp of the message in nanoseconds; 0 if it has none.
-        ros: Nanoseconds of the ROS clock at ``time``.
-        positions: Joint positions, if the record has any; None for an unreadable joint state.
-        names: Their names.
-        name: Name of a mark.
-        text: JSON of a status.
-        arm: Which arm's; "" for the first and for what concerns none.
-        delay: Seconds since the node sent a command: what the way took, and a robot that got no processor.
-    """
-
+    # ``frame`` or ``joints``: sent by the robot. ``command`` or ``status``: from the node. ``mark``: an order was
+    # followed (``name`` says which).
     kind: Kind
-    time: float
-    stamp: int = 0
-    ros: int = 0
+    time: float  # seconds of the steady clock: before sending, or at arrival
+    stamp: int = 0  # stamp of the message in nanoseconds; 0 if it has none
+    ros: int = 0  # nanoseconds of the ROS clock at ``time``
+    # Joint positions, if the record has any; None for an unreadable joint state.
     positions: tuple[float, ...] | None = None
-    names: tuple[str, ...] = ()
-    name: str = ""
-    text: str = ""
-    arm: str = ""
+    names: tuple[str, ...] = ()  # their names
+    name: str = ""  # name of a mark
+    text: str = ""  # JSON of a status
+    arm: str = ""  # which arm's; "" for the first and for what concerns none
+    # Seconds since the node sent a command: what the way took, and a robot that got no processor.
     delay: float = 0.0
 
     def line(self) -> str:

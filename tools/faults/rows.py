@@ -30,62 +30,38 @@ class Reaction(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        name: Unique, for people.
-        reaction: What must follow.
-        reasons: One of these must be named on ``~/status``; any reason if empty.
-        begin: Orders to the robot at the injection.
-        end: Orders that end the fault.
-        within: Seconds after which no motion may arrive (timeouts included), if it holds or stops.
-        lasts: Minimum and maximum duration of the fault in seconds.
-        node: Signals to the node's process at the injection and after it, by name; ``DISK_FULL`` stops its files
-            from growing.
-        robot: Signals to the robot's process in the same way. A killed one has a successor afterwards.
-        server: The policy is asked over a websocket; what happens to its server at the injection and after it: a
-            signal, ``start`` with arguments (again), or a fault of :mod:`tools.faults.server`.
-        options: Options of the node, besides :data:`OPTIONS`.
-        robot_words: Further arguments of the robot.
-        arms: Names of its arms where there are several; orders name one of them but the first.
-        horizon: Steps per chunk of the policy.
-        seconds: Duration of each inference.
-        simulated: With simulated time.
-        lag: Seconds by which the fault delays the robot's process.
-        memory: Seconds during which the fault keeps the node from measuring.
-        pieces: The fault removes joints from joint states.
-        fresh: Each injection needs a newly started node.
-        launched: The node is started by a launcher, which gets the signals SIGTERM and SIGKILL.
-        traced: The node records the outcome of each frame (``node.trace``).
-        renews: The fault changes the task: after ``within``, nothing begun before may move the arm.
-        lease: Seconds after which DDS considers a silent process dead (Cyclone's default is 10).
-        absent: What the robot lacks when the node starts, is armed and waits for it; the fault is that alone.
-    """
-
-    name: str
-    reaction: Reaction
-    reasons: tuple[str, ...] = ()
-    begin: tuple[Order, ...] = ()
-    end: tuple[Order, ...] = ()
-    within: float = 0.0
-    lasts: tuple[float, float] = (0.3, 0.6)
+    name: str  # unique, for people
+    reaction: Reaction  # what must follow
+    reasons: tuple[str, ...] = ()  # one of these must be named on ``~/status``; any reason if empty
+    begin: tuple[Order, ...] = ()  # orders to the robot at the injection
+    end: tuple[Order, ...] = ()  # orders that end the fault
+    within: float = 0.0  # seconds after which no motion may arrive (timeouts included), if it holds or stops
+    lasts: tuple[float, float] = (0.3, 0.6)  # minimum and maximum duration of the fault in seconds
+    # Signals to the node's process at the injection and after it, by name; ``DISK_FULL`` stops its files from
+    # growing.
     node: tuple[str, ...] = ()
+    # Signals to the robot's process in the same way. A killed one has a successor afterwards.
     robot: tuple[str, ...] = ()
+    # The policy is asked over a websocket; what happens to its server at the injection and after it: a signal,
+    # ``start`` with arguments (again), or a fault of :mod:`tools.faults.server`.
     server: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    robot_words: tuple[str, ...] = ()
-    arms: tuple[str, ...] = ()
-    horizon: int = 1
-    seconds: float = 0.0
-    simulated: bool = False
-    lag: float = 0.0
-    memory: float = 0.0
-    pieces: bool = False
-    fresh: bool = False
-    launched: bool = False
-    traced: bool = False
-    lease: float = 0.0
-    renews: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)  # options of the node, besides :data:`OPTIONS`
+    robot_words: tuple[str, ...] = ()  # further arguments of the robot
+    arms: tuple[str, ...] = ()  # names of its arms where there are several; orders name one of them but the first
+    horizon: int = 1  # steps per chunk of the policy
+    seconds: float = 0.0  # duration of each inference
+    simulated: bool = False  # with simulated time
+    lag: float = 0.0  # seconds by which the fault delays the robot's process
+    memory: float = 0.0  # seconds during which the fault keeps the node from measuring
+    pieces: bool = False  # the fault removes joints from joint states
+    fresh: bool = False  # each injection needs a newly started node
+    launched: bool = False  # the node is started by a launcher, which gets the signals SIGTERM and SIGKILL
+    traced: bool = False  # the node records the outcome of each frame (``node.trace``)
+    lease: float = 0.0  # seconds after which DDS considers a silent process dead (Cyclone's default is 10)
+    renews: bool = False  # the fault changes the task: after ``within``, nothing begun before may move the arm
+    # What the robot lacks when the node starts, is armed and waits for it; the fault is that alone.
     absent: str = ""
 
 

@@ -19,25 +19,16 @@ _FINGERS: Limits = (-0.7, 1.8, 3.0)
 
 @dataclass(frozen=True)
 class Description:
-    """One arm.
+    """One arm."""
 
-    Attributes:
-        joints: In command order; the last link is called ``tip``.
-        home: Where the mock hardware begins.
-        fingers: Gripper joints that are added where the source has none, at the tip.
-        limits: Of single joints of a chain of our own.
-        source: File in example-robot-data's ``robots``; "" for a chain of our own.
-        renamed: Prefix in the source, and what it is here.
-    """
-
-    joints: tuple[str, ...]
-    home: tuple[float, ...]
-    fingers: tuple[str, ...]
+    joints: tuple[str, ...]  # in command order; the last link is called ``tip``
+    home: tuple[float, ...]  # where the mock hardware begins
+    fingers: tuple[str, ...]  # gripper joints that are added where the source has none, at the tip
     base: str = "base_link"
     tip: str = "tool0"
-    limits: Mapping[str, Limits] = field(default_factory=dict)
-    source: str = ""
-    renamed: tuple[str, str] = ("", "")
+    limits: Mapping[str, Limits] = field(default_factory=dict)  # of single joints of a chain of our own
+    source: str = ""  # file in example-robot-data's ``robots``; "" for a chain of our own
+    renamed: tuple[str, str] = ("", "")  # prefix in the source, and what it is here
 
 
 _UR = (

@@ -16,20 +16,14 @@ _GRID = 0.01  # s
 
 @dataclass(frozen=True)
 class Fit:
-    """How a measured motion compares with the path; distances are of the joint that is furthest away, in rad.
+    """How a measured motion compares with the path; distances are of the joint that is furthest away, in rad."""
 
-    Attributes:
-        off: Largest distance from any point of the path, whatever the time.
-        late: Root of the mean squared distance from where the path was at the time. The measured motion is later
-            by a constant, the command's age and the controller's own; it is the one that fits best.
-        reached: Share of the amplitude that each joint [N] reached to the less far side.
-        order: Joints by when they were furthest away.
-    """
-
-    off: float
+    off: float  # largest distance from any point of the path, whatever the time
+    # Root of the mean squared distance from where the path was at the time. The measured motion is later by a
+    # constant, the command's age and the controller's own; it is the one that fits best.
     late: float
-    reached: FloatArray
-    order: list[int]
+    reached: FloatArray  # share of the amplitude that each joint [N] reached to the less far side
+    order: list[int]  # joints by when they were furthest away
 
 
 def fit(times: Sequence[float], positions: FloatArray, amplitude: float, seconds: float) -> Fit:

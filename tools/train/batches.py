@@ -34,50 +34,29 @@ _JITTERED = 0.8
 
 @dataclass(frozen=True)
 class Batch:
-    """F frames, each with P instructions; R = F * P.
+    """F frames, each with P instructions; R = F * P."""
 
-    Attributes:
-        images: [F, H, W, 3] RGB in 0 to 255, float32 where augmented, else uint8.
-        prompts: Int64 [R, L], padded.
-        lengths: Int64 [R].
-        tokens: Int64 [R, 7], the expert's action.
-        places: Int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible.
-        kinds: Int64 [F, patches], the object in each patch; ``len(KINDS)`` for none.
-    """
-
-    images: Tensor
-    prompts: Tensor
-    lengths: Tensor
-    tokens: Tensor
-    places: Tensor
-    kinds: Tensor
+    images: Tensor  # [F, H, W, 3] RGB in 0 to 255, float32 where augmented, else uint8
+    prompts: Tensor  # int64 [R, L], padded
+    lengths: Tensor  # int64 [R]
+    tokens: Tensor  # int64 [R, 7], the expert's action
+    places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
+    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for none
 
 
 @dataclass(frozen=True)
 class Frames:
-    """All demonstrations on one device.
+    """All demonstrations on one device."""
 
-    Attributes:
-        images: Uint8 [N, H, W, 3].
-        kinds: Int64 [N, SLOTS], -1 for empty slots.
-        patches: Int64 [N, SLOTS], -1 for objects that are not visible.
-        tokens: Int16 [N, tasks * SLOTS, 7].
-        asked: Int64 [N], task times SLOTS plus slot of the instruction that was followed.
-        training: Int64, indices of training frames.
-        held_out: Int64, indices of held-out frames.
-        prompts: Int64 [tasks * kinds, L].
-        lengths: Int64 [tasks * kinds].
-    """
-
-    images: Tensor
-    kinds: Tensor
-    patches: Tensor
-    tokens: Tensor
-    asked: Tensor
-    training: Tensor
-    held_out: Tensor
-    prompts: Tensor
-    lengths: Tensor
+    images: Tensor  # uint8 [N, H, W, 3]
+    kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
+    patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
+    tokens: Tensor  # int16 [N, tasks * SLOTS, 7]
+    asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
+    training: Tensor  # int64, indices of training frames
+    held_out: Tensor  # int64, indices of held-out frames
+    prompts: Tensor  # int64 [tasks * kinds, L]
+    lengths: Tensor  # int64 [tasks * kinds]
 
     def draw(self, step: int, seed: int, frames: int, prompts: int, *, held_out: bool = False) -> Batch:
         """Draw a batch of F ``frames`` with P ``prompts`` each: the followed instruction first, then others.

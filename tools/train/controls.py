@@ -18,21 +18,13 @@ from vla_ros.types import IntArray
 
 @dataclass(frozen=True)
 class Control:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: Short name, for ``--only``.
-        title: Name in the table.
-        options: Options of ``vla-ros demo``.
-        at_least: Lowest expected success rate.
-        at_most: Highest expected success rate.
-    """
-
-    name: str
-    title: str
-    options: tuple[str, ...] = ()
-    at_least: float = 0.0
-    at_most: float = 1.0
+    name: str  # short name, for ``--only``
+    title: str  # name in the table
+    options: tuple[str, ...] = ()  # options of ``vla-ros demo``
+    at_least: float = 0.0  # lowest expected success rate
+    at_most: float = 1.0  # highest expected success rate
 
     def met(self, success_rate: float) -> bool:
         """Return whether the success rate is as expected."""

@@ -38,31 +38,18 @@ _RETURN = 5  # steps in which a chunk returns to the expert's after given action
 
 @dataclass(frozen=True)
 class FlowFrames:
-    """All demonstrations on one device.
+    """All demonstrations on one device."""
 
-    Attributes:
-        images: Uint8 [N, H, W, 3].
-        kinds: Int64 [N, SLOTS], -1 for empty slots.
-        patches: Int64 [N, SLOTS], -1 for objects that are not visible.
-        chunks: Float16 [N, tasks * SLOTS, H, 8], normalised, joints relative to the state.
-        bins: Int64 [N, 8], the state in the prompt.
-        scale: Float32 [8], radians of a joint's normalised unit.
-        asked: Int64 [N], task times SLOTS plus slot of the instruction that was followed.
-        training: Int64, indices of training frames.
-        held_out: Int64, indices of held-out frames.
-        prompts: Of every task and object.
-    """
-
-    images: Tensor
-    kinds: Tensor
-    patches: Tensor
-    chunks: Tensor
-    bins: Tensor
-    scale: Tensor
-    asked: Tensor
-    training: Tensor
-    held_out: Tensor
-    prompts: FlowPrompts
+    images: Tensor  # uint8 [N, H, W, 3]
+    kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
+    patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
+    chunks: Tensor  # float16 [N, tasks * SLOTS, H, 8], normalised, joints relative to the state
+    bins: Tensor  # int64 [N, 8], the state in the prompt
+    scale: Tensor  # float32 [8], radians of a joint's normalised unit
+    asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
+    training: Tensor  # int64, indices of training frames
+    held_out: Tensor  # int64, indices of held-out frames
+    prompts: FlowPrompts  # of every task and object
 
 
 class Run(Training[FlowFrames, FlowTrainee]):
@@ -144,27 +131,16 @@ class Run(Training[FlowFrames, FlowTrainee]):
 
 
 class FlowBatch(NamedTuple):
-    """F frames with P instructions each and K samples of each: R = F * P.
+    """F frames with P instructions each and K samples of each: R = F * P."""
 
-    Attributes:
-        images: [F, H, W, 3], float32 in [0, 1] where augmented, else uint8.
-        prompts: Int64 [R, L], padded.
-        lengths: Int64 [R]; None if no prompt is padded.
-        chunks: Float32 [R * K, H, 8], normalised.
-        noise: Float32 [R * K, H, 8].
-        times: Float32 [R * K, H]; 0 where real-time chunking gives the action.
-        places: Int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible.
-        kinds: Int64 [F, patches], the object in each patch; ``len(KINDS)`` for none.
-    """
-
-    images: Tensor
-    prompts: Tensor
-    lengths: Tensor | None
-    chunks: Tensor
-    noise: Tensor
-    times: Tensor
-    places: Tensor
-    kinds: Tensor
+    images: Tensor  # [F, H, W, 3], float32 in [0, 1] where augmented, else uint8
+    prompts: Tensor  # int64 [R, L], padded
+    lengths: Tensor | None  # int64 [R]; None if no prompt is padded
+    chunks: Tensor  # float32 [R * K, H, 8], normalised
+    noise: Tensor  # float32 [R * K, H, 8]
+    times: Tensor  # float32 [R * K, H]; 0 where real-time chunking gives the action
+    places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
+    kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for none
 
 
 class FlowLosses(NamedTuple):

@@ -39,37 +39,22 @@ def architecture_of(recipe: FlowNetworkRecipe, vocabulary: int, horizon: int) ->
 
 
 class FlowPredictions(NamedTuple):
-    """Outputs of a forward pass; R = frames times prompts.
+    """Outputs of a forward pass; R = frames times prompts."""
 
-    Attributes:
-        velocity: Float32 [R * K, H, A], from actions to noise.
-        places: Logits of the patch that holds the named object [R, patches].
-        kinds: Logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none.
-    """
-
-    velocity: Tensor
-    places: Tensor
-    kinds: Tensor
+    velocity: Tensor  # float32 [R * K, H, A], from actions to noise
+    places: Tensor  # logits of the patch that holds the named object [R, patches]
+    kinds: Tensor  # logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none
 
 
 class Prefix(NamedTuple):
-    """Images and prompts, encoded once for all samples of a chunk.
+    """Images and prompts, encoded once for all samples of a chunk."""
 
-    Attributes:
-        patches: [F, P, width].
-        past: Keys and values of every layer [R, P + L, 1, head_dim].
-        last: [R, width], the last token of each prompt before the last layer.
-        ends: Int64 [R], length of each row.
-        seen: Bool [R, P + L], false for padding; None without padding.
-        rotary: Cosines and sines of all positions.
-    """
-
-    patches: Tensor
-    past: list[tuple[Tensor, Tensor]]
-    last: Tensor
-    ends: Tensor
-    seen: Tensor | None
-    rotary: tuple[Tensor, Tensor]
+    patches: Tensor  # [F, P, width]
+    past: list[tuple[Tensor, Tensor]]  # keys and values of every layer [R, P + L, 1, head_dim]
+    last: Tensor  # [R, width], the last token of each prompt before the last layer
+    ends: Tensor  # int64 [R], length of each row
+    seen: Tensor | None  # bool [R, P + L], false for padding; None without padding
+    rotary: tuple[Tensor, Tensor]  # cosines and sines of all positions
 
 
 class FlowTrainee(nn.Module):

@@ -70,17 +70,11 @@ def architecture_of(recipe: NetworkRecipe) -> Architecture:
 
 
 class Predictions(NamedTuple):
-    """Outputs of a forward pass; R = frames times prompts.
+    """Outputs of a forward pass; R = frames times prompts."""
 
-    Attributes:
-        actions: Logits of the action tokens [R, 7, vocab_size].
-        places: Logits of the patch that holds the named object [R, patches].
-        kinds: Logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none.
-    """
-
-    actions: Tensor
-    places: Tensor
-    kinds: Tensor
+    actions: Tensor  # logits of the action tokens [R, 7, vocab_size]
+    places: Tensor  # logits of the patch that holds the named object [R, patches]
+    kinds: Tensor  # logits of the object in each patch [F, patches, len(KINDS) + 1]; the last class is none
 
 
 class Trainee(nn.Module):

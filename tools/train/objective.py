@@ -20,23 +20,14 @@ from vla_ros.policies.openvla.actions import ActionBins
 
 
 class Losses(NamedTuple):
-    """Scalars of one batch.
+    """Scalars of one batch."""
 
-    Attributes:
-        total: The loss to minimise.
-        actions: Weighted cross entropy of the action tokens.
-        places: Cross entropy of the named object's patch.
-        kinds: Cross entropy of the object in each patch.
-        token_accuracy: Share of correct action tokens.
-        place_accuracy: Share of named objects whose patch is correct.
-    """
-
-    total: Tensor
-    actions: Tensor
-    places: Tensor
-    kinds: Tensor
-    token_accuracy: Tensor
-    place_accuracy: Tensor
+    total: Tensor  # the loss to minimise
+    actions: Tensor  # weighted cross entropy of the action tokens
+    places: Tensor  # cross entropy of the named object's patch
+    kinds: Tensor  # cross entropy of the object in each patch
+    token_accuracy: Tensor  # share of correct action tokens
+    place_accuracy: Tensor  # share of named objects whose patch is correct
 
 
 def losses(predictions: Predictions, batch: Batch, recipe: FitRecipe) -> Losses:

@@ -25,167 +25,98 @@ FOREIGN_DATASET = "fractal20220817_data"
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """How demonstrations are recorded.
+    """How demonstrations are recorded."""
 
-    Attributes:
-        episodes: Number of episodes; their seeds are ``seed`` and the following ones.
-        seed: First seed.
-        tasks: Tasks that are drawn and labelled (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
-        max_steps: Steps after which an episode ends.
-        noise_m: Standard deviations of the disturbance, metres; each episode draws one.
-        burst_chance: Probability per step of a push over a few steps.
-        flip_chance: Probability per step that the gripper does the opposite for a few steps.
-        switch_share: Share of episodes in which the instruction switches to another object.
-        shard_episodes: Episodes in one file.
-        every: Steps between recorded frames of an episode.
-        rate_hz: Control steps a second; the disturbance is per step.
-        horizon: Steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper.
-    """
-
-    episodes: int = 8000
-    seed: int = TRAINING_SEED
-    tasks: tuple[str, ...] = ("pick",)
-    max_steps: int = 60
+    episodes: int = 8000  # number of episodes; their seeds are ``seed`` and the following ones
+    seed: int = TRAINING_SEED  # first seed
+    tasks: tuple[str, ...] = ("pick",)  # tasks that are drawn and labelled (:data:`~vla_ros.sim.tasks.TASK_NAMES`)
+    max_steps: int = 60  # steps after which an episode ends
+    # Standard deviations of the disturbance, metres; each episode draws one.
     noise_m: tuple[float, ...] = (0.0, 0.003, 0.006, 0.009)
-    burst_chance: float = 0.03
-    flip_chance: float = 0.02
-    switch_share: float = 0.2
-    shard_episodes: int = 20
-    every: int = 1
-    rate_hz: float = 10.0
+    burst_chance: float = 0.03  # probability per step of a push over a few steps
+    flip_chance: float = 0.02  # probability per step that the gripper does the opposite for a few steps
+    switch_share: float = 0.2  # share of episodes in which the instruction switches to another object
+    shard_episodes: int = 20  # episodes in one file
+    every: int = 1  # steps between recorded frames of an episode
+    rate_hz: float = 10.0  # control steps a second; the disturbance is per step
+    # Steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper.
     horizon: int = 1
 
 
 @dataclass(frozen=True)
 class NetworkRecipe:
-    """Sizes of the network.
+    """Sizes of the network."""
 
-    Attributes:
-        vision_width: Features per patch in each tower.
-        vision_blocks: Blocks that run in each tower.
-        vision_heads: Attention heads of the towers.
-        llm_width: Features per token of the decoder.
-        llm_layers: Its layers.
-        llm_heads: Its attention heads.
-        llm_hidden: Hidden features of its gated MLP.
-    """
-
-    vision_width: int = 192
-    vision_blocks: int = 6
-    vision_heads: int = 3
-    llm_width: int = 256
+    vision_width: int = 192  # features per patch in each tower
+    vision_blocks: int = 6  # blocks that run in each tower
+    vision_heads: int = 3  # attention heads of the towers
+    llm_width: int = 256  # features per token of the decoder
     llm_layers: int = 6
-    llm_heads: int = 4
-    llm_hidden: int = 512
+    llm_heads: int = 4  # its attention heads
+    llm_hidden: int = 512  # hidden features of its gated MLP
 
 
 @dataclass(frozen=True)
 class FlowNetworkRecipe:
-    """Sizes of the flow-matching network, and the delays it is trained for.
+    """Sizes of the flow-matching network, and the delays it is trained for."""
 
-    Attributes:
-        vision_width: Features per patch.
-        vision_blocks: Blocks of the tower.
-        vision_heads: Its attention heads.
-        prefix_width: Features per token of the prefix.
-        prefix_hidden: Hidden features of its gated MLP.
-        expert_width: Features per token of the action expert.
-        expert_hidden: Hidden features of its gated MLP.
-        depth: Layers of both.
-        heads: Query heads of both; one head of keys and values.
-        head_dim: Features per head.
-        max_delay: Actions at the beginning of a chunk that may be given (trained real-time chunking).
-    """
-
-    vision_width: int = 192
-    vision_blocks: int = 5
-    vision_heads: int = 3
-    prefix_width: int = 256
-    prefix_hidden: int = 512
-    expert_width: int = 128
-    expert_hidden: int = 256
-    depth: int = 5
-    heads: int = 4
-    head_dim: int = 64
-    max_delay: int = 8
+    vision_width: int = 192  # features per patch
+    vision_blocks: int = 5  # blocks of the tower
+    vision_heads: int = 3  # its attention heads
+    prefix_width: int = 256  # features per token of the prefix
+    prefix_hidden: int = 512  # hidden features of its gated MLP
+    expert_width: int = 128  # features per token of the action expert
+    expert_hidden: int = 256  # hidden features of its gated MLP
+    depth: int = 5  # layers of both
+    heads: int = 4  # query heads of both; one head of keys and values
+    head_dim: int = 64  # features per head
+    max_delay: int = 8  # actions at the beginning of a chunk that may be given (trained real-time chunking)
 
 
 @dataclass(frozen=True)
 class LabelRecipe:
-    """How actions become labels.
+    """How actions become labels."""
 
-    Attributes:
-        closed_value: Gripper value of a closing hand (1 opens). ``docs/demo-policy.md`` says why it is not 0.
-        step_cap: Longest translation of a label, metres; 0 for no limit.
-        step_grid: Labels are rounded to multiples of this many metres; 0 for no rounding.
-    """
-
+    # Gripper value of a closing hand (1 opens). ``docs/demo-policy.md`` says why it is not 0.
     closed_value: float = 0.7
-    step_cap: float = 0.0
-    step_grid: float = 0.0
+    step_cap: float = 0.0  # longest translation of a label, metres; 0 for no limit
+    step_grid: float = 0.0  # labels are rounded to multiples of this many metres; 0 for no rounding
 
 
 @dataclass(frozen=True)
 class FitRecipe:
-    """How the network is trained.
+    """How the network is trained."""
 
-    Attributes:
-        steps: Optimiser steps, at most.
-        span: Seconds over which the rate falls and after which training ends; 0 to go by steps.
-        samples: Noises and times per prompt, which share the encoded image (flow matching only).
-        batch: Frames of one micro-batch.
-        prompts: Instructions per frame: the one followed and others (counterfactual labels).
-        accumulate: Micro-batches per step.
-        learning_rate: Highest rate.
-        warmup: Steps of linear warm-up.
-        final_share: Share of the rate at the end of the cosine.
-        weight_decay: AdamW's, on matrices only.
-        clip: Largest norm of the gradient.
-        seed: Seed of the initial weights and of the order of frames.
-        seam_noise: Deviation by which the given actions of a chunk miss the expert's (normalised; flow matching
-            only). The actions after them return within a few steps.
-        rotation_weight: Weight of the three rotation tokens, which hardly vary.
-        location_weight: Weight of the auxiliary loss on the named object's patch.
-        kind_weight: Weight of the auxiliary loss on the object in each patch.
-        background_weight: Weight of the class "none" in it.
-    """
-
-    steps: int = 6000
-    span: float = 0.0
-    samples: int = 4
-    batch: int = 256
-    prompts: int = 2
-    accumulate: int = 1
-    learning_rate: float = 7e-4
-    warmup: int = 200
-    final_share: float = 0.02
-    weight_decay: float = 0.05
-    clip: float = 1.0
-    seed: int = 0
+    steps: int = 6000  # optimiser steps, at most
+    span: float = 0.0  # seconds over which the rate falls and after which training ends; 0 to go by steps
+    samples: int = 4  # noises and times per prompt, which share the encoded image (flow matching only)
+    batch: int = 256  # frames of one micro-batch
+    prompts: int = 2  # instructions per frame: the one followed and others (counterfactual labels)
+    accumulate: int = 1  # micro-batches per step
+    learning_rate: float = 7e-4  # highest rate
+    warmup: int = 200  # steps of linear warm-up
+    final_share: float = 0.02  # share of the rate at the end of the cosine
+    weight_decay: float = 0.05  # AdamW's, on matrices only
+    clip: float = 1.0  # largest norm of the gradient
+    seed: int = 0  # seed of the initial weights and of the order of frames
+    # Deviation by which the given actions of a chunk miss the expert's (normalised; flow matching only). The
+    # actions after them return within a few steps.
     seam_noise: float = 0.0
-    rotation_weight: float = 0.5
-    location_weight: float = 0.5
-    kind_weight: float = 0.5
-    background_weight: float = 0.02
+    rotation_weight: float = 0.5  # weight of the three rotation tokens, which hardly vary
+    location_weight: float = 0.5  # weight of the auxiliary loss on the named object's patch
+    kind_weight: float = 0.5  # weight of the auxiliary loss on the object in each patch
+    background_weight: float = 0.02  # weight of the class "none" in it
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options that do not change what is learned.
+    """Options that do not change what is learned."""
 
-    Attributes:
-        device: Torch device, or ``auto`` for CUDA if available.
-        compile: Compile the training step.
-        log_every: Steps between lines of the log.
-        save_every: Seconds between saved states.
-        time_limit: Seconds after which to save and stop; 0 for no limit.
-    """
-
-    device: str = "auto"
-    compile: bool = False
-    log_every: int = 50
-    save_every: float = 60.0
-    time_limit: float = 0.0
+    device: str = "auto"  # torch device, or ``auto`` for CUDA if available
+    compile: bool = False  # compile the training step
+    log_every: int = 50  # steps between lines of the log
+    save_every: float = 60.0  # seconds between saved states
+    time_limit: float = 0.0  # seconds after which to save and stop; 0 for no limit
 
 
 Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, FlowNetworkRecipe, LabelRecipe, FitRecipe)

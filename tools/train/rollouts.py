@@ -35,21 +35,13 @@ Infer = Callable[[UInt8Array, str], IntArray]
 
 @dataclass(frozen=True)
 class Rollout:
-    """One episode.
+    """One episode."""
 
-    Attributes:
-        seed: Seed of the scene.
-        success: Whether the named object was moved as the instruction says.
-        reason: As in :class:`~vla_ros.sim.results.EpisodeResult`.
-        steps: Control steps.
-        tokens: Int64 [steps, 7], the network's tokens.
-    """
-
-    seed: int
-    success: bool
-    reason: str
-    steps: int
-    tokens: IntArray
+    seed: int  # seed of the scene
+    success: bool  # whether the named object was moved as the instruction says
+    reason: str  # as in :class:`~vla_ros.sim.results.EpisodeResult`
+    steps: int  # control steps
+    tokens: IntArray  # int64 [steps, 7], the network's tokens
 
 
 @dataclass(frozen=True)

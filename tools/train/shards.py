@@ -22,28 +22,18 @@ _LEVEL = 1  # compresses a rendered frame to a twelfth in about a millisecond; h
 
 @dataclass(frozen=True)
 class Labels:
-    """Everything about N frames except their pixels.
+    """Everything about N frames except their pixels."""
 
-    Attributes:
-        seeds: Int64 [N], seed of the episode.
-        steps: Int16 [N], step within it.
-        kinds: Int8 [N, SLOTS], index in :data:`~.labels.KINDS` of each object, -1 for empty slots.
-        patches: Int16 [N, SLOTS], patch of the object's centre, -1 if it is not visible.
-        states: Float32 [N, 8], joint positions (radians) and opening of one finger (metres).
-        actions: Float32 [N, tasks, SLOTS, 7], the expert's clean action for every task and object; with a horizon
-            H chunks [N, tasks, SLOTS, H, 8] of joint positions and gripper.
-        asked: Int8 [N, 2], task and slot that the arm was following.
-        noise: Float32 [N], standard deviation of the episode's disturbance, metres.
-    """
-
-    seeds: NDArray[np.int64]
-    steps: NDArray[np.int16]
-    kinds: NDArray[np.int8]
-    patches: NDArray[np.int16]
-    states: NDArray[np.float32]
+    seeds: NDArray[np.int64]  # int64 [N], seed of the episode
+    steps: NDArray[np.int16]  # int16 [N], step within it
+    kinds: NDArray[np.int8]  # int8 [N, SLOTS], index in :data:`~.labels.KINDS` of each object, -1 for empty slots
+    patches: NDArray[np.int16]  # int16 [N, SLOTS], patch of the object's centre, -1 if it is not visible
+    states: NDArray[np.float32]  # float32 [N, 8], joint positions (radians) and opening of one finger (metres)
+    # Float32 [N, tasks, SLOTS, 7], the expert's clean action for every task and object; with a horizon H chunks [N,
+    # tasks, SLOTS, H, 8] of joint positions and gripper.
     actions: NDArray[np.float32]
-    asked: NDArray[np.int8]
-    noise: NDArray[np.float32]
+    asked: NDArray[np.int8]  # int8 [N, 2], task and slot that the arm was following
+    noise: NDArray[np.float32]  # float32 [N], standard deviation of the episode's disturbance, metres
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -51,21 +41,13 @@ class Labels:
 
 @dataclass(frozen=True)
 class Shard:
-    """Frames of some episodes.
+    """Frames of some episodes."""
 
-    Attributes:
-        labels: Their labels.
-        blob: Uint8, the concatenated compressed frames.
-        offsets: Int64 [N + 1], start of each frame.
-        size: (height, width) of a frame.
-        results: Int64 [episodes, 3]: seed, 1 where it succeeded, steps.
-    """
-
-    labels: Labels
-    blob: UInt8Array
-    offsets: NDArray[np.int64]
-    size: tuple[int, int]
-    results: NDArray[np.int64]
+    labels: Labels  # their labels
+    blob: UInt8Array  # uint8, the concatenated compressed frames
+    offsets: NDArray[np.int64]  # int64 [N + 1], start of each frame
+    size: tuple[int, int]  # (height, width) of a frame
+    results: NDArray[np.int64]  # int64 [episodes, 3]: seed, 1 where it succeeded, steps
 
     def frame(self, index: int) -> UInt8Array:
         """Return uint8 [H, W, 3], RGB."""

@@ -15,17 +15,11 @@ from vla_ros.policies.openvla.model import OpenVLAModel
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured limits of a machine.
+    """Measured limits of a machine."""
 
-    Attributes:
-        name: Device.
-        bytes_per_s: Of a large copy, bytes read plus bytes written.
-        flops_per_s: Of a large matrix product of the model's type, on random data.
-    """
-
-    name: str
-    bytes_per_s: float
-    flops_per_s: float
+    name: str  # device
+    bytes_per_s: float  # of a large copy, bytes read plus bytes written
+    flops_per_s: float  # of a large matrix product of the model's type, on random data
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:

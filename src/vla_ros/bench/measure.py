@@ -21,21 +21,13 @@ from vla_ros.vision.processors import ResizeNaive
 
 @dataclass(frozen=True)
 class Measurement:
-    """A camera message to an action, as the node does it: everything behind decoding runs on the device.
+    """A camera message to an action, as the node does it: everything behind decoding runs on the device."""
 
-    Attributes:
-        subject: The model.
-        engine: What executes it.
-        message: Index to ``sensor_msgs/Image``.
-        count: How many messages there are.
-        prompt: Int64 [L].
-    """
-
-    subject: Subject
-    engine: Engine
-    message: Callable[[int], bytes]
-    count: int
-    prompt: IntArray
+    subject: Subject  # the model
+    engine: Engine  # what executes it
+    message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
+    count: int  # how many messages there are
+    prompt: IntArray  # int64 [L]
 
     def image(self, message: bytes) -> RawImage:
         """Return the decoded message with the engine's resize."""
@@ -77,21 +69,13 @@ class Measurement:
 
 
 class RightDrafts(NamedTuple):
-    """Times with the engine's own plain answers as drafts.
+    """Times with the engine's own plain answers as drafts."""
 
-    Attributes:
-        accepted: Steps whose draft the prefill accepted in full, without a further pass.
-        verified: Steps with further passes, because some margin was below the guard.
-        share: Share of drafts that were accepted in full, on unselected images.
-        images: Different images among ``accepted``.
-        equal: All tokens were those of plain decoding.
-    """
-
-    accepted: Times
-    verified: Times
-    share: float
-    images: int
-    equal: bool
+    accepted: Times  # steps whose draft the prefill accepted in full, without a further pass
+    verified: Times  # steps with further passes, because some margin was below the guard
+    share: float  # share of drafts that were accepted in full, on unselected images
+    images: int  # different images among ``accepted``
+    equal: bool  # all tokens were those of plain decoding
 
 
 def run_right_drafts(measurement: Measurement, answers: Sequence[Answer], steps: int, warmup: int) -> RightDrafts:

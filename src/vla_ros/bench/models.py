@@ -47,22 +47,14 @@ OPENVLA_7B = Architecture(
 
 @dataclass(frozen=True)
 class Subject:
-    """The model to measure.
+    """The model to measure."""
 
-    Attributes:
-        name: For the report.
-        model: The reference network, loaded.
-        bins: Its action tokens.
-        statistics: Un-normalisation.
-        random: True for random weights: times are meaningful, tokens and acceptance are not.
-        weights: The decoder if it was quantised during loading; ``model`` then has no layers.
-    """
-
-    name: str
-    model: OpenVLAModel
-    bins: ActionBins
-    statistics: ActionStatistics
-    random: bool
+    name: str  # for the report
+    model: OpenVLAModel  # the reference network, loaded
+    bins: ActionBins  # its action tokens
+    statistics: ActionStatistics  # un-normalisation
+    random: bool  # True for random weights: times are meaningful, tokens and acceptance are not
+    # The decoder if it was quantised during loading; ``model`` then has no layers.
     weights: DecoderWeights | None = None
 
 

@@ -74,23 +74,14 @@ def make_processing(architecture: PiArchitecture, images: int) -> Processing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Camera messages to a chunk, as the node does it.
+    """Camera messages to a chunk, as the node does it."""
 
-    Attributes:
-        engine: What executes it.
-        processing: What ends it.
-        message: Index to ``sensor_msgs/Image``.
-        cameras: Messages of one observation.
-        tokens: Int64 [L], the prompt.
-        size: Of the network's images.
-    """
-
-    engine: FlowEngine
-    processing: Processing
-    message: Callable[[int], bytes]
-    cameras: int
-    tokens: Any
-    size: tuple[int, int]
+    engine: FlowEngine  # what executes it
+    processing: Processing  # what ends it
+    message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
+    cameras: int  # messages of one observation
+    tokens: Any  # int64 [L], the prompt
+    size: tuple[int, int]  # of the network's images
 
     def request(self, index: int, messages: Sequence[bytes], continuation: Continuation | None) -> FlowRequest:
         """Return the engine's request for one observation."""

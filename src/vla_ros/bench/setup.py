@@ -23,25 +23,15 @@ COMPILED_UNUSED: dict[str, Any] = {"compiled_ms": None, "compiled_left_out": "no
 
 @dataclass(frozen=True)
 class Setup:
-    """What a measurement runs on, and for how long.
+    """What a measurement runs on, and for how long."""
 
-    Attributes:
-        device: Where the model runs.
-        dtype: Of its weights.
-        machine: Measured limits of the device.
-        quantization: Of the decoder.
-        steps: Measured steps.
-        warmup: Steps before them.
-        began: When loading began, as ``time.perf_counter()``.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    machine: Machine
-    quantization: str
-    steps: int
-    warmup: int
-    began: float
+    device: torch.device  # where the model runs
+    dtype: torch.dtype  # of its weights
+    machine: Machine  # measured limits of the device
+    quantization: str  # of the decoder
+    steps: int  # measured steps
+    warmup: int  # steps before them
+    began: float  # when loading began, as ``time.perf_counter()``
 
     @property
     def cuda(self) -> bool:

@@ -22,15 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Now:
-    """The current time on both clocks, in nanoseconds.
+    """The current time on both clocks, in nanoseconds."""
 
-    Attributes:
-        steady: Steady clock, which never jumps and has an arbitrary zero.
-        ros: ROS clock, which stamps refer to: system time, or simulated time (0 before it began).
-    """
-
-    steady: int
-    ros: int
+    steady: int  # steady clock, which never jumps and has an arbitrary zero
+    ros: int  # ROS clock, which stamps refer to: system time, or simulated time (0 before it began)
 
 
 class Clock:

@@ -31,32 +31,22 @@ _PERIODS = 2  # for which a velocity lasts where timeouts.twist is 0
 
 @dataclass(frozen=True)
 class Command:
-    """A command for the driver of one arm.
+    """A command for the driver of one arm."""
 
-    Attributes:
-        names: Joints, the arm's first and then the fingers, N of them; the fingers alone where a twist has no
-            kinematics, and where a velocity becomes zero.
-        positions: Float64 [N], radians or metres.
-        stamp: Nanoseconds; stamp of the frame from which it came (of the joint state for a hold).
-        arm: Which of ``Config.arms``.
-        hold: True to keep the last measured position.
-        duration: Seconds in which the positions are to be reached; of a hold, what the way back takes at least.
-        frame_id: Frame in which the twist is given.
-        twist: Linear [3] m/s and angular [3] rad/s of the tip, or None.
-        velocities: Joint to rad/s or m/s in command order, for a driver that takes velocities; else None.
-        refused: Why this arm holds while others move (``control.arms_hold_alone``), or None.
-    """
-
+    # Joints, the arm's first and then the fingers, N of them; the fingers alone where a twist has no kinematics,
+    # and where a velocity becomes zero.
     names: tuple[str, ...]
-    positions: FloatArray
-    stamp: int
-    arm: str = "arm"
-    hold: bool = False
+    positions: FloatArray  # float64 [N], radians or metres
+    stamp: int  # nanoseconds; stamp of the frame from which it came (of the joint state for a hold)
+    arm: str = "arm"  # which of ``Config.arms``
+    hold: bool = False  # True to keep the last measured position
+    # Seconds in which the positions are to be reached; of a hold, what the way back takes at least.
     duration: float = 0.0
-    frame_id: str = ""
-    twist: tuple[FloatArray, FloatArray] | None = None
+    frame_id: str = ""  # frame in which the twist is given
+    twist: tuple[FloatArray, FloatArray] | None = None  # linear [3] m/s and angular [3] rad/s of the tip, or None
+    # Joint to rad/s or m/s in command order, for a driver that takes velocities; else None.
     velocities: Mapping[str, float] | None = None
-    refused: Refused | None = None
+    refused: Refused | None = None  # why this arm holds while others move (``control.arms_hold_alone``), or None
 
     @property
     def moves_on(self) -> bool:

@@ -18,20 +18,14 @@ from vla_ros.types import JointState
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The inputs at one moment.
+    """The inputs at one moment."""
 
-    Attributes:
-        joints: Newest joint state of all arms, or None before the first.
-        state: Feed name to its newest message.
-        instruction: Newest instruction, "" before the first.
-        epoch: Grows with every new task: what was inferred in an earlier epoch is void.
-        arms: Arm to its newest joint state.
-    """
-
-    joints: JointState | None = None
+    joints: JointState | None = None  # newest joint state of all arms, or None before the first
+    # Feed name to its newest message.
     state: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
-    instruction: str = ""
-    epoch: int = 0
+    instruction: str = ""  # newest instruction, "" before the first
+    epoch: int = 0  # grows with every new task: what was inferred in an earlier epoch is void
+    # Arm to its newest joint state.
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
 

@@ -35,16 +35,12 @@ class _Joint:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A joint state merged from the newest measurement of every joint.
+    """A joint state merged from the newest measurement of every joint."""
 
-    Attributes:
-        joints: All joints measured within the timeout; its stamp is that of the oldest among the needed
-            joints. Velocities and efforts are empty if no joint has one.
-        stamp: The same, or 0 if one of those has no stamp, so that its age is unknown.
-    """
-
+    # All joints measured within the timeout; its stamp is that of the oldest among the needed joints. Velocities
+    # and efforts are empty if no joint has one.
     joints: JointState
-    stamp: int
+    stamp: int  # the same, or 0 if one of those has no stamp, so that its age is unknown
 
 
 class JointStates:

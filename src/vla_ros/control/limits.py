@@ -31,23 +31,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class JointLimits:
-    """Limits of N joints; radians, metres, seconds.
+    """Limits of N joints; radians, metres, seconds."""
 
-    Attributes:
-        names: Joint names, for messages.
-        low: Float64 [N], lowest positions (margin included).
-        high: Float64 [N].
-        velocity: Float64 [N], may be infinite.
-        acceleration: Largest change of velocity per second; infinite for none.
-        step: Largest distance from the measured position.
-    """
-
-    names: tuple[str, ...]
-    low: FloatArray
-    high: FloatArray
-    velocity: FloatArray
-    acceleration: float
-    step: float
+    names: tuple[str, ...]  # joint names, for messages
+    low: FloatArray  # float64 [N], lowest positions (margin included)
+    high: FloatArray  # float64 [N]
+    velocity: FloatArray  # float64 [N], may be infinite
+    acceleration: float  # largest change of velocity per second; infinite for none
+    step: float  # largest distance from the measured position
 
     @classmethod
     def from_config(

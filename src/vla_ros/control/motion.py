@@ -23,17 +23,11 @@ _UNBOUNDED = 1e5  # rad; a range this wide is that of a joint without limits
 
 @dataclass(frozen=True, eq=False)
 class JointMotion:
-    """Joint positions, steps or velocities.
+    """Joint positions, steps or velocities."""
 
-    Attributes:
-        quantity: ``joint_position``, ``joint_delta`` or ``joint_velocity``.
-        scale: Float64 [N], radians or metres (per second) per unit.
-        offset: Float64 [N], the position that 0 stands for.
-    """
-
-    quantity: str
-    scale: FloatArray
-    offset: FloatArray
+    quantity: str  # ``joint_position``, ``joint_delta`` or ``joint_velocity``
+    scale: FloatArray  # float64 [N], radians or metres (per second) per unit
+    offset: FloatArray  # float64 [N], the position that 0 stands for
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
         """Return the target joint positions [N] of ``numbers`` [N], ``dt`` seconds after ``start`` [N]."""
@@ -45,15 +39,10 @@ class JointMotion:
 
 @dataclass(frozen=True)
 class TipMotion:
-    """A pose of the tip, or a step of it.
+    """A pose of the tip, or a step of it."""
 
-    Attributes:
-        quantity: ``tip_position`` (followed by the rotation) or ``tip_delta``.
-        form: Of the rotation.
-    """
-
-    quantity: str
-    form: str
+    quantity: str  # ``tip_position`` (followed by the rotation) or ``tip_delta``
+    form: str  # of the rotation
 
     def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
         """Return the target pose of ``numbers`` [3 + rotation], counted from ``start``.

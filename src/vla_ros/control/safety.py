@@ -35,43 +35,27 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """One consistent look at the state.
+    """One consistent look at the state."""
 
-    Attributes:
-        state: What the arm may do.
-        stopped_by: The first reason to stop, or None.
-        detail: What was found then; of ``command_contested`` with the names that came later.
-        holds: Reasons that hold (or would hold, were it armed), with what was found.
-        blocks: Reasons to stop that are so at present: while there are any it cannot be armed.
-    """
-
-    state: State
-    stopped_by: Reason | None
-    detail: str
-    holds: Mapping[Reason, str]
-    blocks: Mapping[Reason, str]
+    state: State  # what the arm may do
+    stopped_by: Reason | None  # the first reason to stop, or None
+    detail: str  # what was found then; of ``command_contested`` with the names that came later
+    holds: Mapping[Reason, str]  # reasons that hold (or would hold, were it armed), with what was found
+    blocks: Mapping[Reason, str]  # reasons to stop that are so at present: while there are any it cannot be armed
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change of state or of a reason.
+    """A change of state or of a reason."""
 
-    Attributes:
-        kind: ``arm``, ``disarm``, ``hold``, ``clear``, ``stop`` or ``reset``; ``block`` and ``unblock`` where a
-            reason to stop begins or ends to keep a disarmed or stopped arm from being armed.
-        before: State before it.
-        after: State after it.
-        reason: Why, but for arm, disarm and reset.
-        detail: What was found.
-        stamp: Nanoseconds of the clock that was given.
-    """
-
+    # ``arm``, ``disarm``, ``hold``, ``clear``, ``stop`` or ``reset``; ``block`` and ``unblock`` where a reason to
+    # stop begins or ends to keep a disarmed or stopped arm from being armed.
     kind: str
-    before: State
-    after: State
-    reason: Reason | None
-    detail: str
-    stamp: int
+    before: State  # state before it
+    after: State  # state after it
+    reason: Reason | None  # why, but for arm, disarm and reset
+    detail: str  # what was found
+    stamp: int  # nanoseconds of the clock that was given
 
 
 _LOG = logging.getLogger(__name__)

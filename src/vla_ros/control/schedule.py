@@ -32,17 +32,11 @@ from vla_ros.types import ActionChunk, FloatArray
 
 @dataclass(frozen=True)
 class Step:
-    """One action to execute.
+    """One action to execute."""
 
-    Attributes:
-        action: Float64 [D], after blending.
-        index: Position in its chunk.
-        stamp: Stamp of the newest chunk's observation, nanoseconds.
-    """
-
-    action: FloatArray
-    index: int
-    stamp: int
+    action: FloatArray  # float64 [D], after blending
+    index: int  # position in its chunk
+    stamp: int  # stamp of the newest chunk's observation, nanoseconds
 
 
 @dataclass(frozen=True)

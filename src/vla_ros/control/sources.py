@@ -19,15 +19,10 @@ _SLACK = 0.05  # rad or m; and seconds of jitter
 
 @dataclass(frozen=True)
 class Source:
-    """A source of data.
+    """A source of data."""
 
-    Attributes:
-        publisher: Its id; b"" if the middleware does not provide one.
-        kind: Distinguishes two sources behind one publisher.
-    """
-
-    publisher: bytes
-    kind: Hashable = None
+    publisher: bytes  # its id; b"" if the middleware does not provide one
+    kind: Hashable = None  # distinguishes two sources behind one publisher
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,11 @@ class Buckets:
 
     A sequence is BOS, the patches, the rest of the prompt, the drafted tokens, and padding that no other token
     attends to. All but the patches lie in one row of ``text`` tokens.
-
-    Attributes:
-        patches: Patch tokens of one image.
-        answer: Tokens to decode (7 for OpenVLA).
-        lengths: Sequence lengths, ascending, with the patches.
     """
 
-    patches: int
-    answer: int
-    lengths: tuple[int, ...]
+    patches: int  # patch tokens of one image
+    answer: int  # tokens to decode (7 for OpenVLA)
+    lengths: tuple[int, ...]  # sequence lengths, ascending, with the patches
 
     @classmethod
     def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:

@@ -32,16 +32,11 @@ class DraftState:
 
     A drafted prefill costs no more than a plain one, but verifying needs the host between passes, unlike plain
     decoding: hence the back-off. A new instruction or episode starts with a new state.
-
-    Attributes:
-        tokens: The previous answer; empty before the first.
-        failures: Consecutive drafts of which no token was accepted.
-        resting: Actions left without a draft.
     """
 
-    tokens: tuple[int, ...] = ()
-    failures: int = 0
-    resting: int = 0
+    tokens: tuple[int, ...] = ()  # the previous answer; empty before the first
+    failures: int = 0  # consecutive drafts of which no token was accepted
+    resting: int = 0  # actions left without a draft
 
     def offer(self) -> tuple[int, ...] | None:
         """Return the draft for the next action, or None."""
@@ -59,19 +54,12 @@ class DraftState:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A greedy answer and the passes it took.
+    """A greedy answer and the passes it took."""
 
-    Attributes:
-        tokens: The answer.
-        margins: Logit margin of each token.
-        accepted: Tokens after the first that the draft supplied without a pass of their own.
-        passes: Passes after the prefill.
-    """
-
-    tokens: tuple[int, ...]
-    margins: tuple[float, ...]
-    accepted: int
-    passes: int
+    tokens: tuple[int, ...]  # the answer
+    margins: tuple[float, ...]  # logit margin of each token
+    accepted: int  # tokens after the first that the draft supplied without a pass of their own
+    passes: int  # passes after the prefill
 
 
 def accept_prefix(guesses: Sequence[int], answers: Predictions, guard: float = 0.0) -> int:

@@ -34,25 +34,18 @@ _STAGES_DRAFTED = ("vision", "prefill", "download", "decode")  # its passes come
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of an engine.
+    """Options of an engine."""
 
-    Attributes:
-        answer: Tokens to decode.
-        image_size: (height, width) of its images.
-        drafts: ``none``; ``verify`` checks drafts with the decoding kernels alone, so that tokens equal plain
-            decoding to the bit; ``prefill`` checks them inside the prompt's pass, which saves one more pass and
-            trusts a drafted row by its logit margin.
-        guard: Minimum margin for ``prefill``; None uses :mod:`vla_ros.engine.tolerances` for the data type.
-        background: True captures graphs for further prompt lengths in a second thread.
-        bucket_step: Tokens between padded lengths.
-    """
-
-    answer: int
-    image_size: tuple[int, int]
+    answer: int  # tokens to decode
+    image_size: tuple[int, int]  # (height, width) of its images
+    # ``none``; ``verify`` checks drafts with the decoding kernels alone, so that tokens equal plain decoding to the
+    # bit; ``prefill`` checks them inside the prompt's pass, which saves one more pass and trusts a drafted row by
+    # its logit margin.
     drafts: str = "prefill"
+    # Minimum margin for ``prefill``; None uses :mod:`vla_ros.engine.tolerances` for the data type.
     guard: float | None = None
-    background: bool = True
-    bucket_step: int = 32
+    background: bool = True  # True captures graphs for further prompt lengths in a second thread
+    bucket_step: int = 32  # tokens between padded lengths
 
 
 _NOTHING = DraftState()
@@ -60,40 +53,27 @@ _NOTHING = DraftState()
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One observation.
+    """One observation."""
 
-    Attributes:
-        image: Uint8 [H, W, 3] RGB of ``options.image_size``; or the camera's image, of any size, which is turned,
-            cropped and resized on the device.
-        prompt: Int64 [L]: BOS, prompt, closing token.
-        draft: The session's state after its last answer; the default drafts nothing.
-    """
-
+    # Uint8 [H, W, 3] RGB of ``options.image_size``; or the camera's image, of any size, which is turned, cropped
+    # and resized on the device.
     image: UInt8Array | RawImage
-    prompt: IntArray
-    draft: DraftState = _NOTHING
+    prompt: IntArray  # int64 [L]: BOS, prompt, closing token
+    draft: DraftState = _NOTHING  # the session's state after its last answer; the default drafts nothing
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The engine's result for one observation.
+    """The engine's result for one observation."""
 
-    Attributes:
-        tokens: Int64 [D].
-        margins: Float64 [D], best minus second-best logit.
-        accepted: Tokens that a draft saved; None without a draft.
-        passes: Decoder passes after the prefill.
-        draft: For the session's next request.
-        stages_ms: ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins
-            with the prompt's upload), ``decode``, ``download``; with a draft ``decode`` comes last and
-            includes the uploads and downloads of further passes. The same for all observations of a batch.
-    """
-
-    tokens: IntArray
-    margins: NDArray[np.float64]
-    accepted: int | None
-    passes: int
-    draft: DraftState
+    tokens: IntArray  # int64 [D]
+    margins: NDArray[np.float64]  # float64 [D], best minus second-best logit
+    accepted: int | None  # tokens that a draft saved; None without a draft
+    passes: int  # decoder passes after the prefill
+    draft: DraftState  # for the session's next request
+    # ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins with the
+    # prompt's upload), ``decode``, ``download``; with a draft ``decode`` comes last and includes the uploads and
+    # downloads of further passes. The same for all observations of a batch.
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 

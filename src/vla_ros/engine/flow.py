@@ -33,35 +33,20 @@ Encode = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class FlowModel:
-    """Weights and constants of pi0 or pi0.5; what depends on the time alone is computed beforehand.
+    """Weights and constants of pi0 or pi0.5; what depends on the time alone is computed beforehand."""
 
-    Attributes:
-        encode: Vision tower and projector.
-        embedding: [vocabulary, width] of the prompt, not scaled.
-        prefix: Gemma over images and prompt.
-        expert: Gemma over the suffix. ``norms`` has one entry per step and, last, one for t = 0; pi0's has one.
-        action_in: Float32 weight [E, A] of the actions; pi0's is folded into its time MLP's first layer.
-        action_bias: Float32 [steps, E] or [1, E].
-        action_mlp: Pi0: float32 weight [E, E] and bias [E] behind SiLU.
-        action_out: Float32 weight [A, E] and bias [A].
-        state: Pi0: float32 weight [E, A] and bias [E] of the state token.
-        times: Of the steps, from 1 down.
-        patches: Tokens of an image.
-        horizon: H, actions in a chunk.
-    """
-
-    encode: Encode
-    embedding: Tensor
-    prefix: Gemma
-    expert: Gemma
-    action_in: Tensor
-    action_bias: Tensor
-    action_mlp: tuple[Tensor, Tensor] | None
-    action_out: tuple[Tensor, Tensor]
-    state: tuple[Tensor, Tensor] | None
-    times: tuple[float, ...]
-    patches: int
-    horizon: int
+    encode: Encode  # vision tower and projector
+    embedding: Tensor  # [vocabulary, width] of the prompt, not scaled
+    prefix: Gemma  # gemma over images and prompt
+    expert: Gemma  # gemma over the suffix. ``norms`` has one entry per step and, last, one for t = 0; pi0's has one
+    action_in: Tensor  # float32 weight [E, A] of the actions; pi0's is folded into its time MLP's first layer
+    action_bias: Tensor  # float32 [steps, E] or [1, E]
+    action_mlp: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, E] and bias [E] behind SiLU
+    action_out: tuple[Tensor, Tensor]  # float32 weight [A, E] and bias [A]
+    state: tuple[Tensor, Tensor] | None  # pi0: float32 weight [E, A] and bias [E] of the state token
+    times: tuple[float, ...]  # of the steps, from 1 down
+    patches: int  # tokens of an image
+    horizon: int  # H, actions in a chunk
 
     @property
     def action_dim(self) -> int:

@@ -36,53 +36,36 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """Real-time chunking: how a chunk continues the previous one.
+    """Real-time chunking: how a chunk continues the previous one."""
 
-    Attributes:
-        previous: [H, A], normalised, zeros where nothing is left.
-        weights: [H], how strongly each action is pulled towards the previous one.
-        limit: Largest factor of that correction.
-        given: How many first actions are the previous ones.
-    """
-
-    previous: NDArray[Any]
-    weights: NDArray[Any]
-    limit: float = 10.0
-    given: int = 0
+    previous: NDArray[Any]  # [H, A], normalised, zeros where nothing is left
+    weights: NDArray[Any]  # [H], how strongly each action is pulled towards the previous one
+    limit: float = 10.0  # largest factor of that correction
+    given: int = 0  # how many first actions are the previous ones
 
 
 @dataclass(frozen=True, eq=False)
 class FlowRequest:
-    """One observation.
+    """One observation."""
 
-    Attributes:
-        images: The present cameras in the model's order: all as [S, S, 3] of the engine's type, or all the cameras'
-            own, of any size, which are turned and resized on the device.
-        tokens: Int64 [L], the prompt.
-        state: [A], normalised and padded; only pi0 reads it.
-        noise: [H, A], or the seed of a generator on the device: the same seed gives the same chunk.
-        continuation: Real-time chunking; None leaves the chunk free.
-    """
-
+    # The present cameras in the model's order: all as [S, S, 3] of the engine's type, or all the cameras' own, of
+    # any size, which are turned and resized on the device.
     images: Sequence[NDArray[Any] | RawImage]
-    tokens: IntArray
-    state: NDArray[Any]
+    tokens: IntArray  # int64 [L], the prompt
+    state: NDArray[Any]  # [A], normalised and padded; only pi0 reads it
+    # [H, A], or the seed of a generator on the device: the same seed gives the same chunk.
     noise: NDArray[Any] | int
-    continuation: Continuation | None = None
+    continuation: Continuation | None = None  # real-time chunking; None leaves the chunk free
 
 
 @dataclass(frozen=True, eq=False)
 class FlowAnswer:
-    """The engine's result for one observation.
+    """The engine's result for one observation."""
 
-    Attributes:
-        actions: Float32 [H, A], normalised.
-        stages_ms: ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins
-            with the upload of everything else, and has the first flow step beside it), ``flow``, ``download``. The
-            same for all observations of a batch.
-    """
-
-    actions: Array
+    actions: Array  # float32 [H, A], normalised
+    # ``upload`` (of images), ``preprocess`` (of camera images), ``vision``, ``prefill`` (which begins with the
+    # upload of everything else, and has the first flow step beside it), ``flow``, ``download``. The same for all
+    # observations of a batch.
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 

@@ -29,44 +29,29 @@ CACHE_BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class GemmaLayer:
-    """One layer; a last layer of which only keys and values are needed has no more than ``qkv``.
+    """One layer; a last layer of which only keys and values are needed has no more than ``qkv``."""
 
-    Attributes:
-        qkv: Queries (if the layer has them), keys and values, [.., width].
-        o: [width, heads * head_dim].
-        gate_up: Gate, then up [2 * mlp_width, width].
-        down: [width, mlp_width].
-        qkv_shift: The product of ``qkv`` with the norm's shift at each time, float32 [times, outputs], for kernels
-            that finish the norm behind the product; None if norms have no shift.
-        gate_up_shift: The same of ``gate_up``.
-    """
-
-    qkv: Matrix
-    o: Matrix | None = None
-    gate_up: Matrix | None = None
-    down: Matrix | None = None
+    qkv: Matrix  # queries (if the layer has them), keys and values, [.., width]
+    o: Matrix | None = None  # [width, heads * head_dim]
+    gate_up: Matrix | None = None  # gate, then up [2 * mlp_width, width]
+    down: Matrix | None = None  # [width, mlp_width]
+    # The product of ``qkv`` with the norm's shift at each time, float32 [times, outputs], for kernels that finish
+    # the norm behind the product; None if norms have no shift.
     qkv_shift: Tensor | None = None
-    gate_up_shift: Tensor | None = None
+    gate_up_shift: Tensor | None = None  # the same of ``gate_up``
 
 
 @dataclass(frozen=True, eq=False)
 class Gemma:
-    """The weights of one Gemma.
+    """The weights of one Gemma."""
 
-    Attributes:
-        shape: Sizes.
-        layers: One per layer.
-        norms: Float32 [times, norms, parts, width]: ``1 + weight``, or scale (plus 1), shift and gate for each
-            time. Norm 2 i precedes the attention of layer i, norm 2 i + 1 its MLP, the last one the output.
-        cosine: Rotary table [positions, head_dim / 2] in the model's type.
-        sine: The same.
-    """
-
-    shape: GemmaShape
-    layers: tuple[GemmaLayer, ...]
+    shape: GemmaShape  # sizes
+    layers: tuple[GemmaLayer, ...]  # one per layer
+    # Float32 [times, norms, parts, width]: ``1 + weight``, or scale (plus 1), shift and gate for each time. Norm 2
+    # i precedes the attention of layer i, norm 2 i + 1 its MLP, the last one the output.
     norms: Tensor
-    cosine: Tensor
-    sine: Tensor
+    cosine: Tensor  # rotary table [positions, head_dim / 2] in the model's type
+    sine: Tensor  # the same
 
     @property
     def adaptive(self) -> bool:
@@ -76,44 +61,27 @@ class Gemma:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a pass.
+    """The rows of a pass."""
 
-    Attributes:
-        at: Int32 [B, N], positions, which are their places in the cache, too.
-        end: Int32 [B, N], how many positions each row sees.
-        time: Int32 [B, N], index of each row's time in ``Gemma.norms``.
-    """
-
-    at: Tensor
-    end: Tensor
-    time: Tensor
+    at: Tensor  # int32 [B, N], positions, which are their places in the cache, too
+    end: Tensor  # int32 [B, N], how many positions each row sees
+    time: Tensor  # int32 [B, N], index of each row's time in ``Gemma.norms``
 
 
 class Quantized(NamedTuple):
-    """Rows in FP8.
+    """Rows in FP8."""
 
-    Attributes:
-        data: [B * N, width].
-        scale: Float32 [B * N, 1].
-    """
-
-    data: Tensor
-    scale: Tensor
+    data: Tensor  # [B * N, width]
+    scale: Tensor  # float32 [B * N, 1]
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The residual stream in front of a norm.
+    """The residual stream in front of a norm."""
 
-    Attributes:
-        hidden: [B, N, width].
-        normed: The same behind that norm, as the product that follows takes it.
-        norm: Which norm.
-    """
-
-    hidden: Tensor
-    normed: Tensor | Quantized
-    norm: int
+    hidden: Tensor  # [B, N, width]
+    normed: Tensor | Quantized  # the same behind that norm, as the product that follows takes it
+    norm: int  # which norm
 
 
 class GemmaOps:
@@ -207,19 +175,12 @@ class GemmaOps:
 
 @dataclass(frozen=True, eq=False)
 class Guide:
-    """Real-time chunking: how a chunk continues the previous one. All zeros leave it free.
+    """Real-time chunking: how a chunk continues the previous one. All zeros leave it free."""
 
-    Attributes:
-        previous: Float32 [B, H, A], normalised.
-        weights: Float32 [B, H], how strongly each action is pulled towards the previous one.
-        limit: Float32 [B], largest factor of that correction.
-        given: Int32 [B, H], not 0 where the action is the previous one and its time 0.
-    """
-
-    previous: Tensor
-    weights: Tensor
-    limit: Tensor
-    given: Tensor
+    previous: Tensor  # float32 [B, H, A], normalised
+    weights: Tensor  # float32 [B, H], how strongly each action is pulled towards the previous one
+    limit: Tensor  # float32 [B], largest factor of that correction
+    given: Tensor  # int32 [B, H], not 0 where the action is the previous one and its time 0
 
 
 def predict_velocity(stream: Stream, out: tuple[Tensor, Tensor], horizon: int) -> Tensor:

@@ -33,25 +33,15 @@ _AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.54119610
 
 
 class _Transforms(NamedTuple):
-    """Matrices int32 [outputs, inputs].
+    """Matrices int32 [outputs, inputs]."""
 
-    Attributes:
-        to_ycc: [3, 3], with ``ycc_offsets`` [3].
-        ycc_offsets: See above.
-        from_chroma: [3, 2].
-        forward: DCT in multiples of 2^-13.
-        before: [5, 8], of an inverse DCT: what its products take.
-        factors: [5], of the products, in multiples of 2^-8.
-        after: [8, 13], takes the input with the products behind it.
-    """
-
-    to_ycc: Tensor
-    ycc_offsets: Tensor
-    from_chroma: Tensor
-    forward: Tensor
-    before: Tensor
-    factors: Tensor
-    after: Tensor
+    to_ycc: Tensor  # [3, 3], with ``ycc_offsets`` [3]
+    ycc_offsets: Tensor  # see above
+    from_chroma: Tensor  # [3, 2]
+    forward: Tensor  # DCT in multiples of 2^-13
+    before: Tensor  # [5, 8], of an inverse DCT: what its products take
+    factors: Tensor  # [5], of the products, in multiples of 2^-8
+    after: Tensor  # [8, 13], takes the input with the products behind it
 
     @classmethod
     def on(cls, device: torch.device) -> _Transforms:

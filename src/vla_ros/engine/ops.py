@@ -21,17 +21,12 @@ from vla_ros.engine.weights import DecoderWeights, Matrix, dequantize
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of B observations.
+    """Keys and values of B observations."""
 
-    Attributes:
-        keys: Per layer [B, kv_heads, C, head_dim].
-        values: The same.
-        split_counters: Int32 zeros [B * heads]: programs that split one head's attention count themselves here, and
-            leave zeros. Each cache has its own, since two may be in use at a time.
-    """
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: tuple[Tensor, ...]  # per layer [B, kv_heads, C, head_dim]
+    values: tuple[Tensor, ...]  # the same
+    # Int32 zeros [B * heads]: programs that split one head's attention count themselves here, and leave zeros. Each
+    # cache has its own, since two may be in use at a time.
     split_counters: Tensor
 
     @classmethod
@@ -52,46 +47,32 @@ class KVCache:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of a pass's rows in their sequences, with what every layer derives from them.
+    """Positions of a pass's rows in their sequences, with what every layer derives from them."""
 
-    Attributes:
-        at: Int32 [B, R].
-        prompt: True if these are rows 0 to R - 1 of every observation.
-        causal: Whether a prompt's rows see only those before them.
-        cosine: Of the rows, [B or 1, R, 1, head_dim / 2]; Triton's kernels take the whole table.
-        sine: The same.
-        slots: Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
-        end: Cache positions that torch reads.
-        mask: Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores);
-            None if causality or nothing hides any, or if Triton's kernels go by ``length``.
-        length: Int32 [1], positions of a bidirectional prompt in front of its padding; None without padding.
-        rows_dtype: Type of what attention of few rows returns; None for that of its queries.
-    """
-
-    at: Tensor
-    prompt: bool
-    cosine: Tensor
-    sine: Tensor
+    at: Tensor  # int32 [B, R]
+    prompt: bool  # True if these are rows 0 to R - 1 of every observation
+    cosine: Tensor  # of the rows, [B or 1, R, 1, head_dim / 2]; Triton's kernels take the whole table
+    sine: Tensor  # the same
+    # Int64 [B, kv_heads, R, head_dim], where torch writes keys and values; None for a prompt.
     slots: Tensor | None = None
-    end: int = 0
+    end: int = 0  # cache positions that torch reads
+    # Bool [B, 1, R or 1, end], True if a row sees a position (or numbers that are added to the scores); None if
+    # causality or nothing hides any, or if Triton's kernels go by ``length``.
     mask: Tensor | None = None
-    causal: bool = True
+    causal: bool = True  # whether a prompt's rows see only those before them
+    # Int32 [1], positions of a bidirectional prompt in front of its padding; None without padding.
     length: Tensor | None = None
+    # Type of what attention of few rows returns; None for that of its queries.
     rows_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
 class Residual:
-    """The residual stream of some rows, before a norm.
+    """The residual stream of some rows, before a norm."""
 
-    Attributes:
-        hidden: [B, R, hidden].
-        norm: [hidden], the weight of that norm.
-        branch: Still to be added to ``hidden``, which ``Ops.norm`` and ``Ops.qkv`` do in place.
-    """
-
-    hidden: Tensor
-    norm: Tensor
+    hidden: Tensor  # [B, R, hidden]
+    norm: Tensor  # [hidden], the weight of that norm
+    # Still to be added to ``hidden``, which ``Ops.norm`` and ``Ops.qkv`` do in place.
     branch: ScaledProduct | None = field(default=None, kw_only=True)
 
 

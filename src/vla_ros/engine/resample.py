@@ -29,15 +29,10 @@ _AT_ONCE = 2**22  # products that are held at a time: 16 MiB stay in the cache o
 
 @dataclass(frozen=True)
 class Taps:
-    """A resize along one axis: each of M samples is a sum over K samples of the source.
+    """A resize along one axis: each of M samples is a sum over K samples of the source."""
 
-    Attributes:
-        at: Int64 [K * M], position in the source of tap k of sample m at k * M + m.
-        weights: Int32 [K, M, 1], multiples of 2^-22; zero where a sample has fewer taps.
-    """
-
-    at: Tensor
-    weights: Tensor
+    at: Tensor  # int64 [K * M], position in the source of tap k of sample m at k * M + m
+    weights: Tensor  # int32 [K, M, 1], multiples of 2^-22; zero where a sample has fewer taps
 
     @classmethod
     def of(cls, step: FixedPointResize, device: torch.device) -> Taps:

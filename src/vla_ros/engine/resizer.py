@@ -32,19 +32,12 @@ def on_device(raw: RawImage) -> bool:
 
 @dataclass(eq=False)
 class Slot:
-    """Buffers for N images of one size, orientation and processor, and the resize as launches or as a graph.
+    """Buffers for N images of one size, orientation and processor, and the resize as launches or as a graph."""
 
-    Attributes:
-        pixels: Uint8 [N, H, W, 3].
-        pipeline: From those to uint8 [N, height, width, 3].
-        captured: The same as one graph that writes to ``resized``; None before it is captured.
-        resized: Uint8 [N, height, width, 3], written by nothing but ``captured``.
-    """
-
-    pixels: Tensor
-    pipeline: Pipeline
-    captured: Stage | None = None
-    resized: Tensor | None = None
+    pixels: Tensor  # uint8 [N, H, W, 3]
+    pipeline: Pipeline  # from those to uint8 [N, height, width, 3]
+    captured: Stage | None = None  # the same as one graph that writes to ``resized``; None before it is captured
+    resized: Tensor | None = None  # uint8 [N, height, width, 3], written by nothing but ``captured``
 
 
 class ImageResizer:

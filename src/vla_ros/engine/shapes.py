@@ -12,89 +12,54 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class LlmShape:
-    """The Llama decoder.
+    """The Llama decoder."""
 
-    Attributes:
-        vocab_size: Rows of embedding and head, with padding (32064).
-        hidden_size: Features per token.
-        intermediate_size: Hidden features of the gated MLP.
-        layers: Decoder layers.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        head_dim: Features per head.
-        rms_norm_eps: Epsilon of every RMSNorm; it comes from the checkpoint (1e-6 when not stored, which is
-            transformers' default for Llama; Llama-2's own 1e-5 would be wrong for the published files).
-        rope_theta: Base of the rotary embedding.
-        max_positions: Longest sequence in tokens.
-        bos_token: First token of every sequence.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    vocab_size: int  # rows of embedding and head, with padding (32064)
+    hidden_size: int  # features per token
+    intermediate_size: int  # hidden features of the gated MLP
+    layers: int  # decoder layers
+    heads: int  # query heads
+    kv_heads: int  # key and value heads
+    head_dim: int  # features per head
+    # Epsilon of every RMSNorm; it comes from the checkpoint (1e-6 when not stored, which is transformers' default
+    # for Llama; Llama-2's own 1e-5 would be wrong for the published files).
     rms_norm_eps: float
-    rope_theta: float
-    max_positions: int
-    bos_token: int
+    rope_theta: float  # base of the rotary embedding
+    max_positions: int  # longest sequence in tokens
+    bos_token: int  # first token of every sequence
 
 
 @dataclass(frozen=True)
 class GemmaShape:
-    """One Gemma: the prefix (images and prompt) or the action expert.
+    """One Gemma: the prefix (images and prompt) or the action expert."""
 
-    Attributes:
-        width: Features per token.
-        depth: Layers.
-        mlp_width: Hidden features of the gated MLP.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        head_dim: Features per head; not ``width / heads`` in the expert.
-    """
-
-    width: int
-    depth: int
-    mlp_width: int
-    heads: int = 8
-    kv_heads: int = 1
-    head_dim: int = 256
+    width: int  # features per token
+    depth: int  # layers
+    mlp_width: int  # hidden features of the gated MLP
+    heads: int = 8  # query heads
+    kv_heads: int = 1  # key and value heads
+    head_dim: int = 256  # features per head; not ``width / heads`` in the expert
 
 
 @dataclass(frozen=True)
 class TowerShape:
-    """One vision transformer.
+    """One vision transformer."""
 
-    Attributes:
-        width: Features per token.
-        blocks: Transformer blocks that the checkpoint stores.
-        heads: Attention heads.
-        mlp_width: Hidden features of each block's MLP.
-        used_blocks: Blocks that run; features are the output of the last of them, without a final norm. OpenVLA
-            takes the second to last block, so ``blocks - 1`` run.
-        patch_size: Side of a patch in pixels.
-        image_size: Side of the square input in pixels.
-        class_token: True if a class token precedes the patches.
-        register_tokens: Number of register tokens between class token and patches.
-        layer_scale: True if each residual branch is multiplied by a learned vector.
-        mean: Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
-        std: Divides each channel afterwards.
-    """
-
-    width: int
-    blocks: int
-    heads: int
-    mlp_width: int
+    width: int  # features per token
+    blocks: int  # transformer blocks that the checkpoint stores
+    heads: int  # attention heads
+    mlp_width: int  # hidden features of each block's MLP
+    # Blocks that run; features are the output of the last of them, without a final norm. OpenVLA takes the second
+    # to last block, so ``blocks - 1`` run.
     used_blocks: int
-    patch_size: int = 14
-    image_size: int = 224
-    class_token: bool = False
-    register_tokens: int = 0
-    layer_scale: bool = False
+    patch_size: int = 14  # side of a patch in pixels
+    image_size: int = 224  # side of the square input in pixels
+    class_token: bool = False  # True if a class token precedes the patches
+    register_tokens: int = 0  # number of register tokens between class token and patches
+    layer_scale: bool = False  # True if each residual branch is multiplied by a learned vector
+    # Subtracted from each RGB channel in [0, 1]; the checkpoint's ``preprocessor_config.json`` has a say.
     mean: tuple[float, float, float] = HALF
-    std: tuple[float, float, float] = HALF
+    std: tuple[float, float, float] = HALF  # divides each channel afterwards
 
     @property
     def prefix_tokens(self) -> int:

@@ -16,22 +16,16 @@ PACKED_ROWS = 32
 
 @dataclass(frozen=True)
 class SkinnyConfig:
-    """Tile and pipeline of a product of few rows.
+    """Tile and pipeline of a product of few rows."""
 
-    Attributes:
-        block_n: Outputs per program (pairs for ``qkv`` and ``gate_up``).
-        block_k: Inputs per iteration of the K loop. Packed weights keep one sum for each K-group in it, spread over
-            the warps, and add them up after the loop.
-        warps: Warps per program.
-        stages: Pipeline stages: one iteration is multiplied while the others load.
-        split_k: Programs that share a tile's inputs (``o_proj``, ``down_proj``). It determines the order of
-            summation, as ``block_k`` does.
-    """
-
-    block_n: int = 16
+    block_n: int = 16  # outputs per program (pairs for ``qkv`` and ``gate_up``)
+    # Inputs per iteration of the K loop. Packed weights keep one sum for each K-group in it, spread over the warps,
+    # and add them up after the loop.
     block_k: int = 256
-    warps: int = 4
-    stages: int = 4
+    warps: int = 4  # warps per program
+    stages: int = 4  # pipeline stages: one iteration is multiplied while the others load
+    # Programs that share a tile's inputs (``o_proj``, ``down_proj``). It determines the order of summation, as
+    # ``block_k`` does.
     split_k: int = 1
 
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
@@ -105,19 +99,13 @@ SKINNY_CONFIGS: dict[tuple[str, str], SkinnyConfig] = {
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Attention of few rows.
+    """Attention of few rows."""
 
-    Attributes:
-        block_c: Cache positions per iteration.
-        warps: Warps per program.
-        stages: Pipeline stages.
-        splits: Programs that share a head; program s takes every ``splits``-th block. It determines the order of
-            summation, so it must not depend on the rows.
-    """
-
-    block_c: int = 64
-    warps: int = 4
-    stages: int = 1
+    block_c: int = 64  # cache positions per iteration
+    warps: int = 4  # warps per program
+    stages: int = 1  # pipeline stages
+    # Programs that share a head; program s takes every ``splits``-th block. It determines the order of summation,
+    # so it must not depend on the rows.
     splits: int = 5
 
 
@@ -127,29 +115,20 @@ ATTENTION_CONFIG = AttentionConfig()
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A product of many rows with a packed weight.
+    """A product of many rows with a packed weight."""
 
-    Attributes:
-        block_n: Outputs per program.
-        block_m: Rows per program, a power of two.
-        tail_m: Additional rows, 0 or a power of two of at least 16.
-        warps: Warps per program.
-        stages: Pipeline stages.
-        max_registers: Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps
-            run on one multiprocessor.
-        split_k: Programs that share the inputs; each leaves float32 sums, which one kernel more adds in their
-            order.
-        k_groups: K-groups per iteration (:mod:`vla_ros.engine.lowbit`); more of them need fewer instructions each,
-            and more shared memory.
-    """
-
-    block_n: int = 128
-    block_m: int = 128
-    tail_m: int = 16
-    warps: int = 8
-    stages: int = 2
+    block_n: int = 128  # outputs per program
+    block_m: int = 128  # rows per program, a power of two
+    tail_m: int = 16  # additional rows, 0 or a power of two of at least 16
+    warps: int = 8  # warps per program
+    stages: int = 2  # pipeline stages
+    # Most registers per thread; None leaves it to the compiler. 128 lets two programs of 8 warps run on one
+    # multiprocessor.
     max_registers: int | None = None
+    # Programs that share the inputs; each leaves float32 sums, which one kernel more adds in their order.
     split_k: int = 1
+    # K-groups per iteration (:mod:`vla_ros.engine.lowbit`); more of them need fewer instructions each, and more
+    # shared memory.
     k_groups: int = 1
 
 

@@ -9,26 +9,22 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Bounds for one data type.
+    """Bounds for one data type."""
 
-    Attributes:
-        product: Relative error of a matrix product: several times what another order of rounding makes of it
-            (1e-2 was seen behind two products in bfloat16).
-        element: Error of a single number of a product, as a share of itself and of the mean (3.5e-2 was seen in
-            bfloat16); a few wrong numbers do not show in the norm.
-        vision: Relative error of patch embeddings. Another order of the norms' sums moves those of random weights
-            in OpenVLA's sizes by 1e-6 (float32) and 1.2e-2 (bfloat16), as much as rounding itself does; a step left
-            out, by far more.
-        near_tie: Logit margin up to which another order of rounding may choose another token. In bfloat16 a drafted
-            prefill and decoding lay 0.12 apart at most; the other layers add to that.
-        guard: Minimum logit margin for accepting a drafted row of a prefill.
-    """
-
+    # Relative error of a matrix product: several times what another order of rounding makes of it (1e-2 was seen
+    # behind two products in bfloat16).
     product: float
+    # Error of a single number of a product, as a share of itself and of the mean (3.5e-2 was seen in bfloat16); a
+    # few wrong numbers do not show in the norm.
     element: float
+    # Relative error of patch embeddings. Another order of the norms' sums moves those of random weights in
+    # OpenVLA's sizes by 1e-6 (float32) and 1.2e-2 (bfloat16), as much as rounding itself does; a step left out, by
+    # far more.
     vision: float
+    # Logit margin up to which another order of rounding may choose another token. In bfloat16 a drafted prefill and
+    # decoding lay 0.12 apart at most; the other layers add to that.
     near_tie: float
-    guard: float
+    guard: float  # minimum logit margin for accepting a drafted row of a prefill
 
 
 TOLERANCES = {

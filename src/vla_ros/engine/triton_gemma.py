@@ -29,21 +29,13 @@ from vla_ros.engine.weights import Matrix
 
 @dataclass(frozen=True)
 class FewRows:
-    """Tile and pipeline of a product of few rows.
+    """Tile and pipeline of a product of few rows."""
 
-    Attributes:
-        block_n: Outputs per program (pairs for ``qkv`` and ``gate_up``).
-        block_k: Inputs per iteration.
-        warps: Warps per program.
-        stages: Pipeline stages.
-        splits: Programs that share the inputs.
-    """
-
-    block_n: int
-    block_k: int
-    warps: int = 4
-    stages: int = 4
-    splits: int = 1
+    block_n: int  # outputs per program (pairs for ``qkv`` and ``gate_up``)
+    block_k: int  # inputs per iteration
+    warps: int = 4  # warps per program
+    stages: int = 4  # pipeline stages
+    splits: int = 1  # programs that share the inputs
 
     def fit(self, n: int, k: int) -> FewRows:
         """The nearest that divides a weight of ``n`` outputs (or pairs) and ``k`` inputs."""
@@ -55,21 +47,13 @@ class FewRows:
 
 @dataclass(frozen=True)
 class Attention:
-    """Tile of an attention.
+    """Tile of an attention."""
 
-    Attributes:
-        rows: Rows of a program, each a token and a head.
-        columns: Cache positions per iteration.
-        warps: Warps per program.
-        stages: Pipeline stages.
-        splits: Programs that share the positions.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-    splits: int = 1
+    rows: int  # rows of a program, each a token and a head
+    columns: int  # cache positions per iteration
+    warps: int  # warps per program
+    stages: int  # pipeline stages
+    splits: int = 1  # programs that share the positions
 
 
 FEW_ROWS = {
@@ -85,17 +69,11 @@ MANY_ATTENTION = Attention(64, 32, 4, 3)
 
 @dataclass(frozen=True, eq=False)
 class ScaledStream(Stream):
-    """The stream of few rows; ``normed`` is only multiplied by the norm's scale.
+    """The stream of few rows; ``normed`` is only multiplied by the norm's scale."""
 
-    Attributes:
-        squares: Float64, one per row: the sum of the squares of ``hidden``.
-        next_squares: Room for those of the next norm, zeros.
-        counters: Int32 zeros: programs that share a tile count themselves here, and leave zeros.
-    """
-
-    squares: Tensor
-    next_squares: Tensor
-    counters: Tensor
+    squares: Tensor  # float64, one per row: the sum of the squares of ``hidden``
+    next_squares: Tensor  # room for those of the next norm, zeros
+    counters: Tensor  # int32 zeros: programs that share a tile count themselves here, and leave zeros
 
 
 class TritonGemmaOps(GemmaOps):

@@ -32,19 +32,12 @@ from vla_ros.engine.weights import DecoderWeights, Matrix
 
 @dataclass(frozen=True)
 class PrescaledResidual(Residual):
-    """The residual stream of few rows, for kernels that finish its norm in their epilogue.
+    """The residual stream of few rows, for kernels that finish its norm in their epilogue."""
 
-    Attributes:
-        scaled: ``hidden * norm``.
-        squares: Float64, one per row: the sum of the squares of ``hidden``.
-        next_squares: Room for those of the next norm, zeros.
-        split_counters: Int32 zeros, more than a product has tiles.
-    """
-
-    scaled: Tensor
-    squares: Tensor
-    next_squares: Tensor
-    split_counters: Tensor
+    scaled: Tensor  # ``hidden * norm``
+    squares: Tensor  # float64, one per row: the sum of the squares of ``hidden``
+    next_squares: Tensor  # room for those of the next norm, zeros
+    split_counters: Tensor  # int32 zeros, more than a product has tiles
 
 
 class TritonOps(Ops):

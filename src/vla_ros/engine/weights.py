@@ -29,22 +29,14 @@ class Matrix:
     ``int4``: words and grid of :mod:`vla_ros.engine.int4`. ``fp8``: ``data`` [N, K] and scales [N] of
     :mod:`vla_ros.engine.fp8`; more than a few rows are quantised, too. ``loaded``: the checkpoint's linear layers,
     side by side.
-
-    Attributes:
-        data: The numbers; of ``loaded`` those of the first layer.
-        kind: ``dense``, ``int8``, ``int4``, ``fp8`` or ``loaded``.
-        inputs: K.
-        role: One of :data:`ROLES`.
-        scale: Of quantised weights; of ``int4`` with the zero points.
-        linears: Of ``loaded``.
     """
 
-    data: Tensor
-    kind: str
-    inputs: int
-    role: str
-    scale: Tensor | None = None
-    linears: tuple[nn.Module, ...] = ()
+    data: Tensor  # the numbers; of ``loaded`` those of the first layer
+    kind: str  # ``dense``, ``int8``, ``int4``, ``fp8`` or ``loaded``
+    inputs: int  # K
+    role: str  # one of :data:`ROLES`
+    scale: Tensor | None = None  # of quantised weights; of ``int4`` with the zero points
+    linears: tuple[nn.Module, ...] = ()  # of ``loaded``
 
     @classmethod
     def of_linears(cls, role: str, *linears: Any) -> Matrix:
@@ -105,23 +97,14 @@ def _widen_fp8(data: Tensor, scale: Tensor, inputs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer.
+    """One decoder layer."""
 
-    Attributes:
-        attention_norm: [hidden].
-        qkv: Queries, keys and values [(heads + 2 kv_heads) * head_dim, hidden].
-        o_proj: [hidden, heads * head_dim].
-        mlp_norm: [hidden].
-        gate_up: Gate, then up [2 * intermediate, hidden].
-        down_proj: [hidden, intermediate].
-    """
-
-    attention_norm: Tensor
-    qkv: Matrix
-    o_proj: Matrix
-    mlp_norm: Tensor
-    gate_up: Matrix
-    down_proj: Matrix
+    attention_norm: Tensor  # [hidden]
+    qkv: Matrix  # queries, keys and values [(heads + 2 kv_heads) * head_dim, hidden]
+    o_proj: Matrix  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Matrix  # gate, then up [2 * intermediate, hidden]
+    down_proj: Matrix  # [hidden, intermediate]
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -131,25 +114,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """Everything that a pass reads.
+    """Everything that a pass reads."""
 
-    Attributes:
-        shape: Sizes.
-        embedding: [vocab, hidden].
-        layers: One per layer.
-        norm: [hidden].
-        lm_head: [vocab, hidden], never quantised.
-        cosine: [positions, head_dim / 2] in the model's type.
-        sine: The same.
-    """
-
-    shape: LlmShape
-    embedding: Tensor
-    layers: tuple[Layer, ...]
-    norm: Tensor
-    lm_head: Matrix
-    cosine: Tensor
-    sine: Tensor
+    shape: LlmShape  # sizes
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[Layer, ...]  # one per layer
+    norm: Tensor  # [hidden]
+    lm_head: Matrix  # [vocab, hidden], never quantised
+    cosine: Tensor  # [positions, head_dim / 2] in the model's type
+    sine: Tensor  # the same
 
     @property
     def dtype(self) -> torch.dtype:

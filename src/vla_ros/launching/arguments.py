@@ -18,21 +18,13 @@ NODE_NAME = "vla_policy"
 
 @dataclass(frozen=True)
 class Argument:
-    """A launch argument.
+    """A launch argument."""
 
-    Attributes:
-        name: As in ``name:=value``.
-        default: Text; "" keeps the value of the configuration file.
-        description: Shown by ``--show-args``.
-        choices: Allowed texts; empty for any.
-        option: Node option that it sets, or "".
-    """
-
-    name: str
-    default: str
-    description: str
-    choices: tuple[str, ...] = ()
-    option: str = ""
+    name: str  # as in ``name:=value``
+    default: str  # text; "" keeps the value of the configuration file
+    description: str  # shown by ``--show-args``
+    choices: tuple[str, ...] = ()  # allowed texts; empty for any
+    option: str = ""  # node option that it sets, or ""
 
 
 MIDDLEWARE = (

@@ -23,25 +23,15 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The last question to the policy.
+    """The last question to the policy."""
 
-    Attributes:
-        frame: Of the first camera.
-        began: When the frame was taken, seconds of the steady clock.
-        position: Of the schedule then: the first action of the answer belongs to it.
-        task: Epoch of the inputs and number of the arming.
-        interruptions: Of motion until then.
-        previous: What the answer continues, or None.
-        ahead: True if the plan is executed meanwhile.
-    """
-
-    frame: Frame
-    began: float
-    position: int
-    task: tuple[int, int]
-    interruptions: int
-    previous: PreviousChunk | None
-    ahead: bool
+    frame: Frame  # of the first camera
+    began: float  # when the frame was taken, seconds of the steady clock
+    position: int  # of the schedule then: the first action of the answer belongs to it
+    task: tuple[int, int]  # epoch of the inputs and number of the arming
+    interruptions: int  # of motion until then
+    previous: PreviousChunk | None  # what the answer continues, or None
+    ahead: bool  # True if the plan is executed meanwhile
 
 
 class Asker:

@@ -48,23 +48,16 @@ class ThrottledLogger:
 
 @dataclass(frozen=True)
 class Context:
-    """Shared by receivers, control loop and outputs.
-
-    Attributes:
-        inputs: Newest joint state, feeds and instruction.
-        watchdog: Which inputs are stale, frozen, late or invalid.
-        sink: Shows or records what happens; decides nothing.
-        throttled: For log lines that may come with every message.
-    """
+    """Shared by receivers, control loop and outputs."""
 
     options: LiveConfig
     clock: Clock
-    inputs: Inputs
+    inputs: Inputs  # newest joint state, feeds and instruction
     safety: Safety
-    watchdog: Watchdog
+    watchdog: Watchdog  # which inputs are stale, frozen, late or invalid
     stats: Stats
-    sink: Sink
-    throttled: ThrottledLogger
+    sink: Sink  # shows or records what happens; decides nothing
+    throttled: ThrottledLogger  # for log lines that may come with every message
     logger: Logger
 
     def report(self, outcome: FrameOutcome) -> None:

@@ -32,19 +32,13 @@ from vla_ros.vision.messages import CdrBytes, image_stamp, with_stamp
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A camera message as received.
-
-    Attributes:
-        stamp: Stamp of its header, nanoseconds.
-        arrived: Time of arrival.
-        interval: Seconds since the previous one; infinite for the first.
-    """
+    """A camera message as received."""
 
     data: CdrBytes
-    stamp: int
+    stamp: int  # stamp of its header, nanoseconds
     camera: str
-    arrived: Now
-    interval: float = math.inf
+    arrived: Now  # time of arrival
+    interval: float = math.inf  # seconds since the previous one; infinite for the first
 
     def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
         """Return the frame's outcome; ``details`` are further fields."""

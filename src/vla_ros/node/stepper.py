@@ -33,15 +33,11 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """An answer of the policy and what it was asked.
-
-    Attributes:
-        chunk: Its answer, checked for shape and NaN.
-        stages_ms: ``preprocess``, ``inference`` and the policy's own stages, as :class:`StepResult` has them.
-    """
+    """An answer of the policy and what it was asked."""
 
     observation: Observation
-    chunk: ActionChunk
+    chunk: ActionChunk  # its answer, checked for shape and NaN
+    # ``preprocess``, ``inference`` and the policy's own stages, as :class:`StepResult` has them.
     stages_ms: Mapping[str, float]
 
 

@@ -48,17 +48,11 @@ TOOL_DOWN.setflags(write=False)
 
 
 class Mount(NamedTuple):
-    """An arm on the table.
+    """An arm on the table."""
 
-    Attributes:
-        name: As ``robot.arms`` names it; ``arm`` where there is one.
-        prefix: Prefix of its joint names.
-        position: Its base in the table's frame, metres; not turned.
-    """
-
-    name: str
-    prefix: str = ""
-    position: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    name: str  # as ``robot.arms`` names it; ``arm`` where there is one
+    prefix: str = ""  # prefix of its joint names
+    position: tuple[float, float, float] = (0.0, 0.0, 0.0)  # its base in the table's frame, metres; not turned
 
     @property
     def joint_names(self) -> tuple[str, ...]:

@@ -129,17 +129,11 @@ def _number(kind: Callable[[str], float], low: float, high: float = math.inf) ->
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of the policy node, checked before anything starts.
+    """Options of the policy node, checked before anything starts."""
 
-    Attributes:
-        files: Parameter files.
-        assignments: ``name:=value`` that override them.
-        config: The resulting options.
-    """
-
-    files: tuple[Path, ...]
-    assignments: tuple[str, ...]
-    config: Config
+    files: tuple[Path, ...]  # parameter files
+    assignments: tuple[str, ...]  # ``name:=value`` that override them
+    config: Config  # the resulting options
 
 
 def plan(arguments: argparse.Namespace) -> Plan:

@@ -29,26 +29,17 @@ _MIN_SPIN = 0.002  # s: receive messages even when the simulation is late
 
 @dataclass(frozen=True)
 class EpisodeOptions:
-    """How episodes are run.
+    """How episodes are run."""
 
-    Attributes:
-        max_steps: Control steps after which an episode fails.
-        step_timeout: Seconds of wall clock to wait for each command (lockstep) or the first one (real time).
-        camera_hz: Camera rate in real time; in lockstep it is that of control steps.
-        wrist: Wrist cameras whose images are published too.
-        blank: Publish black images; a policy that still succeeds ignores them.
-        shuffle: Ask for another object and judge by the original one; a policy that still succeeds ignores the
-            instruction.
-        switch_at: Step from which a distractor becomes the target; 0 for never.
-    """
-
-    max_steps: int = 80
+    max_steps: int = 80  # control steps after which an episode fails
+    # Seconds of wall clock to wait for each command (lockstep) or the first one (real time).
     step_timeout: float = 30.0
-    camera_hz: float = 10.0
-    wrist: tuple[str, ...] = ()
-    blank: bool = False
+    camera_hz: float = 10.0  # camera rate in real time; in lockstep it is that of control steps
+    wrist: tuple[str, ...] = ()  # wrist cameras whose images are published too
+    blank: bool = False  # publish black images; a policy that still succeeds ignores them
+    # Ask for another object and judge by the original one; a policy that still succeeds ignores the instruction.
     shuffle: bool = False
-    switch_at: int = 0
+    switch_at: int = 0  # step from which a distractor becomes the target; 0 for never
 
 
 class Runner(ABC):

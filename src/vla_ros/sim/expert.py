@@ -141,17 +141,11 @@ def _push(tool: FloatArray, place: FloatArray, side: float, pace: float) -> tupl
 
 
 class Situation(NamedTuple):
-    """An arm and the object it is to move, in its base frame.
+    """An arm and the object it is to move, in its base frame."""
 
-    Attributes:
-        joints: Float64 [7], radians.
-        fingers: Opening of one finger, metres.
-        target: Centre [3], metres; None without a task.
-    """
-
-    joints: FloatArray
-    fingers: float
-    target: FloatArray | None
+    joints: FloatArray  # float64 [7], radians
+    fingers: float  # opening of one finger, metres
+    target: FloatArray | None  # centre [3], metres; None without a task
 
 
 def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArray, seconds: float) -> Situation:

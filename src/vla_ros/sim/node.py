@@ -47,17 +47,11 @@ Tap = Callable[[str, str, Any], None]
 
 @dataclass(frozen=True)
 class Driver:
-    """Receives the commands to some joints, as a real robot's driver does.
+    """Receives the commands to some joints, as a real robot's driver does."""
 
-    Attributes:
-        topic: Where.
-        output: Their message, as ``control.output`` has it.
-        joints: Their order in a message that does not name them.
-    """
-
-    topic: str
-    output: str
-    joints: tuple[str, ...]
+    topic: str  # where
+    output: str  # their message, as ``control.output`` has it
+    joints: tuple[str, ...]  # their order in a message that does not name them
 
 
 def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
@@ -82,19 +76,12 @@ def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
 
 @dataclass(frozen=True)
 class ReceivedCommand:
-    """A command of the policy node.
+    """A command of the policy node."""
 
-    Attributes:
-        names: Joints, N of them.
-        values: [N], positions (radians, metres) or velocities (per second).
-        is_velocity: Which of the two.
-        stamp: Of the frame, nanoseconds; time of arrival if the message has none.
-    """
-
-    names: tuple[str, ...]
-    values: tuple[float, ...]
-    is_velocity: bool
-    stamp: int
+    names: tuple[str, ...]  # joints, N of them
+    values: tuple[float, ...]  # [N], positions (radians, metres) or velocities (per second)
+    is_velocity: bool  # which of the two
+    stamp: int  # of the frame, nanoseconds; time of arrival if the message has none
 
 
 def wrist_topic(camera: str) -> str:

@@ -23,76 +23,51 @@ _EPISODE_FIGURES = ("seed", "instruction", "success", "steps", "reason", "touche
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """Result and traces of one episode.
+    """Result and traces of one episode."""
 
-    Attributes:
-        seed: Seed of the scene; the same seed yields the same scene and instruction.
-        instruction: The instruction by which the episode was judged.
-        success: True if the named objects ended up as instructed.
-        steps: Control steps until success or the end.
-        reason: ``success``, ``wrong_object``, ``timeout`` or ``no_command``.
-        images: At most :data:`MAX_IMAGES` upright images, uint8 [H, W, 3] RGB, in order of time.
-        actions: Float64 [T, D], the policy's actions before limits and kinematics; [0, 0] if none was received.
-        tips: Float64 [T, arms, 3], measured position of each arm's ``tool`` in the table's frame, metres.
-        fingers: Float64 [T, arms], measured opening of one finger, metres (0 closed, 0.04 open).
-        target: Names of the requested objects, for example ``red_cube and blue_ball``.
-        touched: Name of the object that was moved instead, or "".
-        commands: What the first arm was told.
-    """
-
-    seed: int
-    instruction: str
-    success: bool
-    steps: int
-    reason: str
+    seed: int  # seed of the scene; the same seed yields the same scene and instruction
+    instruction: str  # the instruction by which the episode was judged
+    success: bool  # True if the named objects ended up as instructed
+    steps: int  # control steps until success or the end
+    reason: str  # ``success``, ``wrong_object``, ``timeout`` or ``no_command``
+    # At most :data:`MAX_IMAGES` upright images, uint8 [H, W, 3] RGB, in order of time.
     images: tuple[UInt8Array, ...] = ()
+    # Float64 [T, D], the policy's actions before limits and kinematics; [0, 0] if none was received.
     actions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    # Float64 [T, arms, 3], measured position of each arm's ``tool`` in the table's frame, metres.
     tips: FloatArray = field(default_factory=lambda: np.zeros((0, 1, 3)))
+    # Float64 [T, arms], measured opening of one finger, metres (0 closed, 0.04 open).
     fingers: FloatArray = field(default_factory=lambda: np.zeros((0, 1)))
-    target: str = ""
-    touched: str = ""
-    commands: Commands = field(default_factory=Commands)
+    target: str = ""  # names of the requested objects, for example ``red_cube and blue_ball``
+    touched: str = ""  # name of the object that was moved instead, or ""
+    commands: Commands = field(default_factory=Commands)  # what the first arm was told
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """All episodes of a run, with latency and frame counters of the policy node.
+    """All episodes of a run, with latency and frame counters of the policy node."""
 
-    Attributes:
-        policy: Name of the policy.
-        checkpoint: Its folder, or "".
-        mode: ``lockstep`` or ``real_time``.
-        schedule: ``control.schedule``.
-        delay_ms: Delay that ``--delay-ms`` added to each answer of the policy.
-        rate_hz: Control steps a second of simulated time.
-        seed: Seed of the first episode; the others follow by one.
-        episodes: One result each.
-        arms: Names of the arms.
-        action: What the numbers of the policy's actions are.
-        latency_ms: Stage of the policy node to ``{"p50": ms, "p99": ms}``.
-        frames: ``received``, ``used`` and ``dropped`` (reason to number), as the policy node counted them.
-        execution: How steadily the policy node executed its plan (``ExecutionStats.summary``); may be empty.
-        latency_samples_ms: Stage to single measurements in milliseconds; may be empty.
-        controls: Options that made the task harder (dimmed camera, bumps, ...).
-        wall_s: Seconds that the episodes took.
-    """
-
-    policy: str
-    checkpoint: str
-    mode: str
-    rate_hz: float
-    seed: int
-    episodes: tuple[EpisodeResult, ...]
-    schedule: str = "auto"
-    delay_ms: float = 0.0
-    arms: tuple[str, ...] = ("arm",)
-    action: tuple[Part, ...] = PolicySpec().action
+    policy: str  # name of the policy
+    checkpoint: str  # its folder, or ""
+    mode: str  # ``lockstep`` or ``real_time``
+    rate_hz: float  # control steps a second of simulated time
+    seed: int  # seed of the first episode; the others follow by one
+    episodes: tuple[EpisodeResult, ...]  # one result each
+    schedule: str = "auto"  # ``control.schedule``
+    delay_ms: float = 0.0  # delay that ``--delay-ms`` added to each answer of the policy
+    arms: tuple[str, ...] = ("arm",)  # names of the arms
+    action: tuple[Part, ...] = PolicySpec().action  # what the numbers of the policy's actions are
+    # Stage of the policy node to ``{"p50": ms, "p99": ms}``.
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # ``received``, ``used`` and ``dropped`` (reason to number), as the policy node counted them.
     frames: Mapping[str, Any] = field(default_factory=dict)
+    # How steadily the policy node executed its plan (``ExecutionStats.summary``); may be empty.
     execution: Mapping[str, float] = field(default_factory=dict)
+    # Stage to single measurements in milliseconds; may be empty.
     latency_samples_ms: Mapping[str, FloatArray] = field(default_factory=dict)
+    # Options that made the task harder (dimmed camera, bumps, ...).
     controls: Mapping[str, Any] = field(default_factory=dict)
-    wall_s: float = 0.0
+    wall_s: float = 0.0  # seconds that the episodes took
 
     @property
     def success_rate(self) -> float:

@@ -38,19 +38,13 @@ _BIAS = 0.7
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object on the table.
+    """One object on the table."""
 
-    Attributes:
-        colour: Key of :data:`~vla_ros.sim.tasks.COLOURS`.
-        shape: One of :data:`~vla_ros.sim.tasks.SHAPES`.
-        position: (x, y, z) of the centre in the table's frame (one arm: its base frame), metres.
-        yaw: Rotation about z, radians.
-    """
-
-    colour: str
-    shape: str
+    colour: str  # key of :data:`~vla_ros.sim.tasks.COLOURS`
+    shape: str  # one of :data:`~vla_ros.sim.tasks.SHAPES`
+    # (x, y, z) of the centre in the table's frame (one arm: its base frame), metres.
     position: tuple[float, float, float]
-    yaw: float
+    yaw: float  # rotation about z, radians
 
     @property
     def name(self) -> str:
@@ -60,18 +54,12 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A table, a task and where the arms start.
+    """A table, a task and where the arms start."""
 
-    Attributes:
-        seed: The seed it was drawn from.
-        objects: A target per arm, then distractors; of two arms', the left one's first.
-        task: The task to do.
-        starts: Position of each arm's ``tool`` at the start, float64 [arms, 3], metres in its base frame.
-    """
-
-    seed: int
-    objects: tuple[SceneObject, ...]
-    task: Task
+    seed: int  # the seed it was drawn from
+    objects: tuple[SceneObject, ...]  # a target per arm, then distractors; of two arms', the left one's first
+    task: Task  # the task to do
+    # Position of each arm's ``tool`` at the start, float64 [arms, 3], metres in its base frame.
     starts: FloatArray = field(compare=False)
 
     @property

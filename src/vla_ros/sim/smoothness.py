@@ -16,16 +16,13 @@ _FEWEST = 8  # samples, below which the ratio says nothing
 
 @dataclass(frozen=True)
 class Commands:
-    """The commands of an episode, as the robot's side receives them.
+    """The commands of an episode, as the robot's side receives them."""
 
-    Attributes:
-        times: Arrivals, seconds, and the end of the episode, float64 [T + 1]; empty in lockstep.
-        stamps: Of the frame behind each, nanoseconds, int64 [T]; commands of one chunk share theirs.
-        positions: Of the arm's joints, float64 [T, N], radians.
-    """
-
+    # Arrivals, seconds, and the end of the episode, float64 [T + 1]; empty in lockstep.
     times: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Of the frame behind each, nanoseconds, int64 [T]; commands of one chunk share theirs.
     stamps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # Of the arm's joints, float64 [T, N], radians.
     positions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property

@@ -37,17 +37,12 @@ _PUSH = re.compile(rf"push {_THING} to the (left|right)")
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do, with one object per arm.
+    """One thing to do, with one object per arm."""
 
-    Attributes:
-        verb: ``pick`` or ``push``.
-        targets: Names of the objects, for example ``red_cube``: of one arm's, or the left and the right arm's.
-        side: ``left`` or ``right`` for a push, "" for a pick.
-    """
-
-    verb: Literal["pick", "push"]
+    verb: Literal["pick", "push"]  # ``pick`` or ``push``
+    # Names of the objects, for example ``red_cube``: of one arm's, or the left and the right arm's.
     targets: tuple[str, ...]
-    side: str = ""
+    side: str = ""  # ``left`` or ``right`` for a push, "" for a pick
 
     @property
     def target(self) -> str:

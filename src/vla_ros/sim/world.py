@@ -27,29 +27,17 @@ _TWO_ARMS_FOVY = 62.0  # degrees: both arms' objects are in the image
 
 @dataclass(frozen=True)
 class WorldOptions:
-    """Options of the table-top.
+    """Options of the table-top."""
 
-    Attributes:
-        width: Image width in pixels.
-        height: Image height in pixels.
-        tasks: Tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`).
-        camera_gain: Factor on pixel values.
-        bump: Largest distance by which the tool is bumped, metres; 0 never.
-        bump_chance: Probability of a bump at each step.
-        arms: 1 or 2.
-        rate_hz: Control steps a second.
-        objects: On the table of one arm, target included; 0 draws three or four.
-    """
-
-    width: int = 224
-    height: int = 224
-    tasks: tuple[str, ...] = ("pick",)
-    camera_gain: float = 1.0
-    bump: float = 0.0
-    bump_chance: float = 0.15
-    arms: int = 1
-    rate_hz: float = 10.0
-    objects: int = 0
+    width: int = 224  # image width in pixels
+    height: int = 224  # image height in pixels
+    tasks: tuple[str, ...] = ("pick",)  # tasks to draw from (:data:`~vla_ros.sim.tasks.TASK_NAMES`)
+    camera_gain: float = 1.0  # factor on pixel values
+    bump: float = 0.0  # largest distance by which the tool is bumped, metres; 0 never
+    bump_chance: float = 0.15  # probability of a bump at each step
+    arms: int = 1  # 1 or 2
+    rate_hz: float = 10.0  # control steps a second
+    objects: int = 0  # on the table of one arm, target included; 0 draws three or four
 
 
 class TableTop:

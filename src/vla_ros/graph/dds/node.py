@@ -22,19 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """State that all nodes of one graph share.
+    """State that all nodes of one graph share."""
 
-    Attributes:
-        arguments: Remaps and parameters of the command line.
-        participant: Owns the DDS endpoints.
-        discovery: Knows the other participants and announces the nodes of this one.
-        log_level: Least severe messages that nodes show.
-    """
-
-    arguments: RosArguments
-    participant: Participant
-    discovery: Discovery
-    log_level: str
+    arguments: RosArguments  # remaps and parameters of the command line
+    participant: Participant  # owns the DDS endpoints
+    discovery: Discovery  # knows the other participants and announces the nodes of this one
+    log_level: str  # least severe messages that nodes show
 
 
 class DdsNode:

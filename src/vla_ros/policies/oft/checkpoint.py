@@ -29,19 +29,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Weights:
-    """Every tensor of a checkpoint under its parameter name.
+    """Every tensor of a checkpoint under its parameter name."""
 
-    Attributes:
-        manifest: Shape and type of each tensor.
-        loaded: Tensors that are already in memory: of components, merged adapters.
-        adapter: To merge when a tensor is read.
-        predicts_noise: True if a component file declares a diffusion head.
-    """
-
-    manifest: dict[str, StoredTensor]
-    loaded: dict[str, Tensor]
-    adapter: lora.Adapter = field(default_factory=dict)
-    predicts_noise: bool = False
+    manifest: dict[str, StoredTensor]  # shape and type of each tensor
+    loaded: dict[str, Tensor]  # tensors that are already in memory: of components, merged adapters
+    adapter: lora.Adapter = field(default_factory=dict)  # to merge when a tensor is read
+    predicts_noise: bool = False  # True if a component file declares a diffusion head
 
     @property
     def produce(self) -> Produce:

@@ -34,36 +34,23 @@ Encode = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """An answer.
+    """An answer."""
 
-    Attributes:
-        normalized: Float64 [K, D]; of a discrete checkpoint undefined.
-        tokens: Int64 [K * D] of a discrete checkpoint, else None.
-        margins: Best minus second-best logit of each token; empty without tokens.
-        stages_ms: ``upload``, ``infer`` and ``download``.
-    """
-
-    normalized: FloatArray
-    tokens: IntArray | None
-    margins: FloatArray
-    stages_ms: dict[str, float] = field(default_factory=dict)
+    normalized: FloatArray  # float64 [K, D]; of a discrete checkpoint undefined
+    tokens: IntArray | None  # int64 [K * D] of a discrete checkpoint, else None
+    margins: FloatArray  # best minus second-best logit of each token; empty without tokens
+    stages_ms: dict[str, float] = field(default_factory=dict)  # ``upload``, ``infer`` and ``download``
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One observation.
+    """One observation."""
 
-    Attributes:
-        images: Uint8 [H, W, 3] each, processed, the main camera first; or all as the cameras sent them.
-        prompt: Int64 [L]: BOS, prompt, closing token.
-        state: [P], normalised; None without one.
-        noise: [K, D], where denoising starts; None without a diffusion head.
-    """
-
+    # Uint8 [H, W, 3] each, processed, the main camera first; or all as the cameras sent them.
     images: Sequence[UInt8Array] | Sequence[RawImage]
-    prompt: IntArray
-    state: NDArray[np.floating] | None = None
-    noise: NDArray[np.floating] | None = None
+    prompt: IntArray  # int64 [L]: BOS, prompt, closing token
+    state: NDArray[np.floating] | None = None  # [P], normalised; None without one
+    noise: NDArray[np.floating] | None = None  # [K, D], where denoising starts; None without a diffusion head
 
 
 class StepBuffers:

@@ -24,23 +24,14 @@ TRAINING_STEPS = 50
 
 @dataclass(frozen=True)
 class Layout:
-    """What a checkpoint's sequence consists of besides the prompt.
+    """What a checkpoint's sequence consists of besides the prompt."""
 
-    Attributes:
-        images: Number of images.
-        chunk: K, actions per chunk.
-        action: D, numbers per action.
-        state: P, numbers of the proprioceptive state; 0 without one.
-        head: ``l1``, ``diffusion``, or ``none`` where actions are tokens.
-        film: Whether the text modulates the vision towers.
-    """
-
-    images: int
-    chunk: int
-    action: int
-    state: int
-    head: str
-    film: bool
+    images: int  # number of images
+    chunk: int  # K, actions per chunk
+    action: int  # D, numbers per action
+    state: int  # P, numbers of the proprioceptive state; 0 without one
+    head: str  # ``l1``, ``diffusion``, or ``none`` where actions are tokens
+    film: bool  # whether the text modulates the vision towers
 
     @property
     def slots(self) -> int:
@@ -119,17 +110,11 @@ class OFTModel(OpenVLAModel):
 
 
 class Plan(NamedTuple):
-    """Layout of a sequence; indices into the rows of :func:`sources`.
+    """Layout of a sequence; indices into the rows of :func:`sources`."""
 
-    Attributes:
-        order: Int64 [S], the source row of each position; padding takes row 0, which is zero.
-        wanted: Int64 [K * D], positions whose states become actions: one before each placeholder.
-        length: Positions without padding.
-    """
-
-    order: IntArray
-    wanted: IntArray
-    length: int
+    order: IntArray  # int64 [S], the source row of each position; padding takes row 0, which is zero
+    wanted: IntArray  # int64 [K * D], positions whose states become actions: one before each placeholder
+    length: int  # positions without padding
 
 
 def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Plan:
@@ -159,15 +144,10 @@ def sources(words: Tensor, patches: Tensor, extras: list[Tensor], noisy: Tensor 
 
 
 class Denoising(NamedTuple):
-    """Constants of each denoising step, from the first to the last.
+    """Constants of each denoising step, from the first to the last."""
 
-    Attributes:
-        times: Timestep tokens [n, width] float32.
-        alphas: Cumulative products at the step and after it, float32 [n, 2].
-    """
-
-    times: Tensor
-    alphas: Tensor
+    times: Tensor  # timestep tokens [n, width] float32
+    alphas: Tensor  # cumulative products at the step and after it, float32 [n, 2]
 
     @classmethod
     def of(cls, steps: int, width: int) -> Denoising:

@@ -59,41 +59,25 @@ MARGIN = 1e-8
 
 @dataclass(frozen=True)
 class Description:
-    """What the files say before any weight is loaded.
+    """What the files say before any weight is loaded."""
 
-    Attributes:
-        folder: The checkpoint.
-        base: Where its shards are: the same, or the base model's.
-        architecture: Sizes of the network.
-        layout: Its variant.
-        weights: Its tensors, unread.
-        statistics: Of the actions.
-        state: Of the state; None where it takes none.
-        spec: Inputs and outputs.
-    """
-
-    folder: Path
-    base: Path
-    architecture: Architecture
-    layout: Layout
-    weights: Weights
-    statistics: ActionStatistics
-    state: ActionStatistics | None
-    spec: PolicySpec
+    folder: Path  # the checkpoint
+    base: Path  # where its shards are: the same, or the base model's
+    architecture: Architecture  # sizes of the network
+    layout: Layout  # its variant
+    weights: Weights  # its tensors, unread
+    statistics: ActionStatistics  # of the actions
+    state: ActionStatistics | None  # of the state; None where it takes none
+    spec: PolicySpec  # inputs and outputs
 
 
 @dataclass(frozen=True)
 class Loaded(LoadedNetwork):
-    """A loaded checkpoint.
-
-    Attributes:
-        state: Normalises the state; None where it takes none.
-        inference: Runs the network.
-    """
+    """A loaded checkpoint."""
 
     model: OFTModel
-    state: ActionStatistics | None
-    inference: ChunkInference
+    state: ActionStatistics | None  # normalises the state; None where it takes none
+    inference: ChunkInference  # runs the network
 
     def close(self) -> None:
         """See :class:`~vla_ros.policies.openvla.network_policy.LoadedNetwork`."""
@@ -102,13 +86,9 @@ class Loaded(LoadedNetwork):
 
 @dataclass
 class OFTSession(Session):
-    """One robot's encoded instruction and noise.
+    """One robot's encoded instruction and noise."""
 
-    Attributes:
-        random: Draws the noise that a diffusion head starts from.
-    """
-
-    random: np.random.Generator
+    random: np.random.Generator  # draws the noise that a diffusion head starts from
     instruction: str = ""
     tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 

@@ -11,14 +11,10 @@ from vla_ros.vision.resample import pillow_resize
 
 @dataclass(frozen=True)
 class OFTResize(LiberoResize):
-    """JPEG round trip and Lanczos-3, both skipped at ``size`` already; then the centre crop.
-
-    Attributes:
-        camera_side: Side to which Pillow first resizes any image, without keeping its aspect ratio (ALOHA: 256); 0
-            for none.
-    """
+    """JPEG round trip and Lanczos-3, both skipped at ``size`` already; then the centre crop."""
 
     crop_area: float = 0.9
+    # Side to which Pillow first resizes any image, without keeping its aspect ratio (ALOHA: 256); 0 for none.
     camera_side: int = 0
 
     def __call__(self, image: UInt8Array) -> UInt8Array:

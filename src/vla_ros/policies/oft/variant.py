@@ -14,19 +14,12 @@ BOUNDS = {"q99": QUANTILES, "min_max": ("min", "max")}
 
 @dataclass(frozen=True)
 class Platform:
-    """Constants that the published code derives from a robot's name.
+    """Constants that the published code derives from a robot's name."""
 
-    Attributes:
-        chunk: K.
-        action: D.
-        normalization: As ``policy.normalization``.
-        camera_side: As ``policy.camera_side``.
-    """
-
-    chunk: int
-    action: int
-    normalization: str = "q99"
-    camera_side: int = 0
+    chunk: int  # K
+    action: int  # D
+    normalization: str = "q99"  # as ``policy.normalization``
+    camera_side: int = 0  # as ``policy.camera_side``
 
 
 PLATFORMS = {"libero": Platform(8, 7), "aloha": Platform(25, 14, "min_max", 256), "bridge": Platform(5, 7)}
@@ -35,21 +28,13 @@ PLATFORMS = {"libero": Platform(8, 7), "aloha": Platform(25, 14, "min_max", 256)
 
 @dataclass(frozen=True)
 class Variant:
-    """Options with those of the preset filled in.
+    """Options with those of the preset filled in."""
 
-    Attributes:
-        keys: Of the images that the checkpoint takes, in the order of its training.
-        chunk: K.
-        bounds: Names of the statistics that normalise.
-        camera_side: As ``policy.camera_side``; 0 for none.
-        preset: Name of the preset; "" if it names none of :data:`PLATFORMS`.
-    """
-
-    keys: tuple[str, ...]
-    chunk: int
-    bounds: tuple[str, str]
-    camera_side: int
-    preset: str
+    keys: tuple[str, ...]  # of the images that the checkpoint takes, in the order of its training
+    chunk: int  # K
+    bounds: tuple[str, str]  # names of the statistics that normalise
+    camera_side: int  # as ``policy.camera_side``; 0 for none
+    preset: str  # name of the preset; "" if it names none of :data:`PLATFORMS`
 
     @classmethod
     def of(cls, options: OFTOptions, preset: str, keys: Sequence[str]) -> Variant:

@@ -25,14 +25,10 @@ class ActionBins:
 
     The last tokens of the unpadded vocabulary are bins in reverse order: token ``vocab_size - 1`` is bin 0, the
     lowest. ``count`` edges make ``count - 1`` bins; a value decodes to the centre of its bin.
-
-    Attributes:
-        vocab_size: Vocabulary *without* padding rows (32000, not 32064).
-        count: Number of bin edges over [-1, 1] (256).
     """
 
-    vocab_size: int
-    count: int = 256
+    vocab_size: int  # vocabulary *without* padding rows (32000, not 32064)
+    count: int = 256  # number of bin edges over [-1, 1] (256)
 
     @cached_property
     def edges(self) -> FloatArray:
@@ -68,21 +64,13 @@ class ActionBins:
 
 @dataclass(frozen=True)
 class ActionStatistics:
-    """How one dataset's actions were normalised.
+    """How one dataset's actions were normalised."""
 
-    Attributes:
-        key: Name of the dataset (``unnorm_key``).
-        low: Float64 [D], the 1st percentile (or minimum), in the action's units.
-        high: Float64 [D], the 99th percentile (or maximum).
-        mask: Bool [D]; False entries are not normalised (the gripper of most datasets).
-        margin: Added to the width of every range; OpenVLA-OFT has 1e-8.
-    """
-
-    key: str
-    low: FloatArray
-    high: FloatArray
-    mask: NDArray[np.bool_]
-    margin: float = 0.0
+    key: str  # name of the dataset (``unnorm_key``)
+    low: FloatArray  # float64 [D], the 1st percentile (or minimum), in the action's units
+    high: FloatArray  # float64 [D], the 99th percentile (or maximum)
+    mask: NDArray[np.bool_]  # bool [D]; False entries are not normalised (the gripper of most datasets)
+    margin: float = 0.0  # added to the width of every range; OpenVLA-OFT has 1e-8
 
     @property
     def dimension(self) -> int:

@@ -35,23 +35,15 @@ _EXAMPLE = TIMM_TOWERS["vit_large_patch14_reg4_dinov2.lvd142m"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The network as described by ``config.json``.
+    """The network as described by ``config.json``."""
 
-    Attributes:
-        towers: One vision tower, or two whose features are concatenated (DINOv2 first, then SigLIP).
-        llm: The language model.
-        action_vocab_size: Vocabulary without padding (32000): action tokens count down from its end.
-        action_bins: Bin edges of one action dimension (256, thus 255 centres).
-        empty_token: Token that closes the prompt.
-        prompt_version: ``v0.1`` or ``v0.2``.
-    """
-
+    # One vision tower, or two whose features are concatenated (DINOv2 first, then SigLIP).
     towers: tuple[TowerShape, ...]
-    llm: LlmShape
-    action_vocab_size: int
-    action_bins: int
-    empty_token: int
-    prompt_version: str
+    llm: LlmShape  # the language model
+    action_vocab_size: int  # vocabulary without padding (32000): action tokens count down from its end
+    action_bins: int  # bin edges of one action dimension (256, thus 255 centres)
+    empty_token: int  # token that closes the prompt
+    prompt_version: str  # ``v0.1`` or ``v0.2``
 
     @property
     def vision_width(self) -> int:

@@ -38,30 +38,19 @@ class Projector(nn.Module):
 
 
 class Answer(NamedTuple):
-    """Greedy tokens and how sure each was.
+    """Greedy tokens and how sure each was."""
 
-    Attributes:
-        tokens: Int64 [B, D].
-        margins: Float32 [B, D], best minus second-best logit at each step.
-    """
-
-    tokens: Tensor
-    margins: Tensor
+    tokens: Tensor  # int64 [B, D]
+    margins: Tensor  # float32 [B, D], best minus second-best logit at each step
 
 
 @dataclass
 class Prefix:
-    """A prompt in its cache, and what was decoded behind it.
+    """A prompt in its cache, and what was decoded behind it."""
 
-    Attributes:
-        weights: The decoder.
-        cache: Of this prompt alone.
-        length: Positions filled so far.
-    """
-
-    weights: DecoderWeights
-    cache: KVCache
-    length: int
+    weights: DecoderWeights  # the decoder
+    cache: KVCache  # of this prompt alone
+    length: int  # positions filled so far
 
     def end(self, batch: int) -> Tensor:
         """The next position, int32 [B]."""

@@ -43,21 +43,13 @@ NATIVE_GRIPPER = "0..1"
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A loaded checkpoint.
+    """A loaded checkpoint."""
 
-    Attributes:
-        model: The network.
-        prompt: Encodes instructions as tokens.
-        bins: Converts tokens to normalised actions.
-        statistics: Un-normalise actions.
-        advice: Returns the options to choose when memory runs out.
-    """
-
-    model: OpenVLAModel
-    prompt: PromptEncoder
-    bins: ActionBins
-    statistics: ActionStatistics
-    advice: partial[str]
+    model: OpenVLAModel  # the network
+    prompt: PromptEncoder  # encodes instructions as tokens
+    bins: ActionBins  # converts tokens to normalised actions
+    statistics: ActionStatistics  # un-normalise actions
+    advice: partial[str]  # returns the options to choose when memory runs out
 
     def close(self) -> None:
         """Free what runs beside the model."""
@@ -68,17 +60,11 @@ L = TypeVar("L", bound=LoadedNetwork)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a network runs.
+    """Where and how a network runs."""
 
-    Attributes:
-        device: Of the weights.
-        dtype: Name of the type of activations and unquantised weights.
-        fast: True for the engine, False for the reference path.
-    """
-
-    device: torch.device
-    dtype: str
-    fast: bool
+    device: torch.device  # of the weights
+    dtype: str  # name of the type of activations and unquantised weights
+    fast: bool  # True for the engine, False for the reference path
 
     @classmethod
     def choose(cls, options: CheckpointOptions) -> Placement:

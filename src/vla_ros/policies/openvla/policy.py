@@ -47,13 +47,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded(LoadedNetwork):
-    """A loaded checkpoint.
+    """A loaded checkpoint."""
 
-    Attributes:
-        engine: Runs instead of ``model``; None on the reference path.
-    """
-
-    engine: Engine | None = None
+    engine: Engine | None = None  # runs instead of ``model``; None on the reference path
 
     def close(self) -> None:
         """See :class:`~vla_ros.policies.openvla.network_policy.LoadedNetwork`."""
@@ -63,16 +59,11 @@ class Loaded(LoadedNetwork):
 
 @dataclass
 class OpenVLASession(Session):
-    """What belongs to one robot.
+    """What belongs to one robot."""
 
-    Attributes:
-        instruction: The encoded instruction.
-        tokens: Int64 [L], its prompt on the host.
-        draft: The engine's draft from the last answer; actions do not depend on it.
-    """
-
-    instruction: str = ""
-    tokens: IntArray | None = None
+    instruction: str = ""  # the encoded instruction
+    tokens: IntArray | None = None  # int64 [L], its prompt on the host
+    # The engine's draft from the last answer; actions do not depend on it.
     draft: DraftState = field(default_factory=DraftState)
 
     def reset(self) -> None:

@@ -35,19 +35,13 @@ def format_prompt(instruction: str, version: str) -> str:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Turns an instruction into the token sequence of a checkpoint.
-
-    Attributes:
-        bos_token: First token.
-        empty_token: Last token, appended unless the prompt ends in it already (29871 in Llama-2's vocabulary).
-        max_tokens: Longest prompt that leaves room for patches and actions.
-    """
+    """Turns an instruction into the token sequence of a checkpoint."""
 
     encode_text: Encode
     version: str
-    bos_token: int
-    empty_token: int
-    max_tokens: int
+    bos_token: int  # first token
+    empty_token: int  # last token, appended unless the prompt ends in it already (29871 in Llama-2's vocabulary)
+    max_tokens: int  # longest prompt that leaves room for patches and actions
 
     def encode(self, instruction: str) -> IntArray:
         """Return int64 [L]: BOS, the prompt, the empty token.

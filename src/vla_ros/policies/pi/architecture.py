@@ -39,25 +39,16 @@ GEMMA_300M = GemmaShape(width=1024, depth=18, mlp_width=4096)
 
 @dataclass(frozen=True)
 class PiArchitecture:
-    """One model.
+    """One model."""
 
-    Attributes:
-        model: ``pi0`` or ``pi05``.
-        vision: The vision tower.
-        prefix: Gemma over images and prompt.
-        expert: Gemma over state and actions; its layer i attends to the keys and values of prefix layer i.
-        vocabulary: Rows of the embedding.
-        action_dim: Numbers that state and actions are padded to (32).
-        horizon: H, actions in one chunk.
-    """
-
-    model: str
-    vision: TowerShape = SO400M
-    prefix: GemmaShape = GEMMA_2B
+    model: str  # ``pi0`` or ``pi05``
+    vision: TowerShape = SO400M  # the vision tower
+    prefix: GemmaShape = GEMMA_2B  # gemma over images and prompt
+    # Gemma over state and actions; its layer i attends to the keys and values of prefix layer i.
     expert: GemmaShape = GEMMA_300M
-    vocabulary: int = 257152
-    action_dim: int = 32
-    horizon: int = 50
+    vocabulary: int = 257152  # rows of the embedding
+    action_dim: int = 32  # numbers that state and actions are padded to (32)
+    horizon: int = 50  # H, actions in one chunk
 
     @property
     def has_state_token(self) -> bool:

@@ -28,25 +28,15 @@ LEROBOT = "lerobot"
 
 @dataclass(frozen=True)
 class PiCheckpoint:
-    """Everything about a checkpoint except its weights.
+    """Everything about a checkpoint except its weights."""
 
-    Attributes:
-        folder: Where it is.
-        layout: ``openpi`` or ``lerobot``.
-        architecture: Sizes.
-        stored: Its tensors.
-        processing: From images, state and instruction to the model's inputs, and back to actions.
-        flow_steps: Euler steps that the checkpoint asks for.
-        trained_delay: Longest delay of trained real-time chunking; 0 where it was not trained for it.
-    """
-
-    folder: Path
-    layout: str
-    architecture: PiArchitecture
-    stored: Mapping[str, Stored]
-    processing: Processing
-    flow_steps: int = 10
-    trained_delay: int = 0
+    folder: Path  # where it is
+    layout: str  # ``openpi`` or ``lerobot``
+    architecture: PiArchitecture  # sizes
+    stored: Mapping[str, Stored]  # its tensors
+    processing: Processing  # from images, state and instruction to the model's inputs, and back to actions
+    flow_steps: int = 10  # euler steps that the checkpoint asks for
+    trained_delay: int = 0  # longest delay of trained real-time chunking; 0 where it was not trained for it
 
     def with_processing(self, processing: Processing) -> PiCheckpoint:
         """Return the same with other processing."""

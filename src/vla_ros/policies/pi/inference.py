@@ -34,40 +34,24 @@ from vla_ros.types import IntArray, RawImage, UInt8Array
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        normalized: Float32 [H, action_dim], the end of the flow. Real-time chunking continues this.
-        actions: Float [H, action_size] in the robot's units.
-        tokens: Int64 [L] of the prompt, without padding.
-        state: Float [state_size], normalised.
-        stages_ms: Milliseconds of the engine's stages.
-    """
-
-    normalized: Array
-    actions: Array
-    tokens: IntArray
-    state: Array
-    stages_ms: Mapping[str, float]
+    normalized: Array  # float32 [H, action_dim], the end of the flow. Real-time chunking continues this.
+    actions: Array  # float [H, action_size] in the robot's units
+    tokens: IntArray  # int64 [L] of the prompt, without padding
+    state: Array  # float [state_size], normalised
+    stages_ms: Mapping[str, float]  # milliseconds of the engine's stages
 
 
 @dataclass(frozen=True, eq=False)
 class PiModel:
-    """A loaded model. Stateless between calls.
+    """A loaded model. Stateless between calls."""
 
-    Attributes:
-        architecture: Sizes.
-        engine: Runs the network.
-        processing: Of inputs and actions.
-        tokenizer: Text to ids.
-        trained_delay: Longest delay of trained real-time chunking.
-    """
-
-    architecture: PiArchitecture
-    engine: FlowEngine
-    processing: Processing
-    tokenizer: Tokenizer
-    trained_delay: int = 0
+    architecture: PiArchitecture  # sizes
+    engine: FlowEngine  # runs the network
+    processing: Processing  # of inputs and actions
+    tokenizer: Tokenizer  # text to ids
+    trained_delay: int = 0  # longest delay of trained real-time chunking
 
     def request(
         self,

@@ -29,15 +29,10 @@ FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(pr
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored tensor and its name in the file.
+    """A stored tensor and its name in the file."""
 
-    Attributes:
-        tensor: File, shape and type.
-        name: Its name in the file.
-    """
-
-    tensor: StoredTensor
-    name: str
+    tensor: StoredTensor  # file, shape and type
+    name: str  # its name in the file
 
 
 Manifest = Mapping[str, Stored]

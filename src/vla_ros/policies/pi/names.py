@@ -19,15 +19,10 @@ from vla_ros.policies.pi.architecture import (
 
 @dataclass(frozen=True)
 class Part:
-    """One stored tensor of a parameter; several are stacked along the first axis.
+    """One stored tensor of a parameter; several are stacked along the first axis."""
 
-    Attributes:
-        name: Openpi's name.
-        shape: As stored.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # openpi's name
+    shape: tuple[int, ...]  # as stored
 
 
 Parts = dict[str, tuple[Part, ...]]

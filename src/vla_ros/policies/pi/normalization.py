@@ -25,18 +25,12 @@ class Normalization:
     Where a robot has more numbers than the statistics, the rest passes unchanged; where it has fewer, the
     statistics are cut. Nothing is clipped. The order of operations is the reference's: a state at ``q01`` is -1 and
     falls into the first bin of the prompt, not below it.
-
-    Attributes:
-        offset: [N], mean or 1st percentile.
-        forward: [N], standard deviation or range, with an epsilon; divides.
-        back: [N], multiplies on the way back; LeRobot's z-score leaves its epsilon out there.
-        quantile: True maps the range to [-1, 1].
     """
 
-    offset: Array
-    forward: Array
-    back: Array
-    quantile: bool = False
+    offset: Array  # [N], mean or 1st percentile
+    forward: Array  # [N], standard deviation or range, with an epsilon; divides
+    back: Array  # [N], multiplies on the way back; LeRobot's z-score leaves its epsilon out there
+    quantile: bool = False  # True maps the range to [-1, 1]
 
     def normalize(self, values: Array) -> Array:
         """Normalise [..., D]; the result has the statistics' data type."""

@@ -56,15 +56,10 @@ class LinearResize(ImageProcessor):
 
 @dataclass
 class PiSession(Session):
-    """What belongs to one robot.
+    """What belongs to one robot."""
 
-    Attributes:
-        seed: ``policy.seed``.
-        answered: Chunks since the episode began; each has noise of its own.
-    """
-
-    seed: int
-    answered: int = 0
+    seed: int  # ``policy.seed``
+    answered: int = 0  # chunks since the episode began; each has noise of its own
 
     def reset(self) -> None:
         """Begin with the first noise again."""

@@ -31,35 +31,21 @@ RESIZES = ("antialias", "linear")
 
 @dataclass(frozen=True)
 class Processing:
-    """How a checkpoint's training data was prepared.
+    """How a checkpoint's training data was prepared."""
 
-    Attributes:
-        images: Keys in the model's order.
-        optional_images: Those that may be missing.
-        antialias: True resizes as openpi does, to uint8; False as LeRobot, to float32.
-        prompt: Form of the prompt.
-        state_size: Numbers in the robot's state.
-        action_size: Numbers in its actions.
-        state: Normalisation of the state.
-        actions: Normalisation of the actions.
-        delta: True if an action is relative to the state; empty for none.
-        raw_state: True adds the state as measured (LeRobot); False the state after normalisation and back (openpi).
-        adapt: True converts ALOHA's joints and grippers.
-        summed_times: Which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`.
-    """
-
-    images: tuple[str, ...]
-    optional_images: tuple[str, ...]
-    antialias: bool
-    prompt: PromptForm
-    state_size: int
-    action_size: int
-    state: Normalization
-    actions: Normalization
-    delta: tuple[bool, ...] = ()
+    images: tuple[str, ...]  # keys in the model's order
+    optional_images: tuple[str, ...]  # those that may be missing
+    antialias: bool  # True resizes as openpi does, to uint8; False as LeRobot, to float32
+    prompt: PromptForm  # form of the prompt
+    state_size: int  # numbers in the robot's state
+    action_size: int  # numbers in its actions
+    state: Normalization  # normalisation of the state
+    actions: Normalization  # normalisation of the actions
+    delta: tuple[bool, ...] = ()  # True if an action is relative to the state; empty for none
+    # True adds the state as measured (LeRobot); False the state after normalisation and back (openpi).
     raw_state: bool = False
-    adapt: bool = False
-    summed_times: bool = True
+    adapt: bool = False  # True converts ALOHA's joints and grippers
+    summed_times: bool = True  # which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`
 
     def present(self, images: Collection[str]) -> list[str]:
         """Return the keys of the present images, in the model's order.

@@ -19,20 +19,14 @@ STATES = ("none", "as_is", "padded")
 
 @dataclass(frozen=True)
 class PromptForm:
-    """Form of the prompts that a checkpoint was trained with.
+    """Form of the prompts that a checkpoint was trained with."""
 
-    Attributes:
-        length: Where they are cut, BOS included; what follows (line break or ``Action:``) is then lost.
-        state: ``none``: the instruction and a line break. ``as_is``: pi0.5's sentence with the state's numbers.
-            ``padded``: the same, zeros up to ``padded_state`` included, as LeRobot before 0.5.0 trained.
-        clean: True strips the instruction and replaces underscores and line breaks by spaces.
-        padded_state: Numbers of a padded state.
-    """
-
-    length: int
+    length: int  # where they are cut, BOS included; what follows (line break or ``Action:``) is then lost
+    # ``none``: the instruction and a line break. ``as_is``: pi0.5's sentence with the state's numbers. ``padded``:
+    # the same, zeros up to ``padded_state`` included, as LeRobot before 0.5.0 trained.
     state: str = "none"
-    clean: bool = True
-    padded_state: int = 32
+    clean: bool = True  # True strips the instruction and replaces underscores and line breaks by spaces
+    padded_state: int = 32  # numbers of a padded state
 
 
 def state_bins(state: Array) -> IntArray:

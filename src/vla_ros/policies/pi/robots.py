@@ -24,32 +24,21 @@ _ARM = (True,) * 6 + (False,)
 
 @dataclass(frozen=True)
 class Robot:
-    """One robot as openpi trained it.
+    """One robot as openpi trained it."""
 
-    Attributes:
-        name: As presets name it.
-        asset: Folder below ``assets`` that has its statistics.
-        images: Keys in the model's order.
-        optional_images: Those that may be missing; the model leaves them out.
-        image_keys: Names that openpi's server gives those images.
-        state_keys: Names that it gives the state's parts, with the numbers of each.
-        state: Numbers in the state.
-        actions: Numbers in one action.
-        delta: By model: True for every number that the model gives relative to the state; absent means none.
-        adapt: True if joints and grippers are converted to the space of openpi's own ALOHA arms.
-        prompt_state: False if pi0.5 was trained without the state in its prompt.
-    """
-
-    name: str
-    asset: str
-    images: tuple[str, ...]
-    state: int
-    actions: int
-    optional_images: tuple[str, ...] = ()
+    name: str  # as presets name it
+    asset: str  # folder below ``assets`` that has its statistics
+    images: tuple[str, ...]  # keys in the model's order
+    state: int  # numbers in the state
+    actions: int  # numbers in one action
+    optional_images: tuple[str, ...] = ()  # those that may be missing; the model leaves them out
+    # By model: True for every number that the model gives relative to the state; absent means none.
     delta: Mapping[str, tuple[bool, ...]] = field(default_factory=lambda: _NO_DELTA)
-    adapt: bool = False
-    prompt_state: bool = True
+    adapt: bool = False  # True if joints and grippers are converted to the space of openpi's own ALOHA arms
+    prompt_state: bool = True  # False if pi0.5 was trained without the state in its prompt
+    # Names that openpi's server gives those images.
     image_keys: tuple[str, ...] = ("observation/image", "observation/wrist_image")
+    # Names that it gives the state's parts, with the numbers of each.
     state_keys: tuple[tuple[str, int], ...] = (("observation/state", 8),)
 
 

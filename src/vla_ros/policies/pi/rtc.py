@@ -23,23 +23,14 @@ MODES = ("guided", "jacobian", "trained")
 
 @dataclass(frozen=True, eq=False)
 class RealTimeChunk:
-    """The rest of the previous chunk, and how the new one continues it.
+    """The rest of the previous chunk, and how the new one continues it."""
 
-    Attributes:
-        previous: Float [T, A], normalised: the T actions not executed yet, A numbers each.
-        delay: d, actions that will have been executed when the new chunk arrives.
-        mode: One of :data:`MODES`.
-        execution_horizon: Where guidance ends, at most T; trained has no guidance.
-        schedule: How the weight falls between ``delay`` and the end.
-        max_guidance_weight: Limit of the correction's factor.
-    """
-
-    previous: Array
-    delay: int
-    mode: str = "guided"
-    execution_horizon: int = 10
-    schedule: str = "LINEAR"
-    max_guidance_weight: float = 10.0
+    previous: Array  # float [T, A], normalised: the T actions not executed yet, A numbers each
+    delay: int  # d, actions that will have been executed when the new chunk arrives
+    mode: str = "guided"  # one of :data:`MODES`
+    execution_horizon: int = 10  # where guidance ends, at most T; trained has no guidance
+    schedule: str = "LINEAR"  # how the weight falls between ``delay`` and the end
+    max_guidance_weight: float = 10.0  # limit of the correction's factor
 
 
 def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: int) -> None:

@@ -17,15 +17,10 @@ FOLDERS = (".", "tokenizer")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer that fits the checkpoint.
+    """A tokenizer that fits the checkpoint."""
 
-    Attributes:
-        encode: Text to ids, without BOS; control tokens in the text are text.
-        path: Its file.
-    """
-
-    encode: Callable[[str], list[int]]
-    path: Path
+    encode: Callable[[str], list[int]]  # text to ids, without BOS; control tokens in the text are text
+    path: Path  # its file
 
 
 def find_tokenizer(folder: Path, chosen: Path | None = None) -> Path:
