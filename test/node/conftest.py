@@ -204,7 +204,7 @@ class Node:
             self.process.kill()
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside the capture of output
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test with ``@pytest.mark.causes("reason")`` during which the node has not named that reason."""
     result = yield

@@ -184,7 +184,7 @@ def test_a_second_node_of_the_name_on_this_host_refuses_at_once(
     second = type(first)(tmp_path / "second", "-p", "policy.instruction:=go on")
     assert second.process.wait(20) != 0
     said = second.log.read_text()
-    assert f"/vla_policy runs already on this host (process {first.process.pid})" in said
+    assert f"/vla_policy is already running on this host (process {first.process.pid})" in said
     robot.actions.clear()
     robot.until(lambda: robot.actions, robot.send_frame)
 

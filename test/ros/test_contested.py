@@ -235,7 +235,7 @@ def test_a_second_node_of_the_name_refuses_to_configure(robot: Any, policy: Call
     first, words = moving(robot, policy)
     second = policy()
     assert second.process.wait(30) == 1
-    assert f"/vla_policy runs already on this host (process {first.process.pid})" in second.output
+    assert f"/vla_policy is already running on this host (process {first.process.pid})" in second.output
     robot.wait(lambda: words.last["state"] == "armed", "motion")
 
 

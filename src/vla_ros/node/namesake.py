@@ -41,7 +41,7 @@ def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
     claim = Claim(f"name {name}", name, environment)
     for other in claim.others():
         claim.close()
-        raise ConfigError(f"{name} runs already on this host (process {other.pid or 'unknown'}): {_CURE}")
+        raise ConfigError(f"{name} is already running on this host (process {other.pid or 'unknown'}): {_CURE}")
     return claim
 
 
