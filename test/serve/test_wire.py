@@ -9,8 +9,9 @@ import pytest
 import simplejpeg
 
 from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
-from vla_ros.policies.remote.dialect import OWN, openpi_answer
+from vla_ros.policies.remote.dialect import OWN
 from vla_ros.policies.remote.messages import WireError, pack, unpack
+from vla_ros.policies.remote.openpi import answer as openpi_answer
 from vla_ros.serve.wire import Request, Vocabulary, answer, metadata, observation, read_request
 from vla_ros.types import ActionChunk
 from vla_ros.vision.processors import ResizeNaive

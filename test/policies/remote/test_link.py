@@ -224,7 +224,7 @@ def test_pings_are_answered_while_nothing_is_asked() -> None:
         (pack({"actions": np.full((2, 7), np.inf)}), "not finite"),
         (pack({"actions": np.zeros((0, 7))}), "expected a chunk"),
         (pack({"actions": "left"}), "expected numbers"),
-        (pack({}), "expected one with actions"),
+        (pack({}), "expected a map with actions"),
         (pack([1]), "expected a map with actions"),
         (GOOD[:-3], "not valid msgpack"),
         (b"", "not valid msgpack"),

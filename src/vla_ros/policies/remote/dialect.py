@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.policies.remote.messages import Array, WireError, described, finite, pack, unpack
+from vla_ros.policies.remote.messages import Array, WireError, described, finite, unpack
 
 Frame = bytes | str
 """One message as it came: binary, or text."""
@@ -53,7 +53,15 @@ class Answer:
 
 
 class ServerSaidError(WireError):
-    """The server reported an error; the connection may continue."""
+    """The server reported an error; the connection may continue.
+
+    Of ``text``, which may be a traceback, it shows the last line: at most 300 printable characters.
+    """
+
+    def __init__(self, text: str, more: str = "") -> None:
+        line = (text.strip().splitlines() or ["(empty)"])[-1]
+        shown = "".join(character if character.isprintable() else "?" for character in line)[:300]
+        super().__init__(f"the server answered with an error: {shown}{more}")
 
 
 @dataclass(frozen=True)
@@ -95,30 +103,14 @@ def read(frame: Frame) -> Any:
         WireError: The frame is damaged.
     """
     if isinstance(frame, str):
-        raise ServerSaidError(f"the server answered with an error: {last_line(frame)}")
+        raise ServerSaidError(frame)
     message = unpack(frame)
     if isinstance(message, Mapping) and "actions" not in message:
         if "error" in message:
-            raise ServerSaidError(f"the server answered with an error: {last_line(str(message['error']))}")
+            raise ServerSaidError(str(message["error"]))
         if message.get("type") == "error":
-            raise ServerSaidError(f"the server answered with an error: {last_line(str(message.get('message')))}")
+            raise ServerSaidError(str(message.get("message")))
     return message
-
-
-def check_reset(frame: Frame) -> None:
-    """Read a server's answer to a reset, which is text or a map.
-
-    Raises:
-        ServerSaidError: It is an error.
-    """
-    if frame != "reset successful":
-        read(frame)
-
-
-def last_line(text: str) -> str:
-    """Return the line of a traceback that says what happened, at most 300 printable characters."""
-    lines = text.strip().splitlines() or ["(empty)"]
-    return "".join(character if character.isprintable() else "?" for character in lines[-1])[:300]
 
 
 def chunk(value: Any, name: str) -> NDArray[np.float64]:
@@ -137,62 +129,6 @@ def chunk(value: Any, name: str) -> NDArray[np.float64]:
     return actions
 
 
-def openpi_answer(frame: Frame) -> Answer:
-    """Return an answer in openpi's framing: a map with ``actions``, a bare array, or a map of named actions.
-
-    Raises:
-        WireError: It contains no actions; the text says what it is instead.
-    """
-    message = read(frame)
-    if isinstance(message, np.ndarray):
-        return Answer({"actions": chunk(message, "actions")})
-    if not isinstance(message, Mapping):
-        raise WireError(f"the answer is {described(message)}, expected a map with actions")
-    if "actions" in message:
-        extension = message.get(OWN)
-        more = extension if isinstance(extension, Mapping) else NO_METADATA
-        return Answer({"actions": chunk(message["actions"], "actions")}, _timing(message), more)
-    named = {key: value for key, value in message.items() if isinstance(value, np.ndarray)}
-    if not named:
-        raise WireError(f"the answer is {described(message)}, expected one with actions")
-    return Answer({str(key): chunk(value, str(key)) for key, value in named.items()})
-
-
-def openpi_features(query: Query) -> dict[str, Any]:
-    """Return the features under their own keys; ``images.NAME`` is put into a map ``images``."""
-    message: dict[str, Any] = {}
-    for key, value in query.features.items():
-        group, dot, name = key.partition(".")
-        if dot and group == "images":
-            message.setdefault(group, {})[name] = value
-        else:
-            message[key] = value
-    return message
-
-
-def openpi_query(query: Query, metadata: Metadata) -> bytes:
-    """Return an observation as openpi's clients send it. Images in a map ``images`` are [3, H, W], as for ALOHA."""
-    message = openpi_features(query)
-    if "images" in message:
-        message["images"] = {name: channels_first(value) for name, value in message["images"].items()}
-    return pack({**message, "prompt": query.instruction, **query.extras})
-
-
-def channels_first(image: Array) -> Array:
-    """[..., H, W, 3] to [..., 3, H, W]."""
-    return np.moveaxis(image, -1, -3)
-
-
 def is_image(value: Array) -> bool:
     """Return True for uint8 [H, W, 3] and [T, H, W, 3]."""
     return bool(value.dtype == np.uint8 and value.ndim >= 3)
-
-
-def _timing(message: Mapping[str, Any]) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for section in ("server_timing", "policy_timing"):
-        entries = message.get(section)
-        for key, value in entries.items() if isinstance(entries, Mapping) else ():
-            if isinstance(value, (int, float)) and str(key).endswith("_ms") and not str(key).startswith("prev"):
-                found[f"{section.removesuffix('_timing')}/{str(key).removesuffix('_ms')}"] = float(value)
-    return found

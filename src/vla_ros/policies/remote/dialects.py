@@ -6,15 +6,19 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from vla_ros.errors import ConfigError
-from vla_ros.policies.remote import gr00t, oft, roboarena, sglang, vllm_omni
-from vla_ros.policies.remote.dialect import NO_METADATA, Dialect, Metadata, openpi_answer, openpi_query
+from vla_ros.policies.remote import gr00t, oft, openpi
+from vla_ros.policies.remote.dialect import NO_METADATA, Dialect, Metadata
 
-OPENPI = Dialect("openpi", openpi_query, openpi_answer)
-ROBOARENA = Dialect("roboarena", roboarena.query, openpi_answer, reset=roboarena.reset)
-VLLM_OMNI = Dialect(
-    "vllm_omni", vllm_omni.query, openpi_answer, path="/v1/realtime/robot/openpi", reset=vllm_omni.reset
+OPENPI = Dialect("openpi", openpi.query, openpi.answer)
+ROBOARENA = replace(OPENPI, name="roboarena", query=openpi.roboarena_query, reset=openpi.roboarena_reset)
+VLLM_OMNI = replace(
+    OPENPI,
+    name="vllm_omni",
+    query=openpi.vllm_omni_query,
+    path="/v1/realtime/robot/openpi",
+    reset=openpi.vllm_omni_reset,
 )
-SGLANG = Dialect("sglang", sglang.query, openpi_answer, port=30000, path="/openpi/policy")
+SGLANG = replace(OPENPI, name="sglang", query=openpi.sglang_query, port=30000, path="/openpi/policy")
 GR00T = Dialect(
     "gr00t",
     gr00t.query,
@@ -60,7 +64,7 @@ def by_address(server: str, name: str = "auto") -> Dialect:
 
 def by_metadata(assumed: Dialect, metadata: Metadata) -> Dialect:
     """Return the dialect of a server that greets with ``metadata``; ``assumed`` unless they indicate another."""
-    if assumed is OPENPI and metadata.keys() >= roboarena.CONFIG_KEYS:
+    if assumed is OPENPI and metadata.keys() >= openpi.ROBOARENA_KEYS:
         return ROBOARENA
     if assumed is OPENPI and metadata.get("object") == "action.metadata":
         return SGLANG

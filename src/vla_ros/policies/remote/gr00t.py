@@ -22,10 +22,10 @@ from vla_ros.policies.remote.dialect import (
     ServerSaidError,
     chunk,
     is_image,
-    last_line,
+    read,
     read_map,
 )
-from vla_ros.policies.remote.messages import WireError, described, nd, npy, pack, unpack
+from vla_ros.policies.remote.messages import WireError, described, nd, npy, pack
 
 HELLO = pack({"endpoint": "get_modality_config"})
 _OLD, _NEW = "__ModalityConfig_class__", "__ModalityConfig__"
@@ -55,13 +55,7 @@ def metadata(frame: Frame) -> Metadata:
 
 
 def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
-    """``get_action`` in the server's layout.
-
-    Args:
-        query: Its features are video.NAME and state.NAME.
-        metadata: Of :func:`metadata`.
-        flat: As a server with the simulation wrapper takes it.
-    """
+    """Write ``get_action`` in the server's layout; ``flat`` is that of a server with the simulation wrapper."""
     version = metadata.get("version", "nd")
     if version == "n1.5":
         return pack({"endpoint": "get_action", "data": _n15(query, metadata)}, npy)
@@ -92,9 +86,7 @@ def answer(frame: Frame) -> Answer:
     Raises:
         WireError: It is an error, or something else.
     """
-    message = unpack(_checked(frame))
-    if isinstance(message, Mapping) and "error" in message:
-        raise ServerSaidError(f"the server answered with an error: {last_line(str(message['error']))}")
+    message = read(_checked(frame))
     if isinstance(message, list) and len(message) == 2:
         message = message[0]
     if not isinstance(message, Mapping) or not message:
@@ -140,7 +132,7 @@ def _language(metadata: Metadata, usual: str) -> str:
 
 def _checked(frame: Frame) -> bytes:
     if isinstance(frame, str) or frame == b"ERROR":
-        raise ServerSaidError("the server answered with ERROR and nothing else")
+        raise ServerSaidError("ERROR", " and nothing else")
     return frame
 
 

@@ -18,7 +18,7 @@ from vla_ros.policies.remote.dialect import (
     Metadata,
     Query,
     ServerSaidError,
-    check_reset,
+    read,
 )
 from vla_ros.policies.remote.dialects import by_metadata
 from vla_ros.policies.remote.transport import Target, Transport, connect
@@ -151,7 +151,9 @@ class Link:
             try:
                 peer.transport.poll()
                 if begins and peer.dialect.reset is not None:
-                    check_reset(self._exchange(peer, peer.dialect.reset(query.session), deadline))
+                    said = self._exchange(peer, peer.dialect.reset(query.session), deadline)
+                    if said != "reset successful":  # else a map, which may be an error
+                        read(said)
                 answer = peer.dialect.answer(self._exchange(peer, message, deadline))
             except ServerSaidError:
                 raise

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.policies.remote.dialect import Answer, Frame, Metadata, Query, ServerSaidError, chunk, last_line
+from vla_ros.policies.remote.dialect import Answer, Frame, Metadata, Query, ServerSaidError, chunk
 from vla_ros.policies.remote.messages import MAX_BYTES, Array, WireError, array, described
 
 
@@ -32,7 +32,7 @@ def answer(frame: Frame) -> Answer:
     if isinstance(message, str) and message[:1] in ("[", "{"):
         message = _read(message.encode())
     if isinstance(message, str):
-        raise ServerSaidError(f"the server answered with an error: {last_line(message)}; its log says more")
+        raise ServerSaidError(message, "; its log says more")
     if isinstance(message, list) and message:
         rows = [chunk(row, "actions")[0] for row in message]
         lengths = sorted({len(row) for row in rows})

@@ -10,7 +10,7 @@ from vla_ros.contract.spec import ImageFeature, Moment, PolicySpec, StateFeature
 from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import OWN, Metadata
 from vla_ros.policies.remote.messages import WireError, described
-from vla_ros.policies.remote.roboarena import CONFIG_KEYS
+from vla_ros.policies.remote.openpi import ROBOARENA_KEYS
 
 _SPACES = {
     "joint_position": "joint_position",
@@ -62,7 +62,7 @@ def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()
         unknown = [key for key in action_keys if key not in known]
         if theirs and unknown:
             raise ConfigError(f"the server answers the actions {known}, and policy.action_keys has {unknown}")
-    if metadata.keys() >= CONFIG_KEYS:
+    if metadata.keys() >= ROBOARENA_KEYS:
         _check_arena(metadata, bound)
 
 

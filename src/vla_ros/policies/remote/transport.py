@@ -14,6 +14,8 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -24,7 +26,7 @@ from websockets.frames import Frame as WebSocketFrame
 from websockets.frames import Opcode
 from websockets.http11 import Response
 from websockets.protocol import State
-from websockets.uri import parse_uri
+from websockets.uri import WebSocketURI, parse_uri
 
 from vla_ros.errors import ServerLostError
 from vla_ros.policies.remote.dialect import Dialect, Frame
@@ -56,6 +58,12 @@ class Transport(ABC):
     greets = False
     """True if the server speaks first."""
 
+    def __init__(self, target: Target) -> None:
+        parts = urlsplit(target.url)
+        self._name, self._port = parts.hostname or "", parts.port or target.dialect.port
+        self._path = parts.path if parts.path not in ("", "/") else target.dialect.path
+        self._authority = f"[{self._name}]:{self._port}" if ":" in self._name else f"{self._name}:{self._port}"
+
     @abstractmethod
     def send(self, message: bytes, deadline: float) -> None:
         """Send one message before ``deadline`` (of ``time.monotonic``)."""
@@ -81,6 +89,20 @@ class Transport(ABC):
     def close(self) -> None:
         """Free the socket, at once."""
 
+    def _left(self, deadline: float, what: str) -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ServerLostError(f"{self._authority}: {what} within the deadline")
+        return left
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Turn errors of the socket into :class:`ServerLostError` with the server's address."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerLostError(f"{self._authority}: {_reason(error)}") from error
+
 
 def connect(target: Target, deadline: float) -> Transport:
     """Connect to a server before ``deadline``.
@@ -95,74 +117,62 @@ def connect(target: Target, deadline: float) -> Transport:
     return ZeroMq(target, deadline) if scheme in ("zmq", "tcp") else Http(target, deadline)
 
 
-def _left(deadline: float, what: str) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise ServerLostError(f"{what} within the deadline")
-    return left
-
-
 class WebSocket(Transport):
     """A websocket on a blocking socket, without a thread between the answer and its reader."""
 
     greets = True
 
     def __init__(self, target: Target, deadline: float) -> None:
+        super().__init__(target)
         self._messages: deque[Frame] = deque()
         self._parts: list[bytes] = []
         self._text = False
-        parts = urlsplit(target.url)
-        self._where = f"{parts.hostname}:{parts.port or target.dialect.port}"
-        path = parts.path if parts.path not in ("", "/") else target.dialect.path
-        uri = parse_uri(f"{parts.scheme}://{_host(parts.hostname)}:{parts.port or target.dialect.port}{path}")
+        uri = parse_uri(f"{urlsplit(target.url).scheme}://{self._authority}{self._path}")
+        self._protocol = ClientProtocol(uri, max_size=target.max_answer, logger=_quiet)
+        with self._reported():
+            self._socket = socket.create_connection((uri.host, uri.port), self._left(deadline, "no connection"))
         try:
-            address = (uri.host, uri.port)
-            self._socket = socket.create_connection(address, _left(deadline, f"{self._where}: no connection"))
-        except OSError as error:
-            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-            if uri.secure:
-                context = ssl.create_default_context()
-                self._socket = context.wrap_socket(self._socket, server_hostname=uri.host)
-            self._protocol = ClientProtocol(uri, max_size=target.max_answer, logger=_quiet)
-            request = self._protocol.connect()
-            if target.api_key:
-                request.headers["Authorization"] = f"Api-Key {target.api_key}"
-            self._protocol.send_request(request)
-            self._flush(deadline)
-            while self._protocol.state is State.CONNECTING:
-                self._read(deadline)
-                if self._protocol.handshake_exc is not None:
-                    raise self._protocol.handshake_exc
+            self._shake_hands(uri, target.api_key, deadline)
         except InvalidStatus as error:
             self.close()
             passing = error.response.status_code >= http.HTTPStatus.INTERNAL_SERVER_ERROR
-            raise (ServerLostError if passing else WireError)(
-                f"{self._where}: {_refusal(error.response)}"
-            ) from None
+            kind = ServerLostError if passing else WireError
+            raise kind(f"{self._authority}: {_refusal(error.response)}") from None
         except (OSError, InvalidHandshake, EOFError) as error:
             self.close()
             hints = {ssl.SSLEOFError: "; a server without TLS is ws://", InvalidMessage: "; with TLS it is wss://"}
             why = _reason(error) + hints.get(type(error), "")
-            raise ServerLostError(f"{self._where}: no websocket there ({why})") from None
+            raise ServerLostError(f"{self._authority}: no websocket there ({why})") from None
         except BaseException:
             self.close()
             raise
 
+    def _shake_hands(self, uri: WebSocketURI, api_key: str, deadline: float) -> None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        if uri.secure:
+            context = ssl.create_default_context()
+            self._socket = context.wrap_socket(self._socket, server_hostname=uri.host)
+        request = self._protocol.connect()
+        if api_key:
+            request.headers["Authorization"] = f"Api-Key {api_key}"
+        self._protocol.send_request(request)
+        self._flush(deadline)
+        while self._protocol.state is State.CONNECTING:
+            self._read(deadline)
+            if self._protocol.handshake_exc is not None:
+                raise self._protocol.handshake_exc
+
     def send(self, message: bytes, deadline: float) -> None:
         """Send a binary message."""
-        if self._protocol.state is not State.OPEN:
-            raise self._lost()
+        self._require_open()
         self._protocol.send_binary(message)
         self._flush(deadline)
 
     def receive(self, deadline: float) -> Frame:
         """Return the next text or binary message; pings are answered on the way."""
         while not self._messages:
-            if self._protocol.state is not State.OPEN:
-                raise self._lost()
+            self._require_open()
             self._read(deadline)
         return self._messages.popleft()
 
@@ -171,14 +181,13 @@ class WebSocket(Transport):
         while select.select([self._socket], [], [], 0)[0] and self._protocol.state is State.OPEN:
             self._read(time.monotonic() + 1.0)
         if self._messages:
-            raise WireError(f"{self._where} sent an unexpected message")
-        if self._protocol.state is not State.OPEN:
-            raise self._lost()
+            raise WireError(f"{self._authority} sent an unexpected message")
+        self._require_open()
 
     def close(self) -> None:
         """Say so and free the socket."""
         try:
-            if getattr(self, "_protocol", None) and self._protocol.state is State.OPEN:
+            if self._protocol.state is State.OPEN:
                 self._protocol.send_close(1000)
                 self._flush(time.monotonic() + 0.1)
         except (OSError, ServerLostError):
@@ -188,21 +197,17 @@ class WebSocket(Transport):
 
     def _flush(self, deadline: float) -> None:
         for data in self._protocol.data_to_send():
-            self._socket.settimeout(_left(deadline, f"{self._where}: the request could not be sent"))
-            try:
+            self._socket.settimeout(self._left(deadline, "the request could not be sent"))
+            with self._reported():
                 if data:
                     self._socket.sendall(data)
                 else:
                     self._socket.shutdown(socket.SHUT_WR)
-            except OSError as error:
-                raise ServerLostError(f"{self._where}: {_reason(error)}") from error
 
     def _read(self, deadline: float) -> None:
-        self._socket.settimeout(_left(deadline, f"{self._where}: no answer"))
-        try:
+        self._socket.settimeout(self._left(deadline, "no answer"))
+        with self._reported():
             data = self._socket.recv(_READ)
-        except OSError as error:
-            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
         if data:
             self._protocol.receive_data(data)
         else:
@@ -219,7 +224,7 @@ class WebSocket(Transport):
         if isinstance(self._protocol.parser_exc, Exception) and not self._messages:
             too_long = "exceeds" in str(self._protocol.parser_exc) or "limit" in str(self._protocol.parser_exc)
             kind = WireError if too_long else ServerLostError
-            raise kind(f"{self._where}: {self._protocol.parser_exc}")
+            raise kind(f"{self._authority}: {self._protocol.parser_exc}")
 
     def _take(self, frame: WebSocketFrame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
@@ -232,23 +237,23 @@ class WebSocket(Transport):
             self._parts = []
             self._messages.append(message.decode("utf-8", "replace") if self._text else message)
 
-    def _lost(self) -> ServerLostError:
-        said = self._protocol.close_rcvd
-        why = f" ({said.code}{': ' + said.reason if said.reason else ''})" if said else ""
-        return ServerLostError(f"{self._where} closed the connection{why}")
+    def _require_open(self) -> None:
+        if self._protocol.state is not State.OPEN:
+            said = self._protocol.close_rcvd
+            why = f" ({said.code}{': ' + said.reason if said.reason else ''})" if said else ""
+            raise ServerLostError(f"{self._authority} closed the connection{why}")
 
 
 class ZeroMq(Transport):
     """A REQ socket; GR00T's servers answer requests one after the other."""
 
     def __init__(self, target: Target, deadline: float) -> None:
-        parts = urlsplit(target.url)
-        self._where = f"{parts.hostname}:{parts.port or target.dialect.port}"
+        super().__init__(target)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, target.max_answer)
-        self._socket.connect(f"tcp://{_host(parts.hostname)}:{parts.port or target.dialect.port}")
+        self._socket.connect(f"tcp://{self._authority}")
 
     def send(self, message: bytes, deadline: float) -> None:
         """Send one message."""
@@ -261,9 +266,8 @@ class ZeroMq(Transport):
         return self._socket.recv(zmq.NOBLOCK)
 
     def _wait(self, event: int, deadline: float, what: str) -> None:
-        left = _left(deadline, f"{self._where}: {what}")
-        if not self._socket.poll(max(1, int(1000 * left)), event):
-            raise ServerLostError(f"{self._where}: {what} within the deadline")
+        while not self._socket.poll(max(1, int(1000 * self._left(deadline, what))), event):
+            pass
 
     def close(self) -> None:
         """Drop what waits and free the socket."""
@@ -274,54 +278,39 @@ class Http(Transport):
     """POST requests over one persistent connection."""
 
     def __init__(self, target: Target, deadline: float) -> None:
-        parts = urlsplit(target.url)
-        self._path = parts.path if parts.path not in ("", "/") else target.dialect.path
-        self._where = f"{parts.hostname}:{parts.port or target.dialect.port}"
+        super().__init__(target)
         self._limit = target.max_answer
         self._headers = {"Content-Type": "application/json"}
         if target.api_key:
             self._headers["Authorization"] = f"Api-Key {target.api_key}"
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        left = _left(deadline, f"{self._where}: no connection")
-        self._connection = kind(parts.hostname or "", parts.port or target.dialect.port, timeout=left)
-        try:
+        secure = urlsplit(target.url).scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._connection = kind(self._name, self._port, timeout=self._left(deadline, "no connection"))
+        with self._reported():
             self._connection.connect()
-        except OSError as error:
-            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
 
     def send(self, message: bytes, deadline: float) -> None:
         """Send one request."""
-        self._connection.sock.settimeout(_left(deadline, f"{self._where}: the request could not be sent"))
-        try:
+        self._connection.sock.settimeout(self._left(deadline, "the request could not be sent"))
+        with self._reported():
             self._connection.request("POST", self._path, message, self._headers)
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
 
     def receive(self, deadline: float) -> Frame:
         """Return the body of the answer."""
-        self._connection.sock.settimeout(_left(deadline, f"{self._where}: no answer"))
-        try:
+        body, allowed = b"", self._limit + 1
+        self._connection.sock.settimeout(self._left(deadline, "no answer"))
+        with self._reported():
             answer = self._connection.getresponse()
-            body, allowed = b"", self._limit + 1
-            while len(body) < allowed:
-                piece = answer.read1(min(_READ, allowed - len(body)))
-                if not piece:
-                    break
+            while len(body) < allowed and (piece := answer.read1(min(_READ, allowed - len(body)))):
                 body += piece
                 if self._connection.sock is not None:
-                    self._connection.sock.settimeout(_left(deadline, f"{self._where}: no answer"))
-        except http.client.RemoteDisconnected:
-            raise ServerLostError(
-                f"{self._where}: closed the connection without an answer (a websocket server is ws://)"
-            ) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerLostError(f"{self._where}: {_reason(error)}") from error
+                    self._connection.sock.settimeout(self._left(deadline, "no answer"))
         answer.close()  # read1() leaves the connection busy after the last byte
         if len(body) > self._limit:
-            raise WireError(f"{self._where}: an answer of over {self._limit} bytes")
+            raise WireError(f"{self._authority}: an answer of over {self._limit} bytes")
         if answer.status != http.HTTPStatus.OK:
             said = body[:200].decode("utf-8", "replace")
-            raise WireError(f"{self._where}: status {answer.status} {answer.reason}: {said}")
+            raise WireError(f"{self._authority}: status {answer.status} {answer.reason}: {said}")
         return body
 
     def close(self) -> None:
@@ -329,13 +318,11 @@ class Http(Transport):
         self._connection.close()
 
 
-def _host(name: str | None) -> str:
-    return f"[{name}]" if name and ":" in name else name or ""
-
-
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer within the deadline"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "closed the connection without an answer (a websocket server is ws://)"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
