@@ -30,11 +30,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one sub-command.
-
-    Returns:
-        Exit status: 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
-    """
+    """Run one sub-command; returns 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     use_environment("vla_ros.cli")
     arguments = list(sys.argv[1:] if argv is None else argv)
     overview = _overview()

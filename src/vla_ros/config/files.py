@@ -18,10 +18,7 @@ def config_file(name: str) -> Path:
     """Return the parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
 
     The package's files are in the source tree, or where pip or colcon installed them; their paths from there
-    (``config/robots/ur5e.yaml``) are understood everywhere.
-
-    Raises:
-        ConfigError: There is no such file; the text lists the package's files.
+    (``config/robots/ur5e.yaml``) are understood everywhere. ConfigError lists them.
     """
     here = Path(__file__).resolve()
     prefixes = [Path(prefix) for prefix in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if prefix]
@@ -44,11 +41,7 @@ def config_file(name: str) -> Path:
 
 @cache
 def preset_values(name: str) -> Mapping[str, Any]:
-    """Flat values of a preset.
-
-    Raises:
-        ConfigError: There is no preset of this name.
-    """
+    """Return the flat values of a preset."""
     known = {path.stem: path for path in (Path(__file__).parent / "presets").glob("*.yaml")}
     if name not in known:
         expected = ", ".join(sorted(known))
@@ -84,11 +77,8 @@ def _parse(text: str) -> Any:
 def read_file(path: Path, node_name: str = "vla_policy") -> dict[str, Any]:
     """Flat values of a ROS parameter file: sections for ``/**`` and for this node, later ones win.
 
-    ``node_name`` includes the node's namespace, if any (``/robot_1/vla_policy``).
-
-    Raises:
-        ConfigError: The file is missing, is not YAML, repeats a key, has no ``ros__parameters`` for this node, or
-            has some for several nodes of its name.
+    ``node_name`` includes the node's namespace, if any (``/robot_1/vla_policy``). Raises ConfigError if the file is
+    not YAML, repeats a key, has no ``ros__parameters`` for this node, or has some for several nodes of its name.
     """
     try:
         document = _parse(path.read_text(encoding="utf-8"))

@@ -223,12 +223,9 @@ def unknown(name: str, config: Config) -> str:
 
 
 def convert(entry: Entry, value: Any) -> Any:
-    """``value`` as the entry's type, checked against its range and choices.
+    """``value`` as the entry's type, checked against its range and choices; ConfigError says what is expected.
 
     Integers are accepted where a float is meant (YAML writes ``5``), nothing else is converted.
-
-    Raises:
-        ConfigError: Naming the parameter, the value and the expectation.
     """
     if entry.is_list:
         if entry.option.per_camera and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -268,11 +265,7 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Parse ``name:=value`` as in ROS's ``-p``; the value is YAML.
-
-    Raises:
-        ConfigError: ``:=`` is missing or the value is not YAML.
-    """
+    """Parse ``name:=value`` as in ROS's ``-p``; the value is YAML."""
     name, separator, value = text.partition(":=")
     if not separator or not name:
         raise ConfigError(f"-p {text}: expected name:=value, for example -p policy.device:=cuda")
@@ -290,10 +283,7 @@ def load(
 ) -> Config:
     """Return the tree from parameter files and then ``name:=value`` overrides; later ones win.
 
-    If one of them selects another policy, the options of the previous policy are dropped.
-
-    Raises:
-        ConfigError: As :func:`build`, :func:`read_file` and :func:`parse_assignment`.
+    If one of them selects another policy, the options of the previous policy are dropped. Raises as :func:`build`.
     """
     layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments))]
     name = (base.policy if base else PolicyConfig).name

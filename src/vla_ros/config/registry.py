@@ -25,12 +25,7 @@ def available() -> tuple[str, ...]:
 
 
 def make(name: str, config: Any) -> Any:
-    """Makes, but does not load, the policy of that name.
-
-    Raises:
-        ConfigError: No such policy is installed.
-        MissingDependencyError: A library that it needs is not installed.
-    """
+    """Make, but do not load, the policy of that name; raises as :func:`options_class`."""
     point = _find(name)
     with _explained(point):
         return point.load()(config)

@@ -111,9 +111,6 @@ class LiveConfig:
 
     Read :attr:`current` once at the beginning of a step and use that value throughout: trees are immutable, so no
     step sees half of a change.
-
-    Attributes:
-        current: The options in force.
     """
 
     def __init__(self, config: Config) -> None:

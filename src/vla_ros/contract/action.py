@@ -22,15 +22,9 @@ Write = Callable[[JointState, JointState, float], FloatArray]
 
 
 class ActionWriter:
-    """Writes the actions that lead from one joint state to another.
+    """Writes the actions, made of ``parts``, that lead from one joint state to another.
 
-    Args:
-        parts: What the numbers of an action are.
-        arms: Name to arm.
-        control: Scales and frames of end-effector deltas.
-
-    Raises:
-        ConfigError: A part needs something that the robot does not have.
+    Raises ConfigError if a part needs something that the robot does not have.
     """
 
     def __init__(self, parts: Sequence[Part], arms: Mapping[str, Arm], control: ControlConfig) -> None:

@@ -37,11 +37,7 @@ class Binding:
 
 
 def make_arms(config: Config) -> dict[str, Arm]:
-    """Return the robot's arms by name, with kinematics for those that have a URDF.
-
-    Raises:
-        ConfigError: A URDF, a joint or a frame does not exist.
-    """
+    """Return the robot's arms by name, with kinematics for those that have a URDF."""
     return {one.name: Arm(one, _kinematics(one, len(config.arms) > 1)) for one in config.arms}
 
 
@@ -58,14 +54,8 @@ def _kinematics(arm: ArmConfig, named: bool) -> Kinematics | None:
 def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     """Bind a policy's features to the robot.
 
-    Args:
-        spec: The policy's own.
-        config: The whole tree.
-        arms: From :func:`make_arms`.
-
-    Raises:
-        ConfigError: A feature that nobody provides, two that claim one thing, lengths that differ, a unit that does
-            not fit; both sides are named.
+    Raises ConfigError for a feature that nobody provides, two that claim one thing, lengths that differ or a unit
+    that does not fit; both sides are named.
     """
     try:
         return _bind(spec, config, arms)

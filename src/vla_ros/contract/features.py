@@ -24,10 +24,7 @@ def complete(spec: PolicySpec, config: Config) -> PolicySpec:
     """Complete ``spec`` from the options where the checkpoint leaves it open.
 
     The checkpoint's own statements win. Features that the policy does not take are ignored, so that one preset
-    serves several policies of a robot.
-
-    Raises:
-        ConfigError: An option has a wrong form, names a feature twice, or contradicts the spec.
+    serves several policies of a robot. Raises ConfigError if an option contradicts the spec.
     """
     section = config.features
     images = {image.key: image for image in map(_image, section.images)}

@@ -94,15 +94,7 @@ class Part:
 
 
 def parse_parts(text: str, *, action: bool = False) -> tuple[Part, ...]:
-    """Parse the parts that ``text`` joins with ``+``.
-
-    Args:
-        text: ``PART + PART + ...``.
-        action: True for an action, False for a state vector.
-
-    Raises:
-        ConfigError: A wrong form, or a quantity that does not belong there; without the option's name.
-    """
+    """Parse ``PART + PART + ...`` of an action or a state vector; ConfigError does not name the option."""
     return tuple(_parse(term.strip(), action) for term in text.split("+"))
 
 

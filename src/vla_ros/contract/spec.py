@@ -95,13 +95,9 @@ class PolicySpec:
         return self.grippers[0] if len(self.grippers) == 1 else None
 
     def columns(self, joints: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Part, slice], ...]:
-        """Return every part of the action with its columns.
+        """Return every part of the action with its columns; raises ConfigError if they do not add up to D.
 
-        Args:
-            joints: Arm to number of joints. Other arms share the remaining numbers of D evenly.
-
-        Raises:
-            ConfigError: The numbers of all parts do not add up to D.
+        ``joints`` is arm to number of joints. Other arms share the remaining numbers of D evenly.
         """
         known = [part.size(joints.get(part.arm, 0)) for part in self.action]
         left, open_parts = self.dimension - sum(known), known.count(0)

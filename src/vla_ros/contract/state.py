@@ -75,15 +75,10 @@ class StateReader:
     parts: tuple[PartReader, ...]
 
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
-        """Return the vector, float64 [N].
+        """Return the vector, float64 [N]; StateError names feature and part.
 
-        Args:
-            measured: The newest inputs.
-            stamp: Of the frame that it belongs to, nanoseconds.
-            max_age: Seconds by which a part may be older than the frame; 0 accepts any age.
-
-        Raises:
-            StateError: Naming feature and part.
+        ``stamp`` is that of the frame it belongs to, in nanoseconds. A part may be ``max_age`` seconds older than
+        the frame; 0 accepts any age.
         """
         pieces = []
         for one in self.parts:
@@ -111,15 +106,9 @@ class StateReader:
 
 
 def bind_state(feature: StateFeature, arms: Mapping[str, Arm], feeds: Mapping[str, str]) -> StateReader:
-    """Bind a state vector to the robot's topics and joints.
+    """Bind a state vector to the robot's topics and joints; ``feeds`` is name to topic (``robot.state_topics``).
 
-    Args:
-        feature: What the policy needs.
-        arms: Name to arm.
-        feeds: Name to topic (``robot.state_topics``).
-
-    Raises:
-        ConfigError: Nothing provides one of its parts, or their numbers are not those that the policy expects.
+    Raises ConfigError if nothing provides a part, or the numbers are not those that the policy expects.
     """
     where = f"state '{feature.key}'"
     if not feature.parts:

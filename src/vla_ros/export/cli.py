@@ -76,14 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export the bags.
-
-    Returns:
-        0.
-
-    Raises:
-        VlaRosError: Nothing could be exported, or the data set cannot be written.
-    """
+    """Export the bags."""
     try:
         from vla_ros.export.dataset import DatasetWriter, ExportError
     except ImportError as error:

@@ -70,12 +70,7 @@ class Schema:
 class DatasetWriter:
     """Writes one data set.
 
-    Args:
-        output: Its folder, which must not exist.
-        schema: Common to all its episodes.
-
-    Raises:
-        ExportError: ``output`` exists, or contains the beginning of an export with another schema.
+    Raises ExportError if ``output`` exists, or contains the beginning of an export with another schema.
     """
 
     def __init__(self, output: Path, schema: Schema) -> None:
@@ -105,11 +100,8 @@ class DatasetWriter:
     ) -> None:
         """Write one episode of T frames.
 
-        Args:
-            name: Unique; episodes are sorted by name.
-            task: The instruction.
-            vectors: Key to [T, N].
-            images: Key to T images, uint8 [H, W, 3] RGB; each is read once.
+        ``name`` is unique, and episodes are sorted by it. ``vectors`` are [T, N] by key, ``images`` T of uint8 [H,
+        W, 3] RGB by key, each read once.
         """
         folder = self._partial / f"{name}.part"
         shutil.rmtree(folder, ignore_errors=True)
@@ -131,11 +123,7 @@ class DatasetWriter:
         folder.rename(self._partial / name)
 
     def finish(self) -> int:
-        """Assemble the episodes under the output's name and return their number.
-
-        Raises:
-            ExportError: There are no episodes.
-        """
+        """Assemble the episodes under the output's name and return their number, which must not be zero."""
         folders = sorted(path.parent for path in self._partial.glob("*/episode.json"))
         folders = [folder for folder in folders if folder.suffix != ".part"]
         if not folders:

@@ -120,8 +120,7 @@ class Recorded:
     def commanded(self, time: int) -> JointState | None:
         """Return the commanded position of all joints at ``time``; None until every topic had a command.
 
-        Raises:
-            ExportError: No command was recorded.
+        Raises ExportError if no command was recorded.
         """
         if self._commands is None:
             self._commands = self._read_commands()
@@ -157,8 +156,7 @@ class Recorded:
     def marked(self, marker: str) -> list[tuple[int, int]]:
         """Intervals marked as episodes: ``armed`` (by the node's status), or while a std_msgs/Bool was true.
 
-        Raises:
-            ExportError: The topic was not recorded, or is of another type.
+        Raises ExportError if the topic was not recorded, or is of another type.
         """
         topic, kind, lasts = (_STATUS, TEXT, _armed) if marker == "armed" else (marker, _BOOL, _true)
         topic = expand(topic)

@@ -48,14 +48,7 @@ def encode(path: Path, images: Iterable[UInt8Array], rate: int, codec: str, crf:
 
 
 def concatenate(parts: Sequence[Path], path: Path, lengths: Sequence[int], rate: int) -> None:
-    """Join videos of one format without encoding them again.
-
-    Args:
-        parts: Written by :func:`encode`.
-        path: The whole.
-        lengths: Frames of each.
-        rate: Frames per second.
-    """
+    """Join videos of one format, with ``lengths`` frames each, without encoding them again."""
     with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as whole:
         target: Any = None
         before = 0

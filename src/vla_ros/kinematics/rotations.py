@@ -18,20 +18,14 @@ _SMALLEST = 1e-6  # length below which a vector has no direction
 
 
 def write_rotation(matrix: FloatArray, form: str) -> FloatArray:
-    """Return a rotation matrix [3, 3] as numbers [3, 4 or 6].
-
-    Raises:
-        KeyError: No such form.
-    """
+    """Return a rotation matrix [3, 3] as numbers [3, 4 or 6]."""
     return _WRITE[form](matrix)
 
 
 def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
     """Return the rotation matrix [3, 3] that ``numbers`` [3, 4 or 6] mean.
 
-    Raises:
-        KeyError: No such form.
-        ValueError: A quaternion of length zero, or 6-D rows without a direction.
+    Raises ValueError for a quaternion of length zero, or 6-D rows without a direction.
     """
     return _READ[form](np.asarray(numbers, dtype=np.float64))
 

@@ -72,17 +72,11 @@ class Kinematics:
     def from_urdf(
         cls, urdf: str, joint_names: Sequence[str] = (), base_frame: str = "", tip_frame: str = ""
     ) -> Kinematics:
-        """Read a URDF.
+        """Read the URDF at a path, or ``demo`` for the simulation's arm.
 
-        Args:
-            urdf: Path, or ``demo`` for the simulation's arm.
-            joint_names: The arm's joints in command order; empty takes the movable joints from base to tip.
-            base_frame: Link in which poses are given; empty takes the root.
-            tip_frame: Link that is moved; empty takes the end of the chain (before fingers branch off).
-
-        Raises:
-            ConfigError: Missing or damaged file; joints or links that it does not have (nearest names given).
-            MissingDependencyError: Pinocchio is not installed.
+        ``joint_names`` are the arm's joints in command order; empty takes the movable joints from ``base_frame``
+        (empty: the root) to ``tip_frame`` (empty: the end of the chain, before fingers branch off). ConfigError
+        names what is missing, and the nearest names.
         """
         description = description_of.read(urdf)
         for option, link in (("robot.base_frame", base_frame), ("robot.tip_frame", tip_frame)):
@@ -129,17 +123,10 @@ class Kinematics:
     ) -> FloatArray:
         """Return the joint positions [N] near ``q`` that bring the tip to ``target``, or as near as possible.
 
-        The result is always finite, within ``low`` and ``high`` (the start is clipped first), and at most
-        ``iterations * 0.3`` away. If the target is already reached, ``q`` is returned unchanged.
-
-        Args:
-            q: Start, [N].
-            target: Target pose in the base frame.
-            low: Lower limits [N]; None takes the URDF's.
-            high: Upper limits [N]; None takes the URDF's.
-            posture: Joint positions towards which redundant degrees of freedom drift, [N]; None for no drift.
-            posture_gain: Share of the way to ``posture`` per call (at most 0.02 rad in any joint).
-            iterations: Maximum number of steps.
+        The result is always finite, within ``low`` and ``high`` (None: the URDF's; the start is clipped first), and
+        at most ``iterations * 0.3`` away. If the target is already reached, ``q`` is returned unchanged. Redundant
+        degrees of freedom drift towards ``posture`` [N] (None: nowhere) by the share ``posture_gain``, at most 0.02
+        rad in any joint, per call.
         """
         low = self.position_low if low is None else low
         high = self.position_high if high is None else high

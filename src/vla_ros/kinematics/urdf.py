@@ -49,11 +49,7 @@ class Description:
         return next(link for link in self.links if link not in children)
 
     def chain(self, base: str, tip: str) -> tuple[Joint, ...]:
-        """Return the joints from ``base`` to ``tip`` in this order.
-
-        Raises:
-            ConfigError: ``tip`` does not hang on ``base``.
-        """
+        """Return the joints from ``base`` to ``tip``, which must hang on it, in this order."""
         above = {joint.child: joint for joint in self.joints}
         found: list[Joint] = []
         link = tip
@@ -69,8 +65,7 @@ class Description:
     def tip_of(self, link: str) -> str:
         """Return the end of the fixed joints below ``link``: the only link there, or ``link`` itself.
 
-        Raises:
-            ConfigError: There are several; ``robot.tip_frame`` must say which.
+        Raises ConfigError if there are several; ``robot.tip_frame`` must say which.
         """
         fixed: dict[str, list[str]] = {}
         for joint in self.joints:
@@ -121,11 +116,7 @@ def resolve(urdf: str) -> Path:
 
 
 def read(urdf: str) -> Description:
-    """Read the URDF that ``robot.urdf`` names.
-
-    Raises:
-        ConfigError: The file is missing, is not XML, is a xacro file, or has no joints.
-    """
+    """Read the URDF that ``robot.urdf`` names; raises ConfigError if it is none, or a xacro file."""
     path = resolve(urdf)
     try:
         root = ElementTree.fromstring(path.read_bytes())

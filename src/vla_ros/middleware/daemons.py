@@ -61,16 +61,8 @@ def wait_for_roudi(
 ) -> bool:
     """Wait until RouDi is up; iceoryx would wait as well, but cannot be interrupted.
 
-    Args:
-        ended: Called ten times a second; True ends the wait.
-        say: Called once with the reason for waiting.
-        clock: Seconds.
-
-    Returns:
-        False if ``ended()`` was True first.
-
-    Raises:
-        VlaRosError: RouDi is not up after :data:`ROUDI_WAIT`.
+    ``ended`` is called ten times a second, and True ends the wait with False; ``say`` is given the reason for
+    waiting. Raises VlaRosError after :data:`ROUDI_WAIT`.
     """
     deadline = None
     while not roudi_is_up():
@@ -106,13 +98,7 @@ def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
 
 
 class RoudiWatch:
-    """Detects that the RouDi of this process has ended, even if another one has replaced it.
-
-    Args:
-        is_up: Whether a RouDi runs.
-        memory: Its shared memory.
-        maps: Memory mappings of this process.
-    """
+    """Detects that the RouDi of this process has ended, even if another one has replaced it (``memory``)."""
 
     def __init__(
         self,

@@ -41,11 +41,7 @@ DISTRIBUTIONS = {
 
 
 def sourced_distribution(environment: Mapping[str, str] | None = None, fallback: str = "") -> Distribution:
-    """Return the distribution of ``ROS_DISTRO``, or ``fallback`` if none is sourced.
-
-    Raises:
-        ConfigError: None is sourced and there is no fallback, or it is unknown.
-    """
+    """Return the distribution of ``ROS_DISTRO``, or ``fallback`` if none is sourced."""
     variables = os.environ if environment is None else environment
     name = variables.get("ROS_DISTRO", "").strip() or fallback
     if not name:

@@ -74,9 +74,6 @@ def select(name: str, frames: Frames, distribution: Distribution, interface: str
     """Generate the profile called ``name``, one of :data:`NAMES`; ``default`` sets nothing.
 
     ``interface`` is Cyclone DDS's network interface: "" lets it choose, ``lo`` keeps everything on this host.
-
-    Raises:
-        ConfigError: There is no such profile.
     """
     if name not in NAMES:
         raise ConfigError(f"middleware: found '{name}', expected one of {', '.join(NAMES)}")
@@ -111,11 +108,7 @@ def default_folder(profile: Profile, environment: Mapping[str, str] | None = Non
 
 
 def write(profile: Profile, folder: Path) -> Path:
-    """Write the files to ``folder``; returns the path of the one to ``source``.
-
-    Raises:
-        ConfigError: The folder cannot be written.
-    """
+    """Write the files to ``folder``; returns the path of the one to ``source``."""
     source = folder / f"{profile.name}.sh"
     try:
         folder.mkdir(parents=True, exist_ok=True)

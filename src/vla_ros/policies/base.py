@@ -87,24 +87,17 @@ class Policy(ABC):
         """
 
     def infer_batch(self, requests: Sequence[tuple[Any, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots; an invalid request does not affect the others.
+        """Infer for several robots; a chunk or an error for each request.
 
-        Args:
-            requests: Session and observation, each session once.
-
-        Returns:
-            A chunk or an error for each request.
+        Each session occurs once. An invalid request does not affect the others.
         """
         return [_tried(self, *request) for request in requests]
 
     def prepare(self, batch: int) -> bool:
         """Prepare for batches of that size; the server calls it after :meth:`load`, which prepares for one request.
 
-        Returns:
-            False if the policy infers for one robot after the other anyway.
-
-        Raises:
-            OutOfMemoryError: There is no room for batches of that size.
+        Returns False if the policy infers for one robot after the other anyway. Raises OutOfMemoryError if there is
+        no room.
         """
         return type(self).infer_batch is not Policy.infer_batch
 
@@ -144,12 +137,7 @@ class LazyPolicy:
 
 
 def create(config: Config) -> Policy:
-    """Make, but do not load, the policy that ``config.policy.name`` names.
-
-    Raises:
-        ConfigError: No such policy is installed.
-        MissingDependencyError: A library that the policy needs is not installed.
-    """
+    """Make, but do not load, the policy that ``config.policy.name`` names."""
     policy: Policy = registry.make(config.policy.name, config)
     return policy
 
@@ -166,11 +154,7 @@ def policy_of(checkpoint: Path) -> str:
 
 
 def options_of(config: Config, kind: type[T]) -> T:
-    """Return the section ``policy`` as the options of one policy.
-
-    Raises:
-        ConfigError: They are another policy's.
-    """
+    """Return the section ``policy`` as the options of one policy; raises ConfigError if they are another's."""
     if not isinstance(config.policy, kind):
         raise ConfigError(f"policy.name: '{config.policy.name}' has other options than {kind.__name__}")
     return config.policy

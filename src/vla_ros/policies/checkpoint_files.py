@@ -26,11 +26,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object.
-
-    Raises:
-        CheckpointError: The file is missing or is not a JSON object.
-    """
+    """Read one JSON object; raises CheckpointError if the file is missing or holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -55,11 +51,7 @@ class StoredTensor:
 
 
 def checkpoint_folder(text: str) -> Path:
-    """``policy.checkpoint`` as a folder that exists, or the folder of a checkpoint that comes with the package.
-
-    Raises:
-        CheckpointError: It is empty or names no folder.
-    """
+    """Return ``policy.checkpoint`` as a folder that exists, or that of a checkpoint of the package."""
     if not text:
         raise CheckpointError("policy.checkpoint: not set; name the checkpoint's folder (with its config.json)")
     if text in SHIPPED:
@@ -74,13 +66,9 @@ def checkpoint_folder(text: str) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, StoredTensor]:
-    """List every tensor of a checkpoint, reading only file headers.
+    """List every tensor of ``model.safetensors``, or of its index and shards, reading only file headers.
 
-    Args:
-        folder: Has ``model.safetensors.index.json`` and its shards, or ``model.safetensors``.
-
-    Raises:
-        CheckpointError: No such files, a shard is missing, damaged or lacks a tensor that the index promises.
+    Raises CheckpointError if a file is missing, damaged or lacks a tensor that the index promises.
     """
     if (folder / INDEX).exists():
         return _read_shards(folder)
@@ -92,11 +80,7 @@ def read_manifest(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each of ``names``, one at a time.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
+    """Yield name and tensor of each of ``names``, one at a time."""
     try:
         with safe_open(str(file), framework="pt") as shard:
             for name in names:

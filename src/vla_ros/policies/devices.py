@@ -19,11 +19,7 @@ GB = 1e9
 
 
 def choose_device(text: str) -> torch.device:
-    """Return ``policy.device`` as an available torch device.
-
-    Raises:
-        ConfigError: It is not a device, or not one of this machine.
-    """
+    """Return ``policy.device`` as a torch device of this machine."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if text == "auto":
         return torch.device("cuda:0" if count else "cpu")
@@ -70,12 +66,7 @@ def available_memory(device: str) -> int | None:
 
 @contextmanager
 def explain_out_of_memory(device: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Turn an allocator's error into :class:`OutOfMemoryError`, its summary into the log.
-
-    Args:
-        device: Where the model runs.
-        advice: Asked only when it happens.
-    """
+    """Turn an allocator's error into :class:`OutOfMemoryError` with ``advice()``, its summary into the log."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

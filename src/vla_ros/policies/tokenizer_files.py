@@ -9,16 +9,9 @@ from vla_ros.errors import CheckpointError, MissingDependencyError
 
 
 def open_tokenizer_json(path: Path) -> Any:
-    """Open a ``tokenizer.json``; it does not truncate, pad, or read special tokens out of the text.
+    """Open a ``tokenizers.Tokenizer``; it does not truncate, pad, or read special tokens out of the text.
 
     Files saved after training may truncate or pad, and an instruction must not be able to write control tokens.
-
-    Returns:
-        A ``tokenizers.Tokenizer``.
-
-    Raises:
-        CheckpointError: The file is damaged or missing.
-        MissingDependencyError: tokenizers is not installed.
     """
     try:
         from tokenizers import Tokenizer
@@ -35,15 +28,7 @@ def open_tokenizer_json(path: Path) -> Any:
 
 
 def open_sentencepiece(path: Path) -> Any:
-    """Open a SentencePiece model.
-
-    Returns:
-        A ``sentencepiece.SentencePieceProcessor``.
-
-    Raises:
-        CheckpointError: The file is damaged or missing.
-        MissingDependencyError: sentencepiece is not installed.
-    """
+    """Open a ``sentencepiece.SentencePieceProcessor``."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:

@@ -89,9 +89,7 @@ class WigglePolicy(Policy):
 def offset(turn: float, joints: int) -> FloatArray:
     """Distance of each joint [N] from where it began, as a share of the amplitude; each begins and ends at rest.
 
-    Args:
-        turn: Turns since the beginning; each joint has one turn, and the grippers have the one after the last.
-        joints: N.
+    Each joint has one turn, and the grippers have the one after the last.
     """
     moved: FloatArray = np.zeros(joints)
     which = int(turn) % (joints + 1)

@@ -23,8 +23,7 @@ _METADATA = "metadata.yaml"
 def find_bags(paths: Sequence[Path]) -> list[Path]:
     """Find all bags in ``paths``: storage files, bag folders, and folders of these, sorted by name.
 
-    Raises:
-        BagError: A path is missing or holds no bag.
+    Raises BagError if a path is missing or holds none.
     """
     bags: list[Path] = []
     for path in paths:
@@ -56,11 +55,7 @@ def _natural(path: Path) -> list[Any]:
 
 
 class Bag:
-    """One open bag, a folder or a file. A context manager.
-
-    Raises:
-        BagError: Nothing in it can be read.
-    """
+    """One open bag, a folder or a file; a context manager. Raises BagError if nothing in it can be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -72,14 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags.
-
-    Returns:
-        0; 3 if ``--max-mae`` is not kept; 130 after Ctrl-C (partial results are written).
-
-    Raises:
-        VlaRosError: Nothing could be played.
-    """
+    """Play the bags; 3 if ``--max-mae`` is not kept, 130 after Ctrl-C (partial results are written)."""
     from vla_ros.policies.base import Policy, create
     from vla_ros.replay.bag import find_bags
     from vla_ros.replay.evaluate import Job, play_all
@@ -126,11 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the arguments, checked.
-
-    Raises:
-        ConfigError: A number is out of its range.
-    """
+    """Return the arguments, checked; raises ConfigError for a number out of its range."""
     from vla_ros.replay.play import Options
     from vla_ros.replay.topics import parse_overrides
 

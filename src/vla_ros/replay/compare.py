@@ -58,11 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison.
-
-    Raises:
-        VlaRosError: A file is missing or not a replay result.
-    """
+    """Print the comparison."""
     first, second = read(arguments.first), read(arguments.second)
     rows, options = list(compare(first, second)), differing_options(first, second)
     content = {
@@ -88,11 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a replay result.
-
-    Raises:
-        VlaRosError: The file is missing, not JSON, or not a replay result.
-    """
+    """Read a replay result; raises VlaRosError if the file is missing or something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

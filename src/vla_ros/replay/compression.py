@@ -37,10 +37,7 @@ def decompress(data: bytes | memoryview, kind: str, size: int | None = None, *, 
     """Decompress one frame of ``kind`` ``zstd`` or ``lz4``.
 
     ``size`` is the exact size of the result if the format stores it. ``partial`` accepts a truncated frame and
-    returns its beginning.
-
-    Raises:
-        BagError: Unknown compression, damaged data, a size other than announced, or more than :data:`MAX_CHUNK`.
+    returns its beginning. Raises BagError for damaged data, another size or more than :data:`MAX_CHUNK`.
     """
     limit = MAX_CHUNK if size is None else size
     if limit > MAX_CHUNK:

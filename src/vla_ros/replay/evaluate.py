@@ -68,17 +68,10 @@ def play_all(
     ask: Ask | None = None,
     progress: BagProgress = no_progress,
 ) -> list[Outcome]:
-    """Play every job.
+    """Play every job; returns an outcome per job that was started, fewer after an interruption.
 
-    Args:
-        jobs: Bags.
-        policy: Returns the loaded policy that all bags of this process share.
-        workers: Processes; if there are several, each loads a policy of its own.
-        ask: Asks a person about ambiguous topics (one process only).
-        progress: Called with the progress of each bag.
-
-    Returns:
-        An outcome per job that was started; fewer after an interruption.
+    ``policy`` returns the loaded policy that all bags of this process share; of several ``workers`` (processes)
+    each loads its own. ``ask`` asks a person about ambiguous topics (one process only).
     """
     if workers > 1 and len(jobs) > 1:
         return _play_in_parallel(jobs, workers, progress)

@@ -205,12 +205,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Return all figures but verdict, configuration and versions.
 
-    Args:
-        bags: As the policy answered.
-        counted: The same with gripper numbers as they reach the fingers (:func:`samples.commanded`).
-        spec: Meaning of the policy's numbers.
-        config: The node's options.
-        options: How the bags were played.
+    ``bags`` are as the policy answered, ``counted`` the same with gripper numbers as they reach the fingers
+    (:func:`samples.commanded`).
     """
     compare = Comparer(spec, config)
     measured, frames = gather(bags), gather(counted)

@@ -68,15 +68,8 @@ class _Row(NamedTuple):
 class Player:
     """Plays one bag.
 
-    Args:
-        bag: Open.
-        selection: Topics by role.
-        config: As :func:`~vla_ros.replay.prepare.fit` returns it.
-        stepper: With a loaded policy.
-        options: How to play it.
-        resume: Samples of an interrupted run, or None.
-        partial: File for partial results, or None.
-        progress: Called with the number of frames from time to time.
+    ``config`` is as :func:`~vla_ros.replay.prepare.fit` returns it, and the stepper's policy is loaded. ``resume``
+    holds the samples of an interrupted run; partial results go to the file ``partial`` from time to time.
     """
 
     def __init__(

@@ -25,11 +25,7 @@ def fit(config: Config, selection: Selection) -> Config:
 
 
 def make_stepper(config: Config, policy: Policy) -> tuple[Stepper, str]:
-    """Make a stepper around a loaded policy; without a URDF, one that makes no joint commands, and a note.
-
-    Raises:
-        ConfigError: The policy does not fit the options.
-    """
+    """Make a stepper around a loaded policy; without a URDF, one that makes no joint commands, and a note."""
     try:
         return _fitted(config, policy), ""
     except ConfigError:

@@ -38,11 +38,7 @@ class Result:
 
 
 def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -> Result:
-    """Compute figures and verdict of all bags.
-
-    Raises:
-        BagError: No bag could be played; the reasons are listed.
-    """
+    """Compute figures and verdict of all bags; raises BagError with the reasons if none could be played."""
     problems = [outcome.problem for outcome in outcomes if outcome.problem]
     samples = tuple(outcome.samples for outcome in outcomes if outcome.samples is not None)
     spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)

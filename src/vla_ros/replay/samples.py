@@ -101,11 +101,7 @@ def save(samples: Samples, path: Path) -> None:
 
 
 def load(path: Path) -> Samples:
-    """Read what :func:`save` wrote.
-
-    Raises:
-        BagError: The file is damaged or of another version.
-    """
+    """Read what :func:`save` wrote; raises BagError if the file is damaged or of another version."""
     try:
         with np.load(path, allow_pickle=False) as file:
             values: dict[str, Any] = json.loads(str(file["plain"]))

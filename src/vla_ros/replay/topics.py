@@ -58,11 +58,7 @@ def expand(name: str) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Parse ``role=/topic`` pairs of ``--topics``; several cameras are separated by commas.
-
-    Raises:
-        BagError: Not of that form, or no such role.
-    """
+    """Parse ``role=/topic`` pairs of ``--topics``; several cameras are separated by commas."""
     found: dict[str, str] = {}
     for text in texts:
         role, separator, topic = text.partition("=")
@@ -81,12 +77,8 @@ def select(
 ) -> Selection:
     """Find a topic for every role.
 
-    Args:
-        topics: Name to type of the bag's topics.
-        config: The node's options; their names win if the bag has them.
-        overrides: Role to topic, from ``--topics``.
-        ask: Asks a person if several topics fit; None refuses.
-        empty: Topics without a message; ignored unless ``overrides`` names them.
+    Names of ``config`` win if the bag has them, those of ``overrides`` (``--topics``) before all. Topics without a
+    message (``empty``) are ignored unless named. If several fit, ``ask`` asks a person.
 
     Raises:
         BagError: There is no camera, a named topic is missing or of a wrong type, or several topics fit and

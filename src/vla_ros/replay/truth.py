@@ -38,13 +38,11 @@ class Truth:
 
 
 def pair(frame_times: IntArray, frame_stamps: IntArray, table: Table, tolerance: int) -> tuple[IntArray, str]:
-    """Pairs frames with recorded messages by stamp, or else by time.
+    """Pair frames with recorded messages by stamp, or else by time.
 
     Times are the recorder's, since a ``Float64MultiArray`` has no stamp and drivers' clocks are often wrong.
-
-    Returns:
-        Row of ``table`` for each frame, -1 for none, and the rule: ``stamp``, ``after`` (within ``tolerance``
-        nanoseconds) or ``none``.
+    Returns the row of ``table`` for each frame (-1: none) and the rule: ``stamp``, ``after`` (within ``tolerance``
+    ns) or ``none``.
     """
     rows = np.full(len(frame_times), -1, np.int64)
     if not len(frame_times) or not len(table.times):
@@ -74,15 +72,8 @@ def align(
 ) -> Truth:
     """Express the recorded action of every frame in the policy's numbers.
 
-    Args:
-        frame_times: [F], nanoseconds of the recorder, ascending.
-        frame_stamps: [F], nanoseconds of the headers.
-        recording: Joint states and commands.
-        selection: Topics of the recorded actions.
-        spec: Meaning of the policy's numbers.
-        config: The arm, scales, frames and the gripper convention.
-        tolerance: Nanoseconds, see :func:`pair`.
-        period: Nanoseconds of one step, for velocities and differences.
+    ``frame_times`` [F] are the recorder's, ascending, ``frame_stamps`` [F] the headers', ``tolerance`` (see
+    :func:`pair`) and ``period``, the length of a step, are durations: all in nanoseconds.
     """
     actions = np.full((len(frame_times), spec.dimension), np.nan)
     try:

@@ -41,13 +41,7 @@ class Verdict:
 
 
 def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Verdict:
-    """Judge the figures of :func:`vla_ros.replay.figures.summarize`.
-
-    Args:
-        figures: As that function returns them.
-        predicted: Float64 [M, D], the compared frames.
-        recorded: Float64 [M, D].
-    """
+    """Judge the figures of :func:`~vla_ros.replay.figures.summarize` and the compared actions, float64 [M, D]."""
     bad = [*_dropped(figures), *_accuracy(figures, predicted, recorded)]
     weak, conduct, praise = list(_weak(figures)), list(_conduct(figures)), list(_praise(figures))
     level = "warn"

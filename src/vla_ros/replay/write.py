@@ -33,13 +33,10 @@ _TYPES = {
 
 
 def write_bag(result: Result, path: Path) -> None:
-    """Write an MCAP bag in the folder ``path``.
+    """Write an MCAP bag in the folder ``path``; raises BagError if it exists.
 
     ``predicted_action`` and ``recorded_action`` hold the policy's numbers, ``action_error`` the mean absolute
     difference, ``predicted_command`` the joints that would have been commanded, with the stamp of their frame.
-
-    Raises:
-        BagError: The folder exists, or cannot be written.
     """
     from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
     from rosbags.typesys import Stores, get_typestore

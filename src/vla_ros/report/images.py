@@ -17,11 +17,7 @@ MAX_SIDE = 16_000
 
 
 def data_uri(image: UInt8Array, quality: int = 80) -> str:
-    """Encode a uint8 [H, W, 3] RGB (or [H, W] grey) image as ``data:image/jpeg;base64,...``.
-
-    Raises:
-        ImageError: Another shape or type.
-    """
+    """Encode a uint8 [H, W, 3] RGB (or [H, W] grey) image as ``data:image/jpeg;base64,...``."""
     from PIL import Image
 
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):

@@ -89,11 +89,7 @@ def _number(kind: Callable[[str], Any], low: float, high: float) -> Callable[[st
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the policy and serve it until SIGTERM or Ctrl-C.
-
-    Raises:
-        VlaRosError: An option does not fit, or the policy does not load.
-    """
+    """Load the policy and serve it until SIGTERM or Ctrl-C."""
     try:
         from vla_ros.serve import server
         from vla_ros.serve.service import Limits, Service
@@ -187,11 +183,7 @@ def checkpoint(named: str) -> str:
 
 
 def api_key(arguments: argparse.Namespace) -> str:
-    """Return the key that robots must show; "" lets everybody in.
-
-    Raises:
-        ConfigError: The file holds no key, or the address is not loopback and nothing was said of a key.
-    """
+    """Return the key that robots must show; "" lets everybody in, on loopback or where ``--no-api-key`` says so."""
     if arguments.api_key_file is not None:
         return read_key(arguments.api_key_file, "--api-key-file", KEY_LENGTH)
     if not arguments.no_api_key and not is_loopback(arguments.host):
@@ -211,11 +203,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the certificate and key, or None.
-
-    Raises:
-        ConfigError: One is missing, or they do not belong together.
-    """
+    """Return the certificate and key, or None; raises ConfigError if they do not belong together."""
     certificate, key = arguments.tls_certificate, arguments.tls_key
     if (certificate is None) != (key is None):
         raise ConfigError("--tls-certificate and --tls-key belong together; one is missing")
@@ -230,11 +218,7 @@ def tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 def aliases(given: list[str]) -> dict[str, str]:
-    """``KEY=NAME`` texts as a map.
-
-    Raises:
-        ConfigError: One is not of that form.
-    """
+    """Parse ``KEY=NAME`` texts."""
     pairs = [text.partition("=") for text in given]
     if not all(key and name for key, _, name in pairs):
         raise ConfigError(f"--image: found {given}, expected KEY=NAME")
@@ -242,11 +226,7 @@ def aliases(given: list[str]) -> dict[str, str]:
 
 
 def own_metadata(path: Path | None) -> dict[str, object] | None:
-    """Return a map from a YAML file, or None.
-
-    Raises:
-        ConfigError: It holds something else.
-    """
+    """Return the map with text keys in a YAML file, or None."""
     if path is None:
         return None
     try:

@@ -37,14 +37,9 @@ _NUMBERS = {"replicas": 1.0, "most_replicas": 0.0, "gpus": 0.0, "cpus": 1.0, "ma
 def application(arguments: Mapping[str, str]) -> Any:
     """Build the application from ``name=value`` arguments.
 
-    Args:
-        arguments: ``config``, ``checkpoint``, ``policy``, ``api_key_file`` and any option by its flat name
-            (``policy.unnorm_key``); ``replicas`` (default 1) and ``most_replicas`` (for scaling up to so many);
-            ``gpus`` and ``cpus`` of a replica, fractions too; ``max_batch``; ``robots`` of a replica before
-            another one is started.
-
-    Raises:
-        ConfigError: An argument is unknown or has no such value.
+    They are ``config``, ``checkpoint``, ``policy``, ``api_key_file`` and any option by its flat name
+    (``policy.unnorm_key``); ``replicas`` (default 1) and ``most_replicas`` (for scaling up to so many); ``gpus``
+    and ``cpus`` of a replica, fractions too; ``max_batch``; ``robots`` of a replica before another one is started.
     """
     unknown = [name for name in arguments if name not in (*_OWN, *_NUMBERS) and "." not in name]
     if unknown:

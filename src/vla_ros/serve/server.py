@@ -38,16 +38,9 @@ class Address:
 
 
 async def run(service: Service, address: Address, drain: float, ready: asyncio.Future[int] | None = None) -> None:
-    """Serve a loaded policy until SIGTERM or SIGINT, then answer what waits and end.
+    """Serve a loaded policy until SIGTERM or SIGINT, then answer what waits for at most ``drain`` seconds and end.
 
-    Args:
-        service: Loaded.
-        address: Where.
-        drain: Seconds that answering what waits may take.
-        ready: Told the port once it listens.
-
-    Raises:
-        OSError: The address is not available.
+    ``ready`` is told the port once it listens; OSError means that the address is not available.
     """
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not on the main thread

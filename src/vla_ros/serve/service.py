@@ -59,16 +59,11 @@ class Metrics:
 
 
 class Service:
-    """A loaded policy that answers conversations on an event loop.
+    """Loads a policy and answers conversations on an event loop.
 
-    Args:
-        policy: Not loaded yet.
-        name: Of the policy, for the metadata.
-        limits: Upper bounds on its work.
-        aliases: The policy's feature keys to those on the wire.
-        max_instruction_length: In characters.
-        own_metadata: Sent in place of the server's own, for clients that expect certain keys (RoboArena).
-        complete: Adds to the policy's spec what ``features`` say.
+    ``name`` is the policy's, for the metadata; ``aliases`` are the policy's feature keys to those on the wire;
+    ``own_metadata`` replaces the server's, for clients that expect certain keys (RoboArena); ``complete`` adds to
+    the policy's spec what ``features`` say.
     """
 
     def __init__(
@@ -91,11 +86,7 @@ class Service:
         self.robots = self.answering = 0
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the policy; may take minutes.
-
-        Raises:
-            VlaRosError: It does not load, or an alias names no feature.
-        """
+        """Load the policy, which may take minutes; raises VlaRosError if an alias names no feature."""
         keep_freed_memory()
         self.worker.start(progress)
         spec = self._complete(self.worker.policy.spec)
@@ -133,13 +124,7 @@ class Service:
     async def converse(
         self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
-        """Talk with one robot until it leaves or sends what is no request.
-
-        Args:
-            frames: What it sends.
-            send: Sends it a frame.
-            connected: False once it has left.
-        """
+        """Answer one robot's ``frames`` with ``send`` until it leaves; ``connected`` is False once it has."""
         self._loop = asyncio.get_running_loop()
         robot, session, restart, ended = Robot(), "", False, 0.0
         self.robots += 1

@@ -93,11 +93,7 @@ def metadata(name: str, spec: PolicySpec) -> dict[str, Any]:
 
 
 def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
-    """Read one frame.
-
-    Raises:
-        WireError: It is not a request; the text says what was found and what is expected.
-    """
+    """Read one frame; raises WireError with what was found and what is expected."""
     if isinstance(frame, str):
         raise WireError("a text frame, expected a msgpack map in a binary frame")
     message = unpack(frame, limit)
@@ -131,11 +127,7 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
 
 
 def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
-    """Return the policy's view of a request; images are processed when the policy asks for them.
-
-    Raises:
-        WireError: A JPEG is damaged.
-    """
+    """Return the policy's view of a request; images are processed when the policy asks for them."""
     processors = known.spec.processors
     pixels = {key: decoded(image, key) for key, image in request.images.items()}
     raw = {
@@ -157,11 +149,7 @@ def _processed(images: tuple[RawImage, ...], moments: bool) -> UInt8Array:
 
 
 def decoded(image: UInt8Array | bytes, key: str) -> UInt8Array:
-    """Return an image's pixels, uint8 [H, W, 3] RGB; decoding a JPEG takes milliseconds.
-
-    Raises:
-        WireError: It is not a JPEG of a usable size.
-    """
+    """Return an image's pixels, uint8 [H, W, 3] RGB; decoding a JPEG takes milliseconds."""
     if not isinstance(image, bytes):
         return image
     try:

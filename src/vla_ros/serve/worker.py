@@ -114,11 +114,7 @@ class InferenceWorker:
         return self._inbox.qsize() + len(self._jobs)
 
     def start(self, progress: Progress = no_progress) -> None:
-        """Load the policy and start to answer; return when it is loaded.
-
-        Raises:
-            VlaRosError: The policy does not load.
-        """
+        """Load the policy and start to answer; return when it is loaded."""
         self._thread = threading.Thread(target=self._run, args=(progress,), name="vla_inference", daemon=True)
         self._thread.start()
         self._loaded.wait()
@@ -126,11 +122,7 @@ class InferenceWorker:
             raise self.error
 
     def submit(self, job: Job) -> None:
-        """Queues a job, which ends in a call of ``deliver``.
-
-        Raises:
-            BusyError: The job is refused and ``deliver`` will not be called.
-        """
+        """Queue a job, which ends in a call of ``deliver``; raises BusyError if it is refused."""
         if self.state is not State.READY:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
             raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")

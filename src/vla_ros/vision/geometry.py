@@ -29,9 +29,6 @@ def make_orientation(name: str) -> Callable[[UInt8Array], UInt8Array]:
     ``flip_horizontal`` (swaps left and right) or ``flip_vertical``. Images of LIBERO's renderer need
     ``rotate_180``, which the OpenVLA evaluation applies as ``[::-1, ::-1]``. Results are contiguous except with
     ``none``.
-
-    Raises:
-        ConfigError: Unknown orientation.
     """
     if name not in _TURNS:
         raise ConfigError(f"camera.orientation: found {name!r}, expected one of {', '.join(ORIENTATIONS)}")
@@ -44,9 +41,6 @@ def center_crop_box(area: float) -> tuple[np.float32, np.float32]:
     Sides are scaled by ``sqrt(area)`` in float32, as in the OpenVLA evaluation code (``crop_scale=0.9`` mirrors the
     random crops of training). The shares are those of ``tf.image.crop_and_resize``: 0 is the centre of the first
     pixel and 1 that of the last.
-
-    Raises:
-        ConfigError: ``area`` is not in (0, 1].
     """
     if not 0.0 < area <= 1.0:
         raise ConfigError(f"camera.crop_area: found {area}, expected more than 0 and at most 1")

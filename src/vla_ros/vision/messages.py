@@ -126,9 +126,8 @@ class _Reader:
 def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
     """Return the header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
 
-    Raises:
-        ImageError: The bytes are not such a message: truncated, lengths beyond the buffer, an impossible stamp.
-            `decode.decode_image` checks that size, step and data agree.
+    Raises ImageError if the bytes are not such a message: truncated, lengths beyond the buffer, an impossible
+    stamp. `decode.decode_image` checks that size, step and data agree.
     """
     reader = _Reader(cdr, IMAGE)
     stamp = reader.stamp()
@@ -143,11 +142,7 @@ def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
 
 
 def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
-    """Return the header and compressed bytes (a view, no copy) of a serialised ``sensor_msgs/CompressedImage``.
-
-    Raises:
-        ImageError: As for `read_image`.
-    """
+    """Return the header and compressed bytes (a view, no copy) of a serialised ``sensor_msgs/CompressedImage``."""
     reader = _Reader(cdr, COMPRESSED_IMAGE)
     stamp = reader.stamp()
     frame_id = reader.string("header.frame_id")
@@ -156,29 +151,17 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Return the header of a serialised ``sensor_msgs/Image``, in microseconds whatever the image size.
-
-    Raises:
-        ImageError: As for `read_image`.
-    """
+    """Return the header of a serialised ``sensor_msgs/Image``, in microseconds whatever the image size."""
     return read_image(cdr)[0]
 
 
 def image_stamp(cdr: CdrBytes) -> int:
-    """``header.stamp`` in nanoseconds of any message that begins with a ``std_msgs/Header``.
-
-    Raises:
-        ImageError: The bytes are too short for a stamp, or it is impossible.
-    """
+    """Return ``header.stamp`` in nanoseconds of any message that begins with a ``std_msgs/Header``."""
     return _Reader(cdr, "std_msgs/Header").stamp()
 
 
 def with_stamp(cdr: CdrBytes, stamp: int) -> bytes:
-    """Return a copy of any message that begins with a ``std_msgs/Header``, with another stamp in nanoseconds.
-
-    Raises:
-        ImageError: The bytes are too short for a stamp.
-    """
+    """Return a copy of any message that begins with a ``std_msgs/Header``, with another stamp in nanoseconds."""
     data = memoryview(cdr).cast("B")
     image_stamp(data)
     order = "<" if data[1] & 1 else ">"
@@ -206,17 +189,10 @@ def _header(stamp: int, frame_id: str) -> bytes:
 def encode_image(
     image: UInt8Array, stamp: int, frame_id: str, encoding: str = "rgb8", step: int | None = None
 ) -> bytes:
-    """Little-endian CDR of a ``sensor_msgs/Image`` with the bytes of ``image``, without conversion.
+    """Return the little-endian CDR of a ``sensor_msgs/Image`` with the bytes of ``image``, without conversion.
 
-    Args:
-        image: Uint8 [height, width] or [height, width, channels] in the channel order of ``encoding``.
-        stamp: Nanoseconds of the ROS clock.
-        frame_id: Coordinate frame of the camera.
-        encoding: Name of the pixel format.
-        step: Bytes from row to row; None means no padding.
-
-    Raises:
-        ImageError: ``image`` is not uint8 of two or three axes, or ``step`` is shorter than a row.
+    ``image`` is uint8 [height, width] or [height, width, channels] in the channel order of ``encoding``, ``stamp``
+    is in nanoseconds, ``step`` the bytes from row to row (None: no padding).
     """
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise ImageError(
@@ -236,10 +212,6 @@ def encode_image(
 
 
 def encode_compressed(data: CdrBytes, stamp: int, frame_id: str, image_format: str = "jpeg") -> bytes:
-    """Little-endian CDR of a ``sensor_msgs/CompressedImage`` with the bytes ``data``.
-
-    Raises:
-        ImageError: The stamp does not fit into ``builtin_interfaces/Time``.
-    """
+    """Return the little-endian CDR of a ``sensor_msgs/CompressedImage`` with the bytes ``data``."""
     head = _aligned(_header(stamp, frame_id) + _string(image_format))
     return b"".join((head, struct.pack("<I", memoryview(data).nbytes), data))

@@ -18,9 +18,6 @@ class Preprocessor:
     """Prepares the images of each camera as policy and configuration require, for the live node and replay.
 
     It keeps no state between frames and may be called from several threads.
-
-    Raises:
-        ConfigError: An option of ``camera`` is unknown or does not fit the policy's processor.
     """
 
     def __init__(self, camera: CameraConfig, spec: PolicySpec) -> None:
@@ -34,11 +31,7 @@ class Preprocessor:
         self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
-        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says.
-
-        Raises:
-            ImageError: The message holds no image that can be used; the text says why.
-        """
+        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says."""
         decoded: DecodedImage = self._decode(cdr)
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
@@ -48,14 +41,7 @@ class Preprocessor:
 
 
 def process(raw: RawImage) -> UInt8Array:
-    """Apply orientation and image processor on the host.
-
-    Returns:
-        Uint8 [height, width, 3] RGB of the processor's size.
-
-    Raises:
-        ImageError: ``raw.pixels`` is not uint8 [H, W, 3] with pixels.
-    """
+    """Apply orientation and image processor on the host: uint8 [height, width, 3] RGB of the processor's size."""
     upright = make_orientation(raw.orientation)(raw.pixels)
     return upright if raw.processor is None else raw.processor(upright)
 

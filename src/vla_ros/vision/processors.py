@@ -98,11 +98,7 @@ def _between(one: Levels, other: Levels, share: Levels) -> Levels:
 
 @dataclass(frozen=True)
 class _Resize(ImageProcessor):
-    """Size of the result, and the share of the area that the centre crop keeps (1 crops nothing).
-
-    Raises:
-        ConfigError: On construction, if the area or size is out of range.
-    """
+    """Size of the result, and the share of the area that the centre crop keeps (1 crops nothing)."""
 
     size: tuple[int, int] = (224, 224)
     crop_area: float = 1.0

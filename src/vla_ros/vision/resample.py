@@ -33,13 +33,10 @@ _CHANNELS = 3
 
 
 def lanczos3_matrix(source: int, target: int) -> Matrix:
-    """Return the weights of ``tf.image.resize(method="lanczos3", antialias=True)`` along one axis, to the bit.
+    """Weights [target, source] of ``tf.image.resize(method="lanczos3", antialias=True)`` on one axis, to the bit.
 
     Sample ``i`` of the result is at ``(i + 0.5) * source / target``, with pixel centres at halves. The kernel is
     stretched by the scale when the image shrinks, truncated at the border, and normalised to a sum of one.
-
-    Returns:
-        Float32 [target, source].
     """
     one, half, radius = np.float32(1), np.float32(0.5), np.float32(3)
     # TensorFlow rounds the scale to float32 and takes its inverse: another float32 than source / target for every
@@ -122,15 +119,9 @@ def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float)
 
 
 def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where Pillow's resize with antialias looks along one axis, and its weights, rounded as it does.
+    """Where Pillow's ``bilinear`` or ``bicubic`` resize looks along one axis, and its weights, rounded as it does.
 
-    Args:
-        source: Samples.
-        target: Samples of the result.
-        name: ``bilinear`` or ``bicubic``.
-
-    Returns:
-        Int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
+    Returns int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
     """
     scale = source / target
     stretch = max(scale, 1.0)

@@ -29,12 +29,7 @@ def fitted_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, 
 def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> UInt8Array:
     """Resize as openpi does: Pillow's bilinear filter with antialias, bit for bit.
 
-    Args:
-        image: Uint8 [H, W, 3] RGB.
-        target: (height, width) in pixels.
-
-    Returns:
-        Uint8 [height, width, 3]; ``image`` itself where it has that size already.
+    From uint8 [H, W, 3] to uint8 [height, width, 3]; ``image`` itself where it has that size already.
     """
     if image.shape[:2] == target:
         return image
@@ -49,12 +44,7 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
 def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> Levels:
     """Resize as LeRobot does: bilinear, without antialias and without rounding.
 
-    Args:
-        image: Uint8 [H, W, 3] RGB.
-        target: (height, width) in pixels.
-
-    Returns:
-        Float32 [height, width, 3] in [0, 1].
+    From uint8 [H, W, 3] to float32 [height, width, 3] in [0, 1].
     """
     height, width = fitted_size(image.shape[:2], target)
     levels = image.astype(np.float32) / np.float32(255)

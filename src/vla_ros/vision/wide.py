@@ -48,15 +48,10 @@ WIDE_ENCODINGS = {
 
 
 def wide_to_rgb(rows: UInt8Array, layout: WideEncoding, *, big_endian: bool) -> UInt8Array:
-    """RGB of the bytes of an image.
+    """Convert rows of bytes [height, width * layout.pixel_bytes] to RGB, uint8 [height, width, 3].
 
-    Args:
-        rows: Uint8 [height, width * layout.pixel_bytes], without padding.
-        layout: What the bytes are.
-        big_endian: Byte order of values of two bytes (``is_bigendian`` of the message).
-
-    Returns:
-        Uint8 [height, width, 3]. Mosaics are interpolated bilinearly; 65535 becomes 255.
+    ``big_endian`` is the order of values of two bytes (``is_bigendian`` of the message). Mosaics are interpolated
+    bilinearly; 65535 becomes 255.
     """
     values = np.ascontiguousarray(rows)
     if layout.value_bytes == 2:

@@ -53,12 +53,9 @@ class Checkpoint:
 
 
 def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
-    """Load a checkpoint without network access.
+    """Load a checkpoint, written by LeRobot's ``save_pretrained``, without network access.
 
-    Args:
-        folder: Written by LeRobot's ``save_pretrained``.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        tokenizer: Folder of the tokenizer; "" takes the one that the processors name, where it is a folder.
+    ``tokenizer`` is the tokenizer's folder; "" takes the one that the processors name, where it is a folder.
 
     Raises:
         CheckpointError: It is not there, is of an older format, or lacks something.
@@ -122,14 +119,7 @@ def _continues_chunks(policy: Any) -> bool:
 def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
     """Inputs and outputs from ``config.json``, which does not say what state and action consist of.
 
-    Args:
-        folder: The checkpoint.
-        horizon: K of the policy's answers; 0 takes the file's.
-        dimension: D, likewise.
-
-    Raises:
-        ConfigError: There is no such folder.
-        CheckpointError: LeRobot did not write it, or an image is no image.
+    ``horizon`` and ``dimension`` are K and D of the policy's answers; 0 takes the file's.
     """
     config = _config(folder)
     moments = _moments(config)
@@ -156,11 +146,7 @@ def key_of(name: str) -> str:
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """[H, W, 3] of an image that the file gives as [3, H, W].
-
-    Raises:
-        CheckpointError: It says something else.
-    """
+    """Return [H, W, 3] for an image that the file gives as [3, H, W]; raises CheckpointError for other shapes."""
     if len(shape) != 3 or shape[0] != 3:
         raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
     return (*shape[1:], 3)
@@ -197,12 +183,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[str, dict[str, Any]]:
-    """Overrides of the processors that take the tokenizer from its folder.
-
-    Raises:
-        ConfigError: ``tokenizer`` is no folder.
-        CheckpointError: The checkpoint names a tokenizer, or a backbone, on the hub and no folder was given.
-    """
+    """Overrides of the processors that take the tokenizer from its folder, which must be given if not local."""
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())

@@ -32,11 +32,7 @@ class LeRobotChild(Policy):
         return read_spec(Path(self._options.checkpoint).expanduser())
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Start the process, and connect when its policy is loaded.
-
-        Raises:
-            VlaRosError: There is no such Python, or it ended: without LeRobot or this package, for example.
-        """
+        """Start the process, and connect when its policy is loaded."""
         self.describe()  # names a wrong checkpoint at once
         python = Path(self._options.python).expanduser()
         if not python.exists():

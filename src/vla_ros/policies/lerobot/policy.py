@@ -35,11 +35,7 @@ class LeRobotPolicy(Policy):
 
     @property
     def loaded(self) -> Checkpoint:
-        """The checkpoint.
-
-        Raises:
-            VlaRosError: :meth:`load` has not been called.
-        """
+        """The checkpoint, once :meth:`load` has been called."""
         if self._checkpoint is None:
             raise VlaRosError("the policy is not loaded; call load() first")
         return self._checkpoint

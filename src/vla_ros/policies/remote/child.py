@@ -61,8 +61,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process and wait until its policy is loaded, which may take minutes.
 
-        Raises:
-            ServerLostError: The process ended; the text has its last lines of output.
+        Raises ServerLostError with its last lines of output if it ended.
         """
         self._port = self._start()
         self._watcher = threading.Thread(target=self._watch, name="vla_child", daemon=True)

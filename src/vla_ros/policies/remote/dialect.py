@@ -83,12 +83,7 @@ class Dialect:
 
 
 def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
-    """Read a binary frame that contains a map with text keys.
-
-    Raises:
-        ServerSaidError: It is text, which servers send for errors.
-        WireError: It is not such a map.
-    """
+    """Read a binary frame that contains a map with text keys; raises as :func:`read`."""
     message = read(frame)
     if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
         raise WireError(f"{what}: {described(message)}, expected a map with text keys")
@@ -96,12 +91,7 @@ def read_map(frame: Frame, what: str) -> Mapping[str, Any]:
 
 
 def read(frame: Frame) -> Any:
-    """Read a binary frame; text and maps that contain an error are raised.
-
-    Raises:
-        ServerSaidError: The server reports an error.
-        WireError: The frame is damaged.
-    """
+    """Read a binary frame; raises ServerSaidError for text and for maps that contain an error."""
     if isinstance(frame, str):
         raise ServerSaidError(frame)
     message = unpack(frame)
@@ -114,11 +104,7 @@ def read(frame: Frame) -> Any:
 
 
 def chunk(value: Any, name: str) -> NDArray[np.float64]:
-    """Actions as [K, D] with at least one row; accepts a single row and a leading batch dimension of one.
-
-    Raises:
-        WireError: They are not numbers, not finite, empty or of another shape.
-    """
+    """Actions as [K, D] with at least one row; accepts a single row and a leading batch dimension of one."""
     actions = finite(value, name)
     if actions.ndim == 3 and len(actions) == 1:
         actions = actions[0]

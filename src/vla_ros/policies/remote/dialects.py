@@ -38,11 +38,7 @@ SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.sche
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
-    """Return the dialect named by an address or the user, which :func:`by_metadata` may correct.
-
-    Raises:
-        ConfigError: The address cannot be read, or names a protocol that executes what it receives.
-    """
+    """Return the dialect named by an address or the user, which :func:`by_metadata` may correct."""
     parts = urlsplit(server)
     if parts.scheme == "grpc":
         raise ConfigError(

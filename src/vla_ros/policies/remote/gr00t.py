@@ -32,11 +32,7 @@ _OLD, _NEW = "__ModalityConfig_class__", "__ModalityConfig__"
 
 
 def metadata(frame: Frame) -> Metadata:
-    """Modality configurations as plain maps by modality, and ``version``: ``n1.5``, ``npy`` or ``nd``.
-
-    Raises:
-        WireError: The answer is something else.
-    """
+    """Modality configurations as plain maps by modality, and ``version``: ``n1.5``, ``npy`` or ``nd``."""
     found = read_map(_checked(frame), "the modality configuration")
     version, modalities = "nd", {}
     for name, entry in found.items():
@@ -81,11 +77,7 @@ def query(query: Query, metadata: Metadata, flat: bool = False) -> bytes:
 
 
 def answer(frame: Frame) -> Answer:
-    """Return the actions by name, from a map or from a map with further output of the policy.
-
-    Raises:
-        WireError: It is an error, or something else.
-    """
+    """Return the actions by name, from a map or from a map with further output of the policy."""
     message = read(_checked(frame))
     if isinstance(message, list) and len(message) == 2:
         message = message[0]

@@ -31,12 +31,7 @@ _CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept n
 
 
 def pause(failures: int, chance: Callable[[], float]) -> float:
-    """Seconds to wait after so many failures in a row: doubled each time, and spread randomly over robots.
-
-    Args:
-        failures: 0 for the first attempt after a loss.
-        chance: A number in [0, 1).
-    """
+    """Seconds to wait after so many failures in a row: doubled each time, and spread by ``chance`` in [0, 1)."""
     return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 30)) * (0.5 + 0.5 * chance()))
 
 
@@ -52,9 +47,7 @@ class Peer:
 def meet(target: Target, deadline: float) -> Peer:
     """Connect and read the metadata.
 
-    Raises:
-        ServerLostError: It cannot be reached, or does not answer.
-        WireError: It refuses this client, or greets with something else.
+    Raises ServerLostError if it cannot be reached or does not answer, WireError if it refuses this client.
     """
     transport, dialect = connect(target, deadline), target.dialect
     try:
@@ -76,11 +69,8 @@ def _signed(dialect: Dialect, message: bytes, target: Target) -> bytes:
 class Link:
     """Asks one server. A thread of its own connects again after a loss and keeps an idle connection alive.
 
-    Args:
-        target: The server.
-        accept: Checks a server's metadata; raises where it is not the one that the robot was prepared for.
-        chance: A number in [0, 1), for the pauses.
-        wait: Waits for an event at most so many seconds.
+    ``accept`` checks a server's metadata and raises where it is not the one that the robot was prepared for.
+    ``chance``, a number in [0, 1), spreads the pauses; ``wait`` waits for an event for at most so many seconds.
     """
 
     def __init__(
@@ -101,11 +91,9 @@ class Link:
         self._thread = threading.Thread(target=self._keep, name="vla_remote", daemon=True)
 
     def start(self, timeout: float) -> Peer:
-        """Connect, and stay connected from then on.
+        """Connect within ``timeout`` seconds, and stay connected from then on.
 
-        Raises:
-            ServerLostError: No server was found within ``timeout`` seconds.
-            VlaRosError: The server found is not the right one.
+        Raises ServerLostError if no server was found, another VlaRosError if it is not the right one.
         """
         deadline = time.monotonic() + timeout
         while self._peer is None:
@@ -122,23 +110,16 @@ class Link:
 
     @property
     def peer(self) -> Peer:
-        """The connected server.
-
-        Raises:
-            ServerLostError: There is none at the moment.
-        """
+        """The connected server; raises ServerLostError if there is none at the moment."""
         peer = self._peer
         if peer is None:
             raise ServerLostError(f"{self._why}; connecting again")
         return peer
 
     def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
-        """Ask one question.
+        """Ask one question and return the answer within ``seconds``.
 
-        Args:
-            query: The observation.
-            seconds: How long the answer may take.
-            begins: True if an episode begins; servers that know resets are told.
+        ``begins`` is True at the start of an episode; servers that know resets are told.
 
         Raises:
             ServerLostError: There is no connection, or no answer came in time; the connection is made anew.

@@ -81,11 +81,7 @@ def _bytes(value: Array) -> bytes | memoryview:
 
 
 def pack(message: Any, layout: Layout = openpi) -> bytes:
-    """Encode a message.
-
-    Raises:
-        WireError: It contains an array of objects, texts or dates, or something other than data.
-    """
+    """Encode a message; raises WireError for arrays of objects, texts or dates, and for anything but data."""
     try:
         packed: bytes = msgpack.packb(message, default=layout)
     except (TypeError, ValueError, OverflowError) as error:
@@ -139,11 +135,7 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
 
 
 def array(kind: Any, shape: Any, data: Any) -> Array:
-    """Build an array from a message's dtype (as text), shape and bytes in C order.
-
-    Raises:
-        WireError: The dtype is not boolean, integer or float, or the sizes do not agree.
-    """
+    """Build an array from a message's dtype (as text), shape and bytes in C order, all of which are checked."""
     dtype = _known(kind)
     if not isinstance(shape, (list, tuple)) or len(shape) > _MAX_AXES:
         raise WireError(f"an array of shape {str(shape)[:80]}, expected up to {_MAX_AXES} lengths")
@@ -203,11 +195,7 @@ def _scalar(kind: Any, value: Any) -> np.generic:
 
 
 def from_npy(data: Any) -> Array:
-    """Return an array from a .npy file of format 1.0, as ``np.save`` writes it.
-
-    Raises:
-        WireError: As :func:`array`.
-    """
+    """Return an array from a .npy file of format 1.0, as ``np.save`` writes it."""
     if not isinstance(data, bytes) or data[:8] != b"\x93NUMPY\x01\x00":
         raise WireError("an array that is not a .npy file of format 1.0")
     begin = 10 + int.from_bytes(data[8:10], "little")
@@ -233,11 +221,7 @@ def _check_depth(value: dict[Any, Any] | list[Any], left: int) -> None:
 
 
 def finite(value: Any, name: str) -> NDArray[np.float64]:
-    """Return the numbers as a float64 array.
-
-    Raises:
-        WireError: They are not numbers, or not finite.
-    """
+    """Return the numbers as a float64 array; raises WireError if they are not numbers, or not finite."""
     if isinstance(value, list):
         try:
             value = np.array(value, dtype=np.float64)

@@ -23,11 +23,7 @@ def query(query: Query, metadata: Metadata) -> bytes:
 
 
 def answer(frame: Frame) -> Answer:
-    """Actions [K, D] from a list of arrays [D], or from one array; ``{"encoded": ...}`` answers are decoded again.
-
-    Raises:
-        WireError: It is an error, or something else.
-    """
+    """Read actions [K, D]: a list of arrays [D], or one array; ``{"encoded": ...}`` answers are decoded again."""
     message = _read(frame if isinstance(frame, bytes) else frame.encode())
     if isinstance(message, str) and message[:1] in ("[", "{"):
         message = _read(message.encode())

@@ -23,11 +23,7 @@ ROBOARENA_KEYS = frozenset({*_CAMERAS, "needs_session_id", "action_space"})
 
 
 def answer(frame: Frame) -> Answer:
-    """Read an answer: a map with ``actions``, a bare array, or a map of named actions.
-
-    Raises:
-        WireError: It contains no actions; the text says what it is instead.
-    """
+    """Read an answer: a map with ``actions``, a bare array, or a map of named actions."""
     message = read(frame)
     if isinstance(message, np.ndarray):
         return Answer({"actions": chunk(message, "actions")})
@@ -98,11 +94,7 @@ def vllm_omni_reset(session: str) -> bytes:
 
 
 def sglang_query(query: Query, metadata: Metadata) -> bytes:
-    """Write an observation with images [H, W, 3].
-
-    Raises:
-        WireError: The server's metadata name other images.
-    """
+    """Write an observation with images [H, W, 3]; raises WireError if the server's metadata name other images."""
     inputs = metadata.get("input")
     wanted = inputs.get("image_keys") if isinstance(inputs, dict) else None
     if isinstance(wanted, list):

@@ -40,11 +40,7 @@ class RemoteOptions(PolicyConfig):
 
 
 def read_key(path: Path, name: str, least: int = 1) -> str:
-    """Return an API key from the file that the option ``name`` gives; it is never shown.
-
-    Raises:
-        ConfigError: The file cannot be read, or holds no single word of ``least`` characters.
-    """
+    """Return an API key from the file that the option ``name`` gives: one word, which is never shown."""
     try:
         key = path.expanduser().read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:

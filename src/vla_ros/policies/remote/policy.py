@@ -185,21 +185,13 @@ class RemotePolicy(Policy):
 
 
 def target(options: RemoteOptions) -> Target:
-    """Return the server that the options name, with its key.
-
-    Raises:
-        ConfigError: The address cannot be read, or the key's file.
-    """
+    """Return the server that the options name, with its key."""
     dialect = by_address(options.server, options.dialect)
     return Target(options.server, dialect, api_key(options), options.max_answer << 20)
 
 
 def api_key(options: RemoteOptions) -> str:
-    """Return the key, from a file or the environment; "" if there is none. It is never shown.
-
-    Raises:
-        ConfigError: The file cannot be read, or contains no key.
-    """
+    """Return the key, from a file or the environment; "" if there is none. It is never shown."""
     if not options.api_key_file:
         return os.environ.get(API_KEY, "").strip()
     return read_key(Path(options.api_key_file), "policy.api_key_file")

@@ -25,12 +25,7 @@ _LONGEST = 4096  # numbers of an action, and actions of a chunk
 def learned(metadata: Metadata, horizon: int) -> PolicySpec:
     """What a policy needs and answers as far as its server says; ``features`` say the rest.
 
-    Args:
-        metadata: What it says about itself.
-        horizon: Most actions in a chunk where it does not say.
-
-    Raises:
-        WireError: This package's server, and the metadata are damaged.
+    ``horizon`` is the most actions in a chunk where it does not say.
     """
     if metadata.get("server") == OWN:
         return from_metadata(metadata)
@@ -44,15 +39,9 @@ def learned(metadata: Metadata, horizon: int) -> PolicySpec:
 
 
 def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()) -> None:
-    """Refuse features that a GR00T or RoboArena server does not accept according to its metadata.
+    """Refuse features (``bound``) that a GR00T or RoboArena server does not accept according to its metadata.
 
-    Args:
-        metadata: What the server says.
-        bound: What ``features`` say, as a spec.
-        action_keys: ``policy.action_keys``.
-
-    Raises:
-        ConfigError: They contradict each other; both are named.
+    Raises ConfigError, which names both.
     """
     if "version" in metadata:
         _check_modality("video", "features.images", metadata, bound.images)
@@ -101,11 +90,7 @@ def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
-    """Return the policy's features according to the metadata of this package's server.
-
-    Raises:
-        WireError: They are damaged.
-    """
+    """Return the policy's features according to the metadata of this package's server."""
     images = tuple(
         ImageFeature(key, moments=_moments(one), required=one.get("required") is not False)
         for key, one in _features(metadata, "images")

@@ -107,9 +107,7 @@ class Transport(ABC):
 def connect(target: Target, deadline: float) -> Transport:
     """Connect to a server before ``deadline``.
 
-    Raises:
-        ServerLostError: It cannot be reached; the text says where and why.
-        WireError: It refuses this client.
+    Raises ServerLostError if it cannot be reached, WireError if it refuses this client.
     """
     scheme = urlsplit(target.url).scheme
     if scheme in ("ws", "wss"):
