@@ -100,12 +100,20 @@ def test_states_moments_and_noise_are_given_by_key_or_in_order(policy: Sum, phot
     assert set(policy.seen[1].raw_images) == {"low"}
 
 
+def test_the_instruction_is_asked_as_it_was_written(policy: Sum, photo: Path, capsys: Any) -> None:
+    policy.spec = PolicySpec((ImageFeature("front"),), (StateFeature("q", size=2),), dimension=0)
+    said = 'nimm den "🧊 Würfel": #1\\2'
+    arguments = ["--image", str(photo), "--state", "1,2", "--json", "-"]
+    assert main(["infer", "-p", "policy.name:=hold", "--instruction", said, *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["instruction"] == policy.seen[0].instruction == said
+
+
 @pytest.mark.parametrize(
     ("images", "states", "message"),
     [
-        ([], ["q=1,2", "past=3"], "--image: found none, the policy needs front"),
+        ([], ["q=1,2", "past=3"], "--image: found none, front missing"),
         (["wrist=PHOTO"], [], "found 'wrist', expected one of front, low"),
-        (["PHOTO"] * 3, [], "and all of front, low have one"),
+        (["PHOTO"] * 3, [], "but front, low have theirs already"),
         (["front=PHOTO"] * 3, [], "'front': found 3, expected one, or one for each of 2"),
         (["front=/nowhere.png"], [], "--image /nowhere.png: cannot be read"),
         (["PHOTO"], ["q=1,2"], "--state: 'past': found nothing"),

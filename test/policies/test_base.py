@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
-from vla_ros.policies.base import Policy, create
+from vla_ros.policies.base import Policy, create, policy_of
+from vla_ros.policies.shipped import SHIPPED
 from vla_ros.types import ActionChunk, Observation
 
 
 def test_a_name_that_nobody_installed_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"found 'opnvla', expected one of .*did you mean 'openvla'\?"):
         load((), ["policy.name:=opnvla"])
+
+
+@pytest.mark.parametrize(
+    ("content", "policy"),
+    [
+        ('{"type": "pi05", "input_features": {}}', "pi"),
+        ('{"action_horizon": 50}', "pi"),
+        ('{"type": "act", "input_features": {}}', "lerobot"),
+        ('{"model_type": "openvla"}', "openvla"),
+        ("[]", "openvla"),
+        ("{ half", "openvla"),
+    ],
+)
+def test_a_checkpoint_says_whose_it_is(content: str, policy: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert policy_of(tmp_path) == policy
+    assert [policy_of(name) for name in SHIPPED] == list(SHIPPED.values())
+
+
+@pytest.mark.parametrize("command", ["serve", "infer"])
+def test_the_policy_of_a_named_checkpoint_is_taken(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--checkpoint", "demo-pi", "-p", "policy.unnorm_key:=x"]) == 1
+    assert "and policy.name is 'pi'" in capsys.readouterr().err
 
 
 def test_a_policy_whose_library_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

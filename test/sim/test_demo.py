@@ -22,6 +22,7 @@ from tools.train.episode import make_controller, run_episode
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.kinematics.solver import Kinematics
+from vla_ros.policies.shipped import folder_of
 from vla_ros.sim import process
 from vla_ros.sim.arm import TWO_ARMS
 from vla_ros.sim.demo import add_arguments, check_torch, plan
@@ -307,6 +308,7 @@ def test_what_does_not_fit_the_table_is_refused(words, message):
         (("--policy", "expert"), "expert", None, None),
         (("-p", "policy.name:=hold"), "hold", None, None),
         (("--checkpoint", "/models/mine"), "openvla", "/models/mine", ""),
+        (("--checkpoint", str(folder_of("demo-pi"))), "pi", str(folder_of("demo-pi")), None),
         (("-p", "policy.checkpoint:=/models/mine"), "openvla", "/models/mine", ""),
         (("--checkpoint", "/models/mine", "-p", "policy.unnorm_key:=table_10hz"), *OWN),
     ],

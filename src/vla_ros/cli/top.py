@@ -1,6 +1,6 @@
 """Watch a policy node in the terminal: state and reasons, latency by stage, execution, frames, resources.
 
-It reads ``/diagnostics`` and the node's ``~/status`` until Ctrl-C.
+Reads /diagnostics and the node's ~/status until Ctrl-C.
 """
 
 from __future__ import annotations

@@ -251,6 +251,8 @@ def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
         raise _wrong(entry, whole)
     if entry.option.choices and item not in entry.option.choices:
         raise _wrong(entry, whole)
+    if kind is str and any("\ud800" <= character <= "\udfff" for character in item):
+        raise ConfigError(f"{entry.name}: found {whole!r}, which is not valid Unicode; write it in UTF-8")
     return item
 
 
@@ -259,6 +261,8 @@ def _wrong(entry: Entry, value: Any) -> ConfigError:
     hint = did_you_mean(str(value), entry.option.choices or ())
     if not entry.is_list and entry.item_type is str and not isinstance(value, str):
         hint = "; to YAML this is no text: put it into quotes"
+    elif entry.is_list and entry.item_type is str and isinstance(value, str):
+        hint = f"; for one item write [{value}]"
     return ConfigError(
         f"{entry.name}: found {found!r} ({type(value).__name__}), expected {entry.expectation}{hint}"
     )

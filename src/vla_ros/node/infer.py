@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint is not None and not arguments.config:
         assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # what is said wins
     if arguments.checkpoint is not None:
-        assignments.append(f"policy.checkpoint:={json.dumps(str(arguments.checkpoint))}")
+        assignments.append(f"policy.checkpoint:={json.dumps(str(arguments.checkpoint), ensure_ascii=False)}")
     if arguments.instruction is not None:
-        assignments.append(f"policy.instruction:={json.dumps(arguments.instruction)}")
+        assignments.append(f"policy.instruction:={json.dumps(arguments.instruction, ensure_ascii=False)}")
     config = load(arguments.config, assignments)
     if not config.policy.instruction:
         raise ConfigError('--instruction is missing: say what to do, such as --instruction "pick up the cup"')
@@ -114,9 +114,7 @@ def _observation(
     files = _by_key(images, spec.image_keys, "--image")
     missing = [image.key for image in spec.images if image.required and image.key not in files]
     if missing:
-        raise ConfigError(
-            f"--image: found {', '.join(files) or 'none'}, the policy needs {', '.join(missing)} as well"
-        )
+        raise ConfigError(f"--image: found {', '.join(files) or 'none'}, {', '.join(missing)} missing")
     preprocessor = Preprocessor(_cameras(spec, config), spec)
     makers, raw = {}, {}
     for index, image in enumerate(spec.images):
@@ -155,7 +153,8 @@ def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str,
         key, separator, value = text.partition("=")
         if not separator or (key not in keys and Path(text).exists()):
             if not waiting:
-                raise ConfigError(f"{option}: found {text!r}, and all of {', '.join(keys) or 'nothing'} have one")
+                taken = f"{', '.join(keys)} have theirs already" if keys else "the policy takes none"
+                raise ConfigError(f"{option}: found {text!r}, but {taken}")
             key, value = waiting[0], text
         if key not in keys:
             raise ConfigError(f"{option}: found '{key}', expected one of {', '.join(keys) or 'none'}")

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from vla_ros.config import Config, PolicyConfig, registry
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.policies.shipped import SHIPPED
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 T = TypeVar("T", bound=PolicyConfig)
@@ -142,11 +143,15 @@ def create(config: Config) -> Policy:
     return policy
 
 
-def policy_of(checkpoint: Path) -> str:
-    """Return the policy for a checkpoint's folder, by its ``config.json``; ``openvla`` if that does not say."""
+def policy_of(checkpoint: str | Path) -> str:
+    """The policy for a checkpoint, by its name or its ``config.json``; ``openvla`` if neither says."""
+    if str(checkpoint) in SHIPPED:
+        return SHIPPED[str(checkpoint)]
     try:
-        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(checkpoint).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return "openvla"
+    if not isinstance(config, dict):
         return "openvla"
     if config.get("type") in ("pi0", "pi05") or ("action_horizon" in config and "model_type" not in config):
         return "pi"

@@ -59,8 +59,8 @@ def checkpoint_folder(text: str) -> Path:
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
-            f"policy.checkpoint: {folder} is not a folder. Nothing is downloaded at run time: fetch the checkpoint "
-            "first (for example: hf download openvla/openvla-7b --local-dir DIR)"
+            f"policy.checkpoint: {folder} is not a folder, nor one of {', '.join(SHIPPED)}. Nothing is downloaded "
+            "at run time: fetch the checkpoint first (for example: hf download openvla/openvla-7b --local-dir DIR)"
         )
     return folder
 

@@ -33,7 +33,7 @@ from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
-from vla_ros.policies.base import Progress, create
+from vla_ros.policies.base import Progress, create, policy_of
 from vla_ros.policies.remote.options import read_key
 from vla_ros.policies.shipped import SHIPPED
 
@@ -102,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     named = [f"policy.name:={arguments.policy}"] if arguments.policy else []
     if arguments.checkpoint:
+        if not arguments.policy and not arguments.config:
+            named.append(f"policy.name:={policy_of(arguments.checkpoint)}")
         named.append(f"policy.checkpoint:={checkpoint(arguments.checkpoint)}")
     config = load(arguments.config, [*named, *arguments.param])
     address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))

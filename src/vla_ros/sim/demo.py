@@ -37,6 +37,7 @@ from vla_ros.contract.parts import Part, parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.graph.launcher import end_with_launcher
+from vla_ros.policies.base import policy_of
 from vla_ros.policies.shipped import SHIPPED
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.process import PolicyProcess, private_graph
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoint",
         metavar="DIR",
-        help=f"another checkpoint, or one of {', '.join(SHIPPED)}; without --policy a folder is openvla's",
+        help=f"another checkpoint: a folder, or one of {', '.join(SHIPPED)}",
     )
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="what the expert answers with (default eef_delta)")
@@ -144,7 +145,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
     """
     two = arguments.arms == 2
     named = arguments.checkpoint in SHIPPED
-    policy = arguments.policy or (SHIPPED.get(arguments.checkpoint, "openvla") if arguments.checkpoint else "")
+    policy = arguments.policy or (policy_of(arguments.checkpoint) if arguments.checkpoint else "")
     chunks = [config_file("demo_pi")] if policy == "pi" and not two else []
     files = (config_file("demo_two_arms" if two else "demo"), *chunks, *arguments.config)
     mode = [] if arguments.real_time else list(_LOCKSTEP)

@@ -10,6 +10,7 @@ from vla_ros.errors import CheckpointError
 from vla_ros.policies.openvla.architecture import parse_architecture, read_architecture
 from vla_ros.policies.openvla.checkpoints import config_json
 from vla_ros.policies.openvla.tiny import STATISTICS, tiny_architecture
+from vla_ros.policies.shipped import folder_of
 
 PATH = Path("config.json")
 
@@ -116,6 +117,11 @@ def test_other_networks_are_refused_by_name(config, name, value, words):
         _change(changed, name, value)
     with pytest.raises(CheckpointError, match=words):
         parse_architecture(changed, PATH)
+
+
+def test_another_familys_checkpoint_names_its_policy():
+    with pytest.raises(CheckpointError, match=r"expected 'openvla'; a checkpoint of policy\.name:=pi"):
+        read_architecture(folder_of("demo-pi"))
 
 
 def test_a_folder_without_config_says_what_it_should_have(tmp_path):

@@ -265,7 +265,9 @@ def test_auto_takes_cuda_where_it_is():
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize(("folder", "words"), [("", "not set"), ("/nowhere/at/all", "is not a folder")])
+@pytest.mark.parametrize(
+    ("folder", "words"), [("", "not set"), ("/no/where", "not a folder, nor one of demo, demo-pi")]
+)
 def test_a_checkpoint_that_is_not_there(make_policy, folder, words):
     with pytest.raises(CheckpointError, match=words):
         make_policy(folder).load()

@@ -21,6 +21,7 @@ from typing import Any
 
 from vla_ros.engine.shapes import TIMM_TOWERS, LlmShape, TowerShape
 from vla_ros.errors import CheckpointError
+from vla_ros.policies.base import policy_of
 from vla_ros.policies.checkpoint_files import read_json
 from vla_ros.policies.openvla.preprocessor_config import normalization
 
@@ -97,7 +98,9 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
         CheckpointError: As :func:`read_architecture`.
     """
     if config.get("model_type") != "openvla":
-        raise CheckpointError(f"{path}: model_type is {config.get('model_type')!r}, expected 'openvla'")
+        other = policy_of(path.parent)
+        hint = "" if other == "openvla" else f"; a checkpoint of policy.name:={other}"
+        raise CheckpointError(f"{path}: model_type is {config.get('model_type')!r}, expected 'openvla'{hint}")
     strategy = config.get("image_resize_strategy", "resize-naive")
     if strategy != "resize-naive":
         raise CheckpointError(f"{path}: image_resize_strategy is {strategy!r}; only 'resize-naive' is supported")
