@@ -38,11 +38,7 @@ def time_baseline(
 
 
 def eager_generate(model: OpenVLAModel, prompt: IntArray, count: int) -> Answer:
-    """``generate`` of transformers, eager: what users of the published code run.
-
-    Raises:
-        MissingDependencyError: transformers is not installed.
-    """
+    """``generate`` of transformers, eager: what users of the published code run."""
     plain, ids = _transformers_llama(model), torch.from_numpy(prompt)[None].to(model.device)
 
     def answer(image: UInt8Array) -> IntArray:
@@ -70,15 +66,9 @@ def compiled_static_cache(
 ) -> Answer:
     """Build a static KV cache under ``torch.compile`` with CUDA graphs, as in gpt-fast.
 
-    The strongest baseline in plain PyTorch: vision encoder with prefill, and one decoding step, each compiled as
-    a whole; two graphs are replayed per answer.
-
-    Args:
-        model: With its weights.
-        weights: The same, not quantised; fused or as loaded.
-        prompt: Int64 [L].
-        count: Tokens to decode.
-        backend: Of ``torch.compile``.
+    The strongest baseline in plain PyTorch: vision encoder with prefill, and one decoding step, each compiled as a
+    whole; two graphs are replayed per answer. ``weights`` are those of ``model``, not quantised, fused or as
+    loaded.
     """
     device, ops, runner = model.device, StaticOps(), make_runner(model.device)
     size, length = model.architecture.image_size, model.architecture.patches + len(prompt)

@@ -50,10 +50,8 @@ class Measurement:
     ) -> tuple[Times, list[Answer]]:
         """Run and time the steps; messages are made between them, untimed.
 
-        Args:
-            drafts: One per message, or a single one for all.
-            warmup: First, unmeasured steps.
-            which: Messages to use, in this order; default: all.
+        ``drafts`` has one per message, or a single one for all; ``warmup`` steps come first; ``which`` orders the
+        messages.
         """
         times, answers, state = [], [], DraftState()
         order = range(self.count) if which is None else which

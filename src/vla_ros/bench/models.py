@@ -65,17 +65,9 @@ def open_subject(
     quantization: str = "none",
     progress: Progress = no_progress,
 ) -> Subject:
-    """Load or make the model.
+    """Load or make the model: ``tiny``, ``openvla-7b`` or a checkpoint's folder.
 
-    Args:
-        name: ``tiny``, ``openvla-7b`` or a checkpoint's folder.
-        device: Where it goes.
-        dtype: Type of its weights.
-        quantization: Other than ``none``: quantise while loading; the dense decoder never exists as a whole.
-        progress: Called with the share that is loaded.
-
-    Raises:
-        CheckpointError: The folder is missing or damaged.
+    With a ``quantization`` it is quantised while loading; the dense decoder never exists as a whole.
     """
     with tempfile.TemporaryDirectory() as scratch:
         if name == "openvla-7b":

@@ -36,13 +36,7 @@ MOST_BASELINE = 200
 
 
 def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
-    """Measure the engine and its baselines.
-
-    Raises:
-        ConfigError: An option does not fit this machine.
-        CheckpointError: The model cannot be read.
-        MissingDependencyError: transformers is not installed.
-    """
+    """Measure the engine and its baselines."""
     setup = start(arguments)
     height, width = arguments.frame or ((720, 1280) if setup.cuda else (240, 320))
     steps, kept = setup.steps, not arguments.no_baseline  # baselines need the dense weights

@@ -132,11 +132,7 @@ def stages(network: PiNetwork, images: int, tokens: int, steps: int) -> list[Sta
 
 
 def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> dict[str, Any]:
-    """Measure the engine, plain, with RTC and in batches, and plain PyTorch over the same weights beside it.
-
-    Raises:
-        ConfigError: An option does not fit this machine.
-    """
+    """Measure the engine, plain, with RTC and in batches, and plain PyTorch over the same weights beside it."""
     setup = start(arguments)
     steps, warmup = setup.steps, setup.warmup
     height, width = arguments.frame or DEFAULT_FRAME

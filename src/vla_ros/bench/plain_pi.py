@@ -27,13 +27,7 @@ Answer = Callable[[FlowRequest], NDArray[np.float32]]
 
 
 class PlainPi:
-    """One chunk in plain PyTorch.
-
-    Args:
-        network: With its weights.
-        steps: Euler steps.
-        wrap: What every layer's function goes through, such as ``torch.compile``.
-    """
+    """One chunk in plain PyTorch; every layer's function goes through ``wrap``, such as ``torch.compile``."""
 
     def __init__(self, network: PiNetwork, steps: int, wrap: Wrap = lambda function: function) -> None:
         self._network, self._times = network, euler_times(steps, summed=True)
@@ -44,12 +38,8 @@ class PlainPi:
     def __call__(self, images: Tensor, tokens: Tensor, length: Tensor, state: Tensor, noise: Tensor) -> Tensor:
         """One chunk [H, A].
 
-        Args:
-            images: Uint8 [cameras, S, S, 3].
-            tokens: Int64 [L], padded.
-            length: Int64 [], tokens without padding.
-            state: Float32 [A].
-            noise: Float32 [H, A].
+        From uint8 images [cameras, S, S, 3], int64 tokens [L] (``length`` without padding), float32 state [A] and
+        noise [H, A].
         """
         network, sizes = self._network, self._network.architecture
         patches = self._see(images).flatten(0, 1)

@@ -29,9 +29,6 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
     """Load the policy that ``--policy`` names, and time inferences of one session.
 
     Images are random, of each camera's ``camera.width`` and ``height``; state vectors are zero.
-
-    Raises:
-        VlaRosError: The policy does not load, inference fails, or inputs cannot be generated.
     """
     config = load(arguments.config, [f"policy.name:={arguments.policy}", *arguments.param])
     steps = arguments.steps or 20

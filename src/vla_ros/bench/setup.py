@@ -49,11 +49,7 @@ class Setup:
 
 
 def start(arguments: argparse.Namespace) -> Setup:
-    """Choose the device and measure its limits.
-
-    Raises:
-        ConfigError: ``--device`` does not fit this machine.
-    """
+    """Choose the device and measure its limits."""
     device = choose_device(arguments.device)
     cuda = device.type == "cuda"
     name = arguments.dtype if arguments.dtype != "auto" else "bfloat16" if cuda else "float32"
@@ -66,12 +62,8 @@ def start(arguments: argparse.Namespace) -> Setup:
 def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict[str, Any]) -> dict[str, Any]:
     """Return the figures that every measurement has, in milliseconds and gigabytes, and those ``found`` besides.
 
-    Args:
-        setup: What was measured on.
-        times: Of the steps.
-        loaded: When the model was loaded, as ``time.perf_counter()``.
-        first: When it had answered once.
-        found: Further entries, with ``baseline_ms``, ``compiled_ms`` and ``floor_ms``.
+    ``loaded`` and ``first`` are when the model was loaded and had answered once, as ``time.perf_counter()``.
+    ``found`` has ``baseline_ms``, ``compiled_ms`` and ``floor_ms``.
     """
     total = percentiles(times["total"]) or {}
 

@@ -47,12 +47,9 @@ class Clock:
         return self._ros_ns()
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``ready()`` is True, for at most ``timeout`` seconds.
+        """Wait until ``ready()`` is True, for at most ``timeout`` seconds; False after the timeout.
 
         The caller holds ``changed``, which is notified when ``ready()`` may have changed.
-
-        Returns:
-            The last result of ``ready()``: False after the timeout.
         """
         return changed.wait_for(ready, timeout)
 

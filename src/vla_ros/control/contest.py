@@ -39,15 +39,10 @@ def node_of(endpoint: Any) -> str:
 
 
 def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) -> Mapping[bytes, str]:
-    """Return the other publishers of a topic.
+    """Return the other publishers of a topic: id to its node's full name, "" if that is not known.
 
-    Args:
-        endpoints: ``get_publishers_info_by_topic`` of the topic.
-        own: Id of this node's publisher.
-        allowed: Full names of nodes that may publish; :data:`ANY` for all.
-
-    Returns:
-        Id of each other publisher to its node's full name; "" if it is not known (yet, or not a ROS node).
+    ``endpoints`` are of ``get_publishers_info_by_topic``; ``allowed`` names nodes that may publish, :data:`ANY`
+    all.
     """
     if ANY in allowed:
         return {}

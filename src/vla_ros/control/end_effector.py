@@ -58,12 +58,10 @@ def shorten_for_tip(
 ) -> tuple[FloatArray, Violation | None]:
     """Return the joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
 
-    Kinematics and joint limits bend the tip's path, and a policy in joint space knows of no tip: so this looks at
-    where the tip would really be. ``stands`` is for how many times the step a velocity may last: the tip stays in
-    the box until then. The tip's step counts from where it is with ``start`` [N]; None takes ``origin``.
-
-    Returns:
-        The positions, and what was wrong with the wanted ones.
+    Also returns what was wrong with the wanted ones. Kinematics and joint limits bend the tip's path, and a policy
+    in joint space knows of no tip: so this looks at where the tip would really be. ``stands`` is for how many times
+    the step a velocity may last: the tip stays in the box until then. The tip's step counts from where it is with
+    ``start`` [N]; None takes ``origin``.
     """
     begin = kinematics.forward(origin if start is None else start)
     share, first = 1.0, None

@@ -81,11 +81,7 @@ class Inputs:
             self._changed.notify_all()
 
     def set_instruction(self, instruction: str) -> bool:
-        """Store an instruction.
-
-        Returns:
-            True if it differs from the previous one, which begins a new epoch.
-        """
+        """Store an instruction; True if it differs from the previous one, which begins a new epoch."""
         with self._changed:
             old = self._snapshot
             if instruction == old.instruction:
@@ -108,11 +104,7 @@ class Inputs:
     def wait_for_stamp(
         self, stamp: int, keys: tuple[str, ...], timeout: float, arms: tuple[str, ...] = ("arm",)
     ) -> bool:
-        """Wait up to ``timeout`` s until ``arms`` and the feeds ``keys`` are as new as ``stamp`` (lockstep).
-
-        Returns:
-            False after the timeout.
-        """
+        """Wait up to ``timeout`` s until ``arms`` and feeds ``keys`` are as new as ``stamp`` (lockstep)."""
 
         def ready() -> bool:
             now = self._snapshot

@@ -44,11 +44,7 @@ class JointLimits:
     def from_config(
         cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
     ) -> JointLimits:
-        """Return the URDF's limits, tightened by the options.
-
-        Raises:
-            ConfigError: The margin leaves no range for a joint.
-        """
+        """Return the URDF's limits, tightened by the options; raises ConfigError if a joint has no range left."""
         inner_low, inner_high = low + config.joint_margin, high - config.joint_margin
         for name, below, above in zip(names, inner_low, inner_high, strict=True):
             if not below <= above:

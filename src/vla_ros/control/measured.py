@@ -22,11 +22,7 @@ class MeasuredArm:
         self._columns: tuple[tuple[str, ...], IntArray] = ((), np.zeros(0, np.int64))
 
     def positions(self, joints: JointState | None) -> FloatArray:
-        """Return the positions of the arm [N].
-
-        Raises:
-            Refused: There is no joint state, a joint is missing, or a number is not finite.
-        """
+        """Return the positions of the arm [N]; Refused if a joint is missing or a number is not finite."""
         if joints is None:
             raise Refused(Reason.JOINT_STATE_STALE, "no usable joint state within timeouts.joint_state")
         if len(joints.names) != len(joints.positions):

@@ -26,11 +26,7 @@ ArmJoints = JointState | Mapping[str, JointState] | None
 
 
 def make_kinematics(config: Config) -> dict[str, Kinematics]:
-    """Return the kinematics by arm, for arms with a URDF.
-
-    Raises:
-        ConfigError: A URDF, a joint or a frame does not exist.
-    """
+    """Return the kinematics by arm, for arms with a URDF."""
     return {name: arm.kinematics for name, arm in make_arms(config).items() if arm.kinematics is not None}
 
 
@@ -67,11 +63,7 @@ class RobotController:
         self.configure(config)
 
     def configure(self, config: Config) -> None:
-        """Take new options that may change while running.
-
-        Raises:
-            ConfigError: The limits leave a joint no room.
-        """
+        """Take new options that may change while running; raises ConfigError if a joint has no room left."""
         self._hold_alone = config.control.arms_hold_alone
         for arm in self.arms:
             arm.configure(config)
@@ -161,11 +153,7 @@ class RobotController:
         return any(arm.is_moving for arm in self.arms)
 
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """As :meth:`ArmController.onward`, of all arms that move.
-
-        Raises:
-            Refused: With the reason and the arm; nothing may be sent.
-        """
+        """As :meth:`ArmController.onward`, of all arms that move."""
         tried = [self._try(arm, arm.onward, of_arm(joints, arm.name), dt, left, passed) for arm in self.arms]
         for each in tried:
             if isinstance(each, Refused):
@@ -178,10 +166,9 @@ class RobotController:
             arm.executed()
 
     def hold(self, joints: ArmJoints) -> tuple[tuple[Command, ...], tuple[Refused, ...]]:
-        """Hold every arm (:meth:`ArmController.hold`); an arm that cannot does not prevent the others.
+        """Hold every arm (:meth:`ArmController.hold`): the commands, and why an arm has none.
 
-        Returns:
-            The commands, and why an arm has none.
+        An arm that cannot hold does not prevent the others.
         """
         tried = [self._try(arm, arm.hold, of_arm(joints, arm.name)) for arm in self.arms]
         commands = tuple(each for each in tried if isinstance(each, Command))

@@ -49,8 +49,7 @@ class _Subject:
 class Sources:
     """Follows one source per subject until it is silent. Safe to use from several threads.
 
-    Args:
-        settle: Seconds of silence after which another kind of the same publisher is followed.
+    After ``settle`` seconds of silence another kind of the same publisher is followed.
     """
 
     def __init__(self, settle: float = 0.0) -> None:

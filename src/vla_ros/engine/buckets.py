@@ -22,11 +22,7 @@ class Buckets:
 
     @classmethod
     def up_to(cls, patches: int, answer: int, max_positions: int, step: int = 32) -> Buckets:
-        """Return multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least.
-
-        Raises:
-            ConfigError: The decoder has no room for an image and an answer.
-        """
+        """Return multiples of ``step`` up to twice the patches, then of four steps: usual prompts pad least."""
         room = max_positions - answer  # a verifying pass may write beyond the last token, never beyond the tables
         lengths = []
         length = -(-(patches + answer + 1) // step) * step
@@ -46,22 +42,16 @@ class Buckets:
         return length - self.patches
 
     def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
-        """Return the shortest length that holds a prompt of ``prompt`` tokens and its draft, or None.
+        """Return the shortest length (``among`` these, or all) that holds a prompt and its draft, or None.
 
-        Args:
-            prompt: Tokens with BOS, without patches.
-            among: Lengths to choose from; default: all.
+        ``prompt`` counts tokens with BOS, without patches.
         """
         need = self.patches + prompt + self.answer - 1
         fitting = [length for length in (self.lengths if among is None else among) if length >= need]
         return min(fitting, default=None)
 
     def require(self, prompt: int) -> int:
-        """As :meth:`choose`.
-
-        Raises:
-            ConfigError: The prompt is longer than the decoder allows.
-        """
+        """As :meth:`choose`; raises ConfigError if the prompt is longer than the decoder allows."""
         length = self.choose(prompt)
         if length is None:
             longest = self.lengths[-1] - self.patches - self.answer + 1

@@ -20,19 +20,11 @@ from vla_ros.engine.weights import DecoderWeights
 def prefill(
     weights: DecoderWeights, ops: Ops, cache: KVCache, patches: Tensor, text: Tensor, last: Tensor, rows: int
 ) -> Tensor:
-    """Run a prompt and the draft behind it.
+    """Run a prompt and the draft behind it; fills the cache from position 0.
 
-    Args:
-        weights: The decoder.
-        ops: How it computes.
-        cache: Filled from position 0.
-        patches: [B, P, hidden].
-        text: Int64 [B, T]: BOS, prompt, draft, padding.
-        last: Int32 [B], position of the prompt's last token in the sequence.
-        rows: Number of logits from ``last`` on: 1, plus one per drafted token.
-
-    Returns:
-        Float32 logits [B, rows, vocab]; row i follows the i-th drafted token.
+    ``patches`` are [B, P, hidden], ``text`` int64 [B, T] (BOS, prompt, draft, padding), ``last`` int32 [B] the
+    position of the prompt's last token in the sequence. Returns float32 logits [B, rows, vocab] from ``last`` on:
+    1, plus one per drafted token; row i follows the i-th drafted token.
     """
     hidden = embed_sequence(weights, patches, text)  # [B, S, hidden]
     batch, length, _ = hidden.shape
@@ -51,20 +43,10 @@ def prefill(
 
 
 def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, start: Tensor) -> Tensor:
-    """Run R tokens at ``start``, ``start`` + 1, ... on top of the cache.
+    """Run R tokens, int64 [B, R], at ``start`` (int32 [B]), ``start`` + 1, ... on top of the cache.
 
-    A row's logits depend only on the rows before it, to the bit on a GPU: a row has the same bits alone and
-    among R rows.
-
-    Args:
-        weights: The decoder.
-        ops: How it computes.
-        cache: Filled up to ``start``; receives these rows.
-        tokens: Int64 [B, R].
-        start: Int32 [B].
-
-    Returns:
-        Float32 logits [B, R, vocab].
+    Returns float32 logits [B, R, vocab]. A row's logits depend only on the rows before it, to the bit on a GPU: a
+    row has the same bits alone and among R rows.
     """
     positions = start[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32, device=start.device)
     return _pass(weights, ops, cache, tokens, positions)
@@ -73,18 +55,10 @@ def verify(weights: DecoderWeights, ops: Ops, cache: KVCache, tokens: Tensor, st
 def decode(
     weights: DecoderWeights, ops: Ops, cache: KVCache, token: Tensor, start: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Decode ``count`` further tokens greedily, one after the other.
+    """Decode ``count`` further tokens greedily, one pass each.
 
-    Args:
-        weights: The decoder.
-        ops: How it computes.
-        cache: Filled up to ``start``.
-        token: Int64 [B], the newest token, at position ``start``.
-        start: Int32 [B].
-        count: Tokens to add, one pass each; 0 adds none.
-
-    Returns:
-        Tokens int64 [B, count] and margins float32 [B, count].
+    ``token``, int64 [B], is the newest, at position ``start``, int32 [B]. Returns tokens int64 [B, count] and
+    margins float32 [B, count].
     """
     tokens, margins = (
         [token.new_empty(token.shape[0], 0)],
@@ -104,16 +78,9 @@ def parallel(
 ) -> Tensor:
     """Run a whole sequence once; every position sees every other, as in parallel decoding.
 
-    Args:
-        weights: The decoder.
-        ops: How it computes.
-        cache: Room for S positions; may be one layer that all layers share.
-        sequence: Embeddings [1, S, hidden].
-        wanted: Int64 [R], the positions whose states are returned.
-        length: Int32 [1], positions before the padding; None without any.
-
-    Returns:
-        Hidden states after the final norm, [1, R, hidden].
+    ``cache`` has room for S positions and may be one layer that all layers share. From embeddings [1, S, hidden] it
+    returns the hidden states after the final norm, [1, R, hidden], at the positions ``wanted``, int64 [R].
+    ``length``, int32 [1], counts the positions before the padding; None without any.
     """
     final = len(weights.layers) - 1
     stream = ops.start(sequence, weights.layers[0].attention_norm)

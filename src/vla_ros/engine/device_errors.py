@@ -23,9 +23,8 @@ class EngineMismatchError(VlaRosError):
 def explain_device_errors(device: torch.device) -> Iterator[None]:
     """Convert errors of the device's libraries into this package's errors.
 
-    Raises:
-        OutOfMemoryError: An allocation failed. Cached memory is released, so a smaller request may succeed.
-        DeviceLostError: The device reports an unrecoverable error.
+    Raises OutOfMemoryError if an allocation failed (cached memory is released, so a smaller request may succeed),
+    DeviceLostError for an unrecoverable error.
     """
     try:
         yield
@@ -57,11 +56,7 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def require_finite(margins: Sequence[float]) -> None:
-    """Refuse an answer with NaN or Inf; a margin is NaN if one of its logits is.
-
-    Raises:
-        NotFiniteError: One is NaN or Inf.
-    """
+    """Refuse an answer with NaN or Inf; a margin is NaN if one of its logits is."""
     if not all(isfinite(margin) for margin in margins):
         raise NotFiniteError(
             "the network's logits are not numbers (NaN or Inf); the frame is dropped. If it stays so, the weights "

@@ -68,11 +68,6 @@ def accept_prefix(guesses: Sequence[int], answers: Predictions, guard: float = 0
     Answer 0 follows known tokens. Answer i + 1 follows guess i, so it counts if guess i equals answer i and answer
     i counts. A margin below ``guard`` (or NaN) ends the prefix; the first answer is exempt, because plain decoding
     uses the same kernels for it.
-
-    Args:
-        guesses: Input tokens.
-        answers: One more than the guesses, or as many as needed.
-        guard: Least margin.
     """
     tokens, margins = answers
     count = 1
@@ -91,12 +86,9 @@ def verify_draft(draft: Sequence[int], first: Predictions, guard: float) -> Gene
     """Complete the greedy answer from the prefill's predictions in as few passes as possible.
 
     A generator, so that several observations share passes: it yields tokens to verify (the newest certain token,
-    then guesses), receives one answer per token, and returns the result.
-
-    Args:
-        draft: Tokens that were appended to the prompt; one fewer than the answer has.
-        first: Predictions of the prefill, one per token of the answer.
-        guard: Minimum margin for a drafted row of the prefill; infinity accepts none.
+    then guesses), receives one answer per token, and returns the result. ``draft`` was appended to the prompt and
+    has one token fewer than the answer; ``first`` has one prediction per token of the answer; an infinite ``guard``
+    accepts no drafted row of the prefill.
     """
     total = len(first[0])
     count = accept_prefix(draft, first, guard)
@@ -123,10 +115,8 @@ def verify_all(
 ) -> list[Decoded]:
     """Run the generators of B observations to the end, with one ``verify`` per round for all that remain.
 
-    Args:
-        waiting: From :func:`verify_draft`.
-        verify: Given what each observation wants verified (None for those that are done), returns an answer for
-            each; answers beyond what was fed are ignored.
+    ``verify`` is given what each observation wants verified (None for those that are done) and returns an answer
+    for each; answers beyond what was fed are ignored.
     """
     done: list[Decoded | None] = [None] * len(waiting)
     wants: list[Fed | None] = [None] * len(waiting)

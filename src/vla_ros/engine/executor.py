@@ -119,12 +119,7 @@ class Engine:
         self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
-        """Capture graphs for prompts of these lengths in tokens, before the first answer.
-
-        Raises:
-            ConfigError: One is too long.
-            OutOfMemoryError: The device has too little memory.
-        """
+        """Capture graphs for prompts of these lengths in tokens, before the first answer."""
         graphs = self._of(batch)
         with explain_device_errors(self.weights.device), self.runner.stream():
             for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
@@ -156,12 +151,7 @@ class Engine:
 
     @torch.inference_mode()
     def resized(self, frame: RawImage) -> UInt8Array:
-        """Return a camera image as the network sees it: uint8 of ``options.image_size`` on the host.
-
-        Raises:
-            ConfigError: As :meth:`answer`.
-            ImageError: As :meth:`answer`.
-        """
+        """Return a camera image as the network sees it: uint8 of ``options.image_size`` on the host."""
         with explain_device_errors(self.weights.device), self.runner.stream():
             resized = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
             self._resizer.resize(self._resizer.upload([frame]), resized)
@@ -170,18 +160,10 @@ class Engine:
 
     @torch.inference_mode()
     def draft_error(self, image: UInt8Array, prompt: IntArray, draft: IntArray) -> float:
-        """Measure how far a prefill's logits of drafted rows are from the decoding kernels'.
+        """Measure how far a prefill's logits of drafted rows are from the decoding kernels', at most.
 
         :attr:`guard` must exceed this. Compares the five largest logits of each row on either side, since margins
         derive from these.
-
-        Args:
-            image: Uint8 [H, W, 3].
-            prompt: Int64 [L].
-            draft: Int64 [D].
-
-        Returns:
-            The largest difference, in logits; 0 if an answer has only one token.
         """
         count = self.options.answer - 1
         if count == 0:

@@ -75,14 +75,8 @@ def prefill(
 ) -> None:
     """Fill the cache with images and prompt, which all see each other.
 
-    Args:
-        model: The model.
-        ops: How it computes.
-        cache: Filled from position 0.
-        patches: [B, P, width], the image tokens.
-        tokens: Int64 [B, L], the prompt and padding.
-        lengths: Int32 [B], tokens of each prompt without padding.
-        ready: Called with each layer whose keys and values are there.
+    ``patches`` are [B, P, width], ``tokens`` int64 [B, L] prompt and padding, ``lengths`` int32 [B] without
+    padding. ``ready`` is called with each layer whose keys and values are there.
     """
     words = functional.embedding(tokens, model.embedding) * model.prefix.shape.width**0.5
     hidden = torch.cat([patches, words], dim=1)
@@ -94,14 +88,10 @@ def prefill(
 
 
 def suffix_rows(model: FlowModel, start: Tensor, given: Tensor) -> list[Rows]:
-    """The rows of each flow step.
+    """The rows of each flow step; ``given``, int32 [B, H], is not 0 for actions whose time is 0.
 
-    The state token sees the prefix and itself, an action the prefix, the state and all actions.
-
-    Args:
-        model: The model.
-        start: Int32 [B], tokens of the prefix without padding.
-        given: Int32 [B, H], not 0 for actions whose time is 0.
+    The state token sees the prefix (``start`` tokens, int32 [B]) and itself, an action the prefix, the state and
+    all actions.
     """
     at = start[:, None] + torch.arange(model.suffix, dtype=torch.int32, device=start.device)
     end = (start + model.suffix)[:, None].expand_as(at).contiguous()
@@ -143,8 +133,7 @@ def end_step(
 class FirstStep:
     """The first flow step, layer by layer as soon as the prefix's keys of that layer are there.
 
-    Args:
-        actions: Float32 [B, H, A], overwritten; the other arguments are those of :func:`sample`.
+    ``actions``, float32 [B, H, A], are overwritten; the other arguments are those of :func:`sample`.
     """
 
     def __init__(
@@ -181,20 +170,11 @@ def sample(
     guide: Guide,
     first: int = 0,
 ) -> Tensor:
-    """Sample chunks behind a prefix.
+    """Sample chunks, float32 [B, H, A], normalised, behind a prefix.
 
-    Args:
-        model: The model.
-        ops: How it computes.
-        cache: From :func:`prefill`; the suffix is overwritten in every step.
-        start: Int32 [B], tokens of the prefix without padding.
-        noise: Float32 [B, H, A], or what the steps before ``first`` made of it.
-        state: Float32 [B, A], normalised and padded; only pi0 reads it.
-        guide: Real-time chunking.
-        first: The step to begin with.
-
-    Returns:
-        Float32 [B, H, A], normalised.
+    ``cache`` is from :func:`prefill`, and the suffix is overwritten in every step; ``start``, int32 [B], counts the
+    prefix's tokens without padding. ``noise``, float32 [B, H, A], is what the steps before ``first`` made of it.
+    Only pi0 reads ``state``, float32 [B, A], normalised and padded.
     """
     actions = torch.where(guide.given[..., None] != 0, guide.previous, noise)
     for step, rows in list(enumerate(suffix_rows(model, start, guide.given)))[first:]:

@@ -24,11 +24,7 @@ def checked(ops: GemmaOps, model: FlowModel) -> GemmaOps:
 
 @torch.inference_mode()
 def check_layers(ops: GemmaOps, model: FlowModel) -> None:
-    """Compare the first layer of prefix and expert, and a flow step's end, with torch over the same weights.
-
-    Raises:
-        EngineMismatchError: A result differs by more than rounding.
-    """
+    """Compare the first layer of prefix and expert, and a flow step's end, with torch over the same weights."""
     for name, gemma, rows in (
         ("the prefix", model.prefix, 2 * SKINNY),
         ("a flow step", model.expert, min(model.suffix, SKINNY)),

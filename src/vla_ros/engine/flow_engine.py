@@ -199,22 +199,14 @@ class FlowEngine:
         self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int], cameras: int, batch: int = 1) -> None:
-        """Capture graphs for prompts of these lengths in tokens, before the first answer.
-
-        Raises:
-            ConfigError: One is too long.
-            OutOfMemoryError: The device has too little memory.
-        """
+        """Capture graphs for prompts of these lengths in tokens, before the first answer."""
         with explain_device_errors(self.model.device), self.runner.stream(), torch.inference_mode():
             for length in sorted({self._buckets.require(prompt) for prompt in prompts}, reverse=True):
                 self._of(batch, cameras).ensure(length)
 
     @torch.inference_mode()
     def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
-        """Answer B observations with the same number of cameras.
-
-        Returns:
-            An answer for each; an error where the chunk holds NaN or Inf.
+        """Answer B observations with the same number of cameras; an error for each chunk with NaN or Inf.
 
         Raises:
             ConfigError: A prompt is too long.

@@ -92,10 +92,9 @@ class GemmaOps:
         return self._normed(gemma, rows, hidden, 0)
 
     def qkv(self, gemma: Gemma, index: int, rows: Rows, stream: Stream, cache: KVCache) -> Tensor:
-        """Project and rotate; write keys and values at ``rows.at``.
+        """Project and rotate; write keys and values at ``rows.at`` and return queries [B, N, heads, head_dim].
 
-        Returns:
-            Queries [B, N, heads, head_dim]; zero heads in a layer of keys and values.
+        A layer of keys and values has zero heads.
         """
         product = multiply(stream.normed, gemma.layers[index].qkv)
         heads = product.view(*rows.at.shape, -1, gemma.shape.head_dim)  # [B, N, heads + 2 kv_heads, head_dim]
@@ -148,17 +147,10 @@ class GemmaOps:
         time: float,
         delta: float,
     ) -> None:
-        """Advance ``actions``, float32 [B, H, A], in place by ``delta`` along their guided velocity.
+        """Advance ``actions``, float32 [B, H, A], from ``time`` by ``delta`` in place along their guided velocity.
 
-        Args:
-            gemma: The expert.
-            rows: Of this step; the last H are the actions.
-            stream: Behind the last layer, in front of the last norm.
-            out: Float32 weight [A, E] and bias [A] from there to the velocity.
-            actions: At ``time``.
-            guide: Real-time chunking.
-            time: Of this step.
-            delta: To the next.
+        The actions are the last H of ``rows``; ``stream`` is behind the last layer, in front of the last norm.
+        ``out`` is the float32 weight [A, E] and bias [A] from there to the velocity.
         """
         velocity = predict_velocity(stream, out, actions.shape[1])
         error = guide.weights[..., None] * (guide.previous - (actions - time * velocity))
@@ -205,10 +197,9 @@ def guidance_scale(time: float) -> float:
 
 
 def multiply(rows: Tensor | Quantized, matrix: Matrix) -> Tensor:
-    """``rows @ matrix.T``; rows of a quantised matrix are quantised, too.
+    """Return ``rows @ matrix.T``, [B, N, outputs].
 
-    Returns:
-        [B, N, outputs] for ``rows`` [B, N, K], [B * N, outputs] for quantised ones.
+    Rows of a quantised matrix are quantised, too; quantised rows give [B * N, outputs].
     """
     if matrix.kind != "fp8":
         assert isinstance(rows, Tensor)

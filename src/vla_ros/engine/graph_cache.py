@@ -18,13 +18,9 @@ class GraphCache(Generic[P]):
     """Graphs by sequence length.
 
     A prompt runs on the shortest captured graphs that hold it. If a shorter length would fit, a second thread
-    captures it; until then a longer one runs, or the stages run without graphs.
-
-    Args:
-        buckets: The lengths.
-        build: Makes the stages of a length, with their own buffers.
-        prepare: Captures them.
-        background: False captures at once, in the caller's thread.
+    captures it; until then a longer one runs, or the stages run without graphs. ``build`` makes the stages of a
+    length with their own buffers, ``prepare`` captures them; without ``background`` at once, in the caller's
+    thread.
     """
 
     def __init__(
@@ -54,11 +50,7 @@ class GraphCache(Generic[P]):
             return dict(self._failed)
 
     def ensure(self, length: int) -> None:
-        """Capture a length now.
-
-        Raises:
-            Exception: Any error of building or capturing.
-        """
+        """Capture a length now; raises what building or capturing raises."""
         if length not in self.ready:
             built = self._build(length)
             self._prepare(built)
@@ -66,11 +58,7 @@ class GraphCache(Generic[P]):
                 self._ready[length] = built
 
     def take(self, prompt: int) -> P:
-        """Return the stages that can run a prompt of that many tokens now.
-
-        Raises:
-            ConfigError: The prompt is too long for any.
-        """
+        """Return the stages that can run a prompt of that many tokens now."""
         best = self._buckets.require(prompt)
         if best in self._ready:
             return self._ready[best]

@@ -41,11 +41,7 @@ def widen(weight: Tensor) -> Tensor:
 
 
 def check_outputs(weight: Tensor, bits: int) -> None:
-    """Refuse a weight [N, K] whose outputs matrix instructions cannot divide.
-
-    Raises:
-        ConfigError: N is no multiple of 16, the outputs of one matrix instruction.
-    """
+    """Refuse a weight [N, K] whose N is no multiple of 16, the outputs of one matrix instruction."""
     if weight.shape[0] % (2 * FRAGMENT_N):
         raise ConfigError(
             f"policy.quantization: {bits} bits need outputs in multiples of {2 * FRAGMENT_N}, found a weight "
@@ -56,9 +52,7 @@ def check_outputs(weight: Tensor, bits: int) -> None:
 def pack(numbers: Tensor, bits: int) -> Tensor:
     """Words int32 [N / 8, K-groups, 128] of ``numbers`` [N, K], K a multiple of the K-group.
 
-    Args:
-        numbers: Uint8, or int8 in two's complement; of each, the lowest ``bits`` count.
-        bits: 4 or 8.
+    Of the numbers, uint8 or int8 in two's complement, the lowest ``bits`` (4 or 8) count.
     """
     outputs, each = numbers.shape[0], 16 // bits
     # [fragment, g, group, i, n, h, t, e], j being (i, n), to [fragment, group, g, t, h, i, e, n]

@@ -54,11 +54,7 @@ class Taps:
 
 
 def make_turn(name: str) -> Pipeline:
-    """The turn that ``camera.orientation`` names, for [B, H, W, 3].
-
-    Raises:
-        ConfigError: No such orientation.
-    """
+    """The turn that ``camera.orientation`` names, for [B, H, W, 3]."""
     turns: dict[str, Pipeline] = {
         "none": lambda images: images,
         "rotate_90": lambda images: images.rot90(-1, (1, 2)),
@@ -77,14 +73,7 @@ def make_pipeline(
 ) -> Pipeline:
     """Orientation and image processor for images of one size on ``device``.
 
-    Args:
-        processor: One whose resampling steps are known.
-        source: (height, width) of the camera's images, before the turn.
-        device: Where the images are.
-        orientation: ``camera.orientation``.
-
-    Raises:
-        ConfigError: The host alone can do it, or there is no such orientation.
+    ``processor`` is one whose resampling steps are known; ``source`` is (height, width) before the turn.
     """
     turn = make_turn(orientation)
     resampling = processor.resampling(source[::-1] if orientation in ("rotate_90", "rotate_270") else source)

@@ -41,17 +41,12 @@ class Slot:
 
 
 class ImageResizer:
-    """Uploads camera images and resizes them. Not thread-safe.
+    """Uploads camera images and resizes them to ``size``, (height, width). Not thread-safe.
 
     Images of one kind are processed together. Their buffers and weights are made for the first of them, which takes
     some milliseconds once; a camera may change its resolution at any time. The first are resized launch by launch,
-    while a second thread captures the launches as one graph for the following ones.
-
-    Args:
-        size: (height, width) of the result.
-        device: Device of the result.
-        runner: Uploads the images; both methods run on its stream.
-        background: False captures in the caller's thread, before the first image of a size.
+    while a second thread captures the launches as one graph for the following ones (without ``background``:
+    captured first, in the caller's thread). Both methods run on the stream of ``runner``.
     """
 
     def __init__(
@@ -66,12 +61,7 @@ class ImageResizer:
     def upload(self, images: Sequence[RawImage]) -> list[tuple[Slot, list[int]]]:
         """Start copying; the images' memory may be reused immediately.
 
-        Returns:
-            For each kind of image its slot, and the places of its images in ``images``.
-
-        Raises:
-            ImageError: An image is not uint8 [H, W, 3] with pixels.
-            ConfigError: The pipeline or orientation is unknown, or not one that the device can do alone.
+        Returns for each kind of image its slot, and the places of its images in ``images``.
         """
         kinds: dict[tuple[tuple[int, ...], str, ImageProcessor | None], list[int]] = {}
         for index, image in enumerate(images):

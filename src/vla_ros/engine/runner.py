@@ -67,16 +67,13 @@ class Runner:
 class CudaRunner(Runner):
     """One stream of high priority; pinned staging per buffer; graphs that share one memory pool.
 
-    Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time.
+    Only one thread may use it, except :meth:`capture`, which a second thread may call at the same time. Without
+    ``graphs`` stages run launch by launch.
 
     Captures run while other graphs are replayed, so the two must not share memory. cuBLAS keeps a workspace per
     stream, and torch reuses some thirty streams in turn: with a new stream for every capture, a warm-up would
     eventually overwrite the workspace of an earlier graph during its replay. Hence two fixed streams: one only for
     warm-up, the other only for capture, whose graphs are replayed one after the other.
-
-    Args:
-        device: A CUDA device.
-        graphs: False runs stages launch by launch.
     """
 
     def __init__(self, device: torch.device, graphs: bool = True) -> None:

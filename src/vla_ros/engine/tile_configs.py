@@ -31,13 +31,8 @@ class SkinnyConfig:
     def fit(self, n: int, k: int, stage_bytes: Callable[[SkinnyConfig], int], shared: int) -> SkinnyConfig:
         """Return the nearest configuration that divides a weight [n, k] and fits into shared memory.
 
-        Reduces the number of stages first, then their length; neither changes the order of summation.
-
-        Args:
-            n: Outputs of the weight, pairs for ``qkv`` and ``gate_up``.
-            k: Inputs of the weight.
-            stage_bytes: What one iteration loads.
-            shared: Bytes of shared memory that a program may have.
+        Reduces the number of stages first, then their length; neither changes the order of summation. ``n`` counts
+        pairs for ``qkv`` and ``gate_up``; one iteration loads ``stage_bytes``, a program may have ``shared``.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n), block_k=divisor(k, self.block_k))
         fitting = fitting._shallower(stage_bytes, shared)
@@ -48,17 +43,11 @@ class SkinnyConfig:
     def fit_packed(
         self, n: int, stage_bytes: Callable[[SkinnyConfig, int], int], rows: int, shared: int, least: int = 16
     ) -> SkinnyConfig:
-        """As :meth:`fit`, for packed weights.
+        """As :meth:`fit`, for packed weights; ``stage_bytes`` says what an iteration loads for so many rows.
 
         ``block_k`` determines the order of summation. It must not depend on the number of rows, or verifying
         several would not be bit-identical to decoding one; so it is chosen for the maximum rows of a program.
-
-        Args:
-            n: Outputs of the weight, pairs for ``qkv`` and ``gate_up``.
-            stage_bytes: What one iteration loads for so many rows.
-            rows: Rows of a program.
-            shared: Bytes of shared memory per program.
-            least: Outputs of one matrix instruction, 8 where they are pairs.
+        ``least`` is the outputs of one matrix instruction, 8 where they are pairs.
         """
         fitting = replace(self, block_n=divisor(n, self.block_n))
         while stage_bytes(fitting, PACKED_ROWS) > shared and fitting.block_k > ALIGN_K:

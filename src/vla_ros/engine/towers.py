@@ -19,15 +19,10 @@ class TowerOps:
         return 3 * patch * patch
 
     def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
-        """Split images into patches, as every tower's embedding takes them.
+        """Split uint8 images [B, H, W, 3] into patches, [towers, B, patches, patch_width], channels first.
 
-        Args:
-            images: Uint8 [B, H, W, 3].
-            table: [towers, 3, 256], maps a byte to its normalised value.
-            patch: Side of a patch in pixels; H and W are multiples.
-
-        Returns:
-            [towers, B, patches, patch_width], channels first, in the type of ``table``.
+        ``table`` [towers, 3, 256] maps a byte to its normalised value and gives the type; H and W are multiples of
+        ``patch``.
         """
         batch, height, width, _ = images.shape
         grid = images.view(batch, height // patch, patch, width // patch, patch, 3)
@@ -38,13 +33,9 @@ class TowerOps:
     def embed(
         self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and their norm, [B, prefix + patches, width] each.
+        """Tokens and their norm (the first block's first), [B, prefix + patches, width] each.
 
-        Args:
-            patches: [B, patches, width].
-            positions: Added to the patches alone, [patches, width].
-            prefix: Tokens before them, [prefix, width].
-            norm: The first block's first.
+        ``positions`` [patches, width] are added to the patches alone, which ``prefix`` [prefix, width] precedes.
         """
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches + positions], dim=1)
         return tokens, norm(tokens)

@@ -20,17 +20,9 @@ _NUMPY: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.int32: np.int32, 
 
 
 class TransferBuffer:
-    """Arrays on a device that are uploaded or downloaded in one copy.
+    """Arrays (``tensors``: int64, int32 or float32) on a device, moved in one copy as uint8 ``buffer`` [N].
 
     Every copy costs the host some ten microseconds, whatever its size.
-
-    Args:
-        device: Where the buffer is.
-        fields: The arrays: int64, int32 or float32.
-
-    Attributes:
-        buffer: Uint8 [N], all of them.
-        tensors: The arrays, views of ``buffer``.
     """
 
     def __init__(self, device: torch.device, *fields: Field) -> None:

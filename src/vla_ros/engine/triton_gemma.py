@@ -79,11 +79,8 @@ class ScaledStream(Stream):
 class TritonGemmaOps(GemmaOps):
     """:class:`~vla_ros.engine.gemma.GemmaOps` in Triton.
 
-    Args:
-        few_rows: Takes the place of entries of :data:`FEW_ROWS`.
-        few_attention: Of few rows.
-        many_attention: Of many rows.
-        skinny: Up to this many rows products have kernels of their own; 0 leaves all to the library.
+    ``few_rows`` takes the place of entries of :data:`FEW_ROWS`. Up to ``skinny`` rows products have kernels of
+    their own; 0 leaves all to the library.
     """
 
     def __init__(

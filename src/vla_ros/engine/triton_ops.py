@@ -43,12 +43,10 @@ class PrescaledResidual(Residual):
 class TritonOps(Ops):
     """:class:`~vla_ros.engine.ops.Ops` in Triton.
 
-    Args:
-        configs: Takes the place of entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`.
-        fused_gemm: True multiplies many rows with quantised weights in one kernel that dequantises on its way;
-            False dequantises each weight first.
-        attention: Configuration of the attention of few rows.
-        gemm: Of fused products; None chooses by :func:`~vla_ros.engine.tile_configs.choose_gemm`.
+    ``configs`` takes the place of entries of :data:`~vla_ros.engine.tile_configs.SKINNY_CONFIGS`. ``fused_gemm``
+    multiplies many rows with quantised weights in one kernel that dequantises on its way; else each weight is
+    dequantised first. ``attention`` is of few rows; ``gemma`` None chooses by
+    :func:`~vla_ros.engine.tile_configs.choose_gemm`.
     """
 
     def __init__(

@@ -61,11 +61,7 @@ class Matrix:
 
 
 def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
-    """A weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` takes it as it is.
-
-    Raises:
-        ConfigError: The number of outputs is not supported.
-    """
+    """Return a weight [N, K] as a matrix of one of :data:`KINDS`; ``none`` takes it as it is."""
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     rounded = {"int8": int8.quantize, "int4": int4.quantize, "fp8": _round_fp8}[kind]
@@ -149,11 +145,8 @@ class DecoderWeights:
 def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
     """Fuse one layer of a :class:`~vla_ros.engine.llama.LlamaDecoder`.
 
-    Args:
-        layer: Has ``self_attn.{q,k,v,o}_proj``, ``mlp.{gate,up,down}_proj`` and the two norms.
-        kind: one of :data:`KINDS`.
-        keep: True leaves the module usable: dense weights become views of the fused ones, quantised ones exist
-            beside it. False frees each weight as soon as it is fused, so that at most one exists twice.
+    ``keep`` leaves the module usable: dense weights become views of the fused ones, quantised ones exist beside it.
+    Else each weight is freed as soon as it is fused, so that at most one exists twice.
     """
     attention, mlp = layer.self_attn, layer.mlp
     groups = {
@@ -171,15 +164,9 @@ def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
 
 
 def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeights:
-    """The weights of a :class:`~vla_ros.engine.llama.LlamaDecoder` that is on its device, fused.
+    """Fuse the weights of a :class:`~vla_ros.engine.llama.LlamaDecoder` that is on its device.
 
-    Args:
-        decoder: With its weights.
-        kind: one of :data:`KINDS` for the layers.
-        keep: As for :func:`fuse_layer`.
-
-    Raises:
-        ConfigError: Unknown kind, or a width that it does not support.
+    ``kind`` is one of :data:`KINDS` for the layers; ``keep`` as for :func:`fuse_layer`.
     """
     if kind not in KINDS:
         raise ConfigError(f"policy.quantization: found {kind!r}, the engine knows {', '.join(KINDS)}")
@@ -189,8 +176,7 @@ def fuse(decoder: Any, kind: str = "none", *, keep: bool = True) -> DecoderWeigh
 def assemble(decoder: Any, layers: tuple[Layer, ...]) -> DecoderWeights:
     """Assemble a decoder from layers that were fused one by one while a checkpoint was read.
 
-    Raises:
-        ConfigError: The head size is not supported: both halves of a head must be whole fragments.
+    Raises ConfigError if the head size is not supported: both halves of a head must be whole fragments.
     """
     qkv, shape = layers[0].qkv, decoder.shape
     if qkv.packed and shape.head_dim % (2 * lowbit.FRAGMENT_N):

@@ -102,10 +102,7 @@ def dds_environment(environment: Mapping[str, str] | None = None) -> DdsEnvironm
     """Read the variables of ROS and of Cyclone DDS.
 
     Read are ``ROS_DOMAIN_ID``, ``ROS_LOCALHOST_ONLY``, ``ROS_AUTOMATIC_DISCOVERY_RANGE``, ``ROS_STATIC_PEERS``,
-    ``ROS_DISTRO`` and ``CYCLONEDDS_URI``.
-
-    Raises:
-        ConfigError: A variable has a value that it cannot have.
+    ``ROS_DISTRO`` and ``CYCLONEDDS_URI``. Raises ConfigError for a value that one of them cannot have.
     """
     variables = os.environ if environment is None else environment
     reach, source = _range(variables)

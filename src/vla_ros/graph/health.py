@@ -155,12 +155,9 @@ def _is_other_type(item: Watched, endpoint: Any) -> bool:
 
 
 def receive_buffer_finding(topic: str, frame_bytes: int, rmem_max: int | None = None) -> Finding | None:
-    """Return a warning if the kernel's receive buffer is too small for one frame, else ``None``.
+    """Return a warning if the kernel's receive buffer is too small for one frame of ``topic``, else ``None``.
 
-    Args:
-        topic: Camera topic, for the text.
-        frame_bytes: Size of one message in bytes.
-        rmem_max: ``net.core.rmem_max`` in bytes; read from the kernel when not given (and not known: no warning).
+    ``rmem_max`` is ``net.core.rmem_max`` in bytes; read from the kernel when not given (and not known: no warning).
     """
     if rmem_max is None:
         try:

@@ -29,11 +29,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def check(self) -> None:
-        """Call between two callbacks.
-
-        Raises:
-            KeyboardInterrupt: A signal came.
-        """
+        """Call between two callbacks; raises KeyboardInterrupt if a signal came."""
         if self._came:
             raise KeyboardInterrupt
 

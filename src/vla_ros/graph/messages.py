@@ -170,11 +170,7 @@ class MessageTypes:
         self._store.fielddefs.update(definitions.fields())
 
     def message(self, name: str) -> type[Message]:
-        """Return the class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``).
-
-        Raises:
-            VlaRosError: The distribution's definitions have no such type.
-        """
+        """Return the class of ``pkg/msg/Type`` (or of ``pkg/srv/Type_Request`` and ``_Response``)."""
         found = self._classes.get(name)
         if found is not None:
             return found
@@ -201,19 +197,11 @@ class MessageTypes:
         return cls
 
     def service(self, name: str) -> type[Any]:
-        """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``.
-
-        Raises:
-            VlaRosError: It is not one of those that are known without ROS.
-        """
+        """Return the class of ``pkg/srv/Type`` with ``Request`` and ``Response``, if it is known without ROS."""
         return self._parts(name, "service", definitions.SERVICES, ("Request", "Response"))
 
     def action(self, name: str) -> type[Any]:
-        """Class of ``pkg/action/Type`` with ``Goal``, ``Result``, ``Feedback`` where it is known, and services.
-
-        Raises:
-            VlaRosError: It is not one of those that are known without ROS.
-        """
+        """Class of ``pkg/action/Type`` with ``Goal``, ``Result``, ``Feedback`` where it is known, and services."""
         parts = ("Goal", "Result", "Feedback", "FeedbackMessage")[
             : 4 if len(definitions.ACTIONS.get(name, ())) > 2 else 2
         ]
@@ -237,11 +225,7 @@ class MessageTypes:
         return list(self._store.fielddefs[name][1])
 
     def serialize(self, message: Any) -> bytes:
-        """CDR of a message, little endian, with the 4-byte header.
-
-        Raises:
-            VlaRosError: A value does not fit its field.
-        """
+        """Return the CDR of a message, little endian, with the 4-byte header."""
         name = type(message).TYPE
         try:
             return bytes(self._store.serialize_cdr(message, name, little_endian=True))
@@ -249,11 +233,7 @@ class MessageTypes:
             raise VlaRosError(f"{name} cannot be serialised: {error}") from error
 
     def deserialize(self, data: bytes | memoryview, cls: type[Any]) -> Any:
-        """Message from its CDR (4-byte header included). Arrays of numbers are read-only views of ``data``.
-
-        Raises:
-            VlaRosError: The bytes are not a whole message of that type.
-        """
+        """Message from its CDR (4-byte header included). Arrays of numbers are read-only views of ``data``."""
         name = cls.TYPE
         if len(data) < 4 or data[0] != 0 or data[1] > 1:
             raise VlaRosError(f"{len(data)} bytes are not a {name}: they do not start with a CDR header")

@@ -16,11 +16,7 @@ _NODE_KEYS = ("__node", "__name")
 
 
 def check_node_name(name: str) -> str:
-    """Check a node name and return it.
-
-    Raises:
-        ConfigError: It is not a valid node name.
-    """
+    """Check a node name and return it."""
     if not _TOKEN.fullmatch(name):
         raise ConfigError(
             f"node name '{name}' is not valid; use letters, digits and underscores, no digit first (and no '/': "
@@ -30,11 +26,7 @@ def check_node_name(name: str) -> str:
 
 
 def check_absolute(name: str, kind: str = "topic") -> str:
-    """Check a fully qualified name and return it.
-
-    Raises:
-        ConfigError: It is not valid; the text says why.
-    """
+    """Check a fully qualified name and return it."""
     wrong = ""
     if not name.startswith("/"):
         wrong = "it does not start with '/'"
@@ -54,11 +46,7 @@ def check_absolute(name: str, kind: str = "topic") -> str:
 
 
 def expand(name: str, node: str, namespace: str, kind: str = "topic") -> str:
-    """Return the fully qualified form of ``name``: ``~`` is the node, other names are relative to ``namespace``.
-
-    Raises:
-        ConfigError: The result is not a valid name.
-    """
+    """Return the fully qualified form of ``name``: ``~`` is the node, other names are relative to ``namespace``."""
     base = "" if namespace == "/" else namespace
     full = name.replace("{node}", node).replace("{ns}", base).replace("{namespace}", base)
     if full == "~" or full.startswith("~/"):
@@ -106,11 +94,7 @@ class RosArguments:
         return next((rule.target for rule in self.rules if rule.source in keys and rule.node in (None, node)), "")
 
     def resolve(self, name: str, node: str, namespace: str, kind: str = "topic") -> str:
-        """Return the fully qualified name of a topic or service of a node, remapped by the first rule that matches.
-
-        Raises:
-            ConfigError: The name is not valid before or after the remap.
-        """
+        """Return the full name of a topic or service of a node, remapped by the first rule that matches."""
         full = expand(name, node, namespace, kind)
         for rule in self.rules:
             if rule.source.startswith("__") or not rule.meets(node, kind):
@@ -151,11 +135,7 @@ def _ros_sections(args: Sequence[str]) -> Iterator[str]:
 
 
 def parse_ros_arguments(args: Sequence[str]) -> RosArguments:
-    """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and ignored.
-
-    Raises:
-        ConfigError: A remap or a parameter is not of the form ``name:=value``, or a value or file is missing.
-    """
+    """Remaps and parameters between ``--ros-args`` and ``--``; other flags of ROS are accepted and ignored."""
     rules = []
     parameters = {}
     files = []

@@ -16,15 +16,9 @@ BACKENDS = ("auto", "rclpy", "dds")
 def open_graph(backend: str = "auto", args: Sequence[str] = (), log_level: str = "info") -> Graph:
     """Join the graph of ``ROS_DOMAIN_ID``.
 
-    Args:
-        backend: ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy where it
-            imports, else DDS.
-        args: Command line; remaps and parameters after ``--ros-args`` apply, the rest is left alone.
-        log_level: Least severe messages that nodes show: debug, info, warn or error.
-
-    Raises:
-        ConfigError: An unknown backend, a malformed remap, or an environment variable with an impossible value.
-        MissingDependencyError: The backend is not installed; the text says what to install or source.
+    ``backend`` is ``rclpy`` (a sourced ROS 2), ``dds`` (the embedded participant), or ``auto``: rclpy where it
+    imports, else DDS. Remaps and parameters after ``--ros-args`` in ``args`` apply. Raises ConfigError, or
+    MissingDependencyError, which says what to install or source.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"backend '{backend}' is unknown; expected one of {', '.join(BACKENDS)}")

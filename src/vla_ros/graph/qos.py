@@ -68,11 +68,7 @@ PROFILES: dict[str, QoSProfile] = {
 
 
 def profile(name: str) -> QoSProfile:
-    """Return the profile called ``name``.
-
-    Raises:
-        ValueError: No profile has that name; the text lists those there are.
-    """
+    """Return the profile called ``name``."""
     try:
         return PROFILES[name]
     except KeyError:

@@ -151,10 +151,9 @@ class RclpyGraph(RclpyVocabulary, SpinningGraph):
 
 
 def spin_once(executor: Any, logger: Any, period: float) -> bool:
-    """Run one callback, waiting at most ``period`` seconds for it; an exception in it is logged, not raised.
+    """Run one callback, waiting at most ``period`` seconds for it; False once the context was shut down.
 
-    Returns:
-        False once the context was shut down.
+    An exception in it is logged, not raised.
     """
     try:
         executor.spin_once(timeout_sec=period)

@@ -84,11 +84,7 @@ class _Buffers:
         self._closed = False
 
     def take(self, subscription: int) -> tuple[memoryview, bytes] | None:
-        """The message that waits at the ``rcl_subscription_t`` of this address and its publisher's id, or None.
-
-        Raises:
-            RuntimeError: The rmw refused.
-        """
+        """The message that waits at the ``rcl_subscription_t`` of this address and its publisher's id, or None."""
         try:
             buffer = self._spare.pop()
         except IndexError:
@@ -195,15 +191,8 @@ def subscribe_raw(
 ) -> RawSubscription:
     """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
 
-    If rcl cannot be called, with ``bytes`` and b"".
-
-    Args:
-        node: An ``rclpy`` node.
-        msg_type: Class of the message.
-        topic: Name; remaps are applied.
-        callback: May keep the view as long as it likes. The id is a gid if the rmw gives one; Cyclone DDS's
-            gives another number, which is different for each publisher.
-        qos_profile: An ``rclpy`` profile.
+    If rcl cannot be called, with ``bytes`` and b"". The callback may keep the view as long as it likes. The id is a
+    gid if the rmw gives one; Cyclone DDS's gives another number, which is different for each publisher.
     """
     try:
         buffers = _Buffers(_Rcl())

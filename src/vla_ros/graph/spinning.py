@@ -39,10 +39,8 @@ class SpinningGraph(ABC):
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` is true or the graph is closed.
 
-        An exception of a callback is logged with its traceback, and the next callback runs.
-
-        Raises:
-            KeyboardInterrupt: SIGINT or SIGTERM came, and the program has no handlers of its own for them.
+        An exception of a callback is logged with its traceback, and the next callback runs. Raises
+        KeyboardInterrupt for SIGINT or SIGTERM if the program has no handlers of its own for them.
         """
         if not self._spinning.acquire(blocking=False):
             raise VlaRosError("this graph is spinning already; its callbacks run on one thread")

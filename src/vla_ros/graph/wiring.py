@@ -14,12 +14,7 @@ _DISCOVERED = 2.0  # s; in fact it is known at once
 
 
 class Wiring:
-    """Publishers, subscriptions, services and timers of a node; :meth:`close` destroys them all.
-
-    Args:
-        graph: Message classes and QoS profiles by name.
-        node: The node that gets them.
-    """
+    """Publishers, subscriptions, services and timers of a node; :meth:`close` destroys them all."""
 
     def __init__(self, graph: Vocabulary, node: Node) -> None:
         self.graph = graph
@@ -37,9 +32,7 @@ class Wiring:
 
         rclpy does not expose it (and rmw_cyclonedds gives another number), so it is the one that discovery adds. A
         publisher that a node of the same name on another host creates at the same instant is mistaken for it.
-
-        Raises:
-            VlaRosError: Discovery does not report it in time.
+        Raises VlaRosError if discovery does not report it in time.
         """
         node = self.node
         name, own = node.resolve_topic_name(topic), (node.get_name(), node.get_namespace())

@@ -113,11 +113,7 @@ def overrides(context: LaunchContext) -> list[str]:
 
 
 def given_file(context: LaunchContext) -> Path | None:
-    """Return the parameter file, or None if none is given.
-
-    Raises:
-        ConfigError: There is no such file; the message lists those of the package.
-    """
+    """Return the parameter file, or None if none is given."""
     name = value(context, "config")
     return config_file(name).resolve() if name else None
 
@@ -128,10 +124,6 @@ def node_name(context: LaunchContext) -> str:
 
 
 def configuration(context: LaunchContext) -> Config:
-    """Return the node's options, checked.
-
-    Raises:
-        ConfigError: As :func:`vla_ros.config.load`.
-    """
+    """Return the node's options, checked."""
     file = given_file(context)
     return load([file] if file else [], overrides(context), node_name(context))

@@ -25,8 +25,7 @@ from vla_ros.middleware.selection import ALL_VARIABLES
 def middleware(context: LaunchContext, frames: Frames) -> list[Any]:
     """Set the environment of later actions, start the daemon, and log whether the profile is active.
 
-    Raises:
-        RuntimeError: The RMW is not installed or the distribution unknown; the message says what to do.
+    Raises RuntimeError if the RMW is not installed or the distribution unknown.
     """
     name = value(context, "middleware") or "default"
     try:

@@ -25,11 +25,9 @@ def policy_node(
 ) -> Node:
     """Return the managed node.
 
-    Args:
-        context: The launch context.
-        files: Parameter files, of which a later one overrides an earlier one; by default that of ``config``.
-        assignments: ``name:=value`` that override the files; None for those of the launch arguments.
-        **more: Further arguments of ``launch_ros.actions.Node``.
+    Of the parameter ``files`` a later one overrides an earlier one; by default that of ``config``. ``assignments``
+    (``name:=value``) override the files; None takes those of the launch arguments. ``more`` goes to
+    ``launch_ros.actions.Node``.
     """
     chosen = given_file(context)
     files = files or ([chosen] if chosen else [])

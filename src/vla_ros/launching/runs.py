@@ -42,12 +42,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
-    """Return the node with the demo's options, and the simulation that attaches to it.
-
-    Args:
-        context: The launch context.
-        names: Launch arguments that are options of `vla-ros demo`.
-    """
+    """Return the node with the demo's options (``names``), and the simulation that attaches to it."""
     from vla_ros.sim.demo import add_arguments, plan
 
     arguments = ["--attach"]

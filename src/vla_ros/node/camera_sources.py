@@ -22,11 +22,7 @@ class CameraSources:
         return self._sources.contest(steady)
 
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
-        """Return True if a frame comes from the followed source.
-
-        Raises:
-            ImageError: Its header cannot be read.
-        """
+        """Return True if a frame comes from the followed source."""
         config = self._context.options.current
         kind = _kind(data, config.camera.transport)
         if not self._sources.follows(topic, Source(publisher, kind), now.steady, config.timeouts.camera):

@@ -51,12 +51,8 @@ class Claim:
     """Holds ``what``, or waits for it, until :meth:`close`; without abstract sockets it finds no other claimant.
 
     The holder listens and the others stay connected to it, so that each side knows the other and notices when it
-    ends.
-
-    Args:
-        what: Such as ``command /arm/joint_command``.
-        name: Full name of this node, for the others.
-        environment: Identifies the graph, by domain and Cyclone DDS configuration.
+    ends. ``what`` is such as ``command /arm/joint_command``; ``environment`` identifies the graph, by domain and
+    Cyclone DDS configuration.
     """
 
     def __init__(self, what: str, name: str, environment: Mapping[str, str] = os.environ) -> None:

@@ -19,11 +19,9 @@ PERIOD = 0.1
 class GraphWatch:
     """Checks who else is on the graph. Called on the thread that spins; :attr:`found` may be read from any.
 
-    Args:
-        commands: Command topics (resolved) to the id of this node's publisher. Each is claimed until :meth:`close`.
-        allowed: ``topics.command_shared_with``.
-        contests: Returns the current contests: the reason to hold, the topic, and the two sources.
-        middleware: Returns why new processes can no longer reach the node, or "".
+    ``commands`` is command topic (resolved) to the id of this node's publisher; each is claimed until
+    :meth:`close`. ``contests`` returns the current contests: the reason to hold, the topic, and the two sources.
+    ``middleware`` returns why new processes can no longer reach the node, or "".
     """
 
     def __init__(

@@ -27,14 +27,11 @@ _STATES = ("unknown", "accepted", "executing", "canceling", "succeeded", "cancel
 
 
 class GripperGoals:
-    """Sends a goal when the wanted position changes; the newest replaces the one before.
+    """Sends a goal when the wanted position of the arm's gripper changes; the newest replaces the one before.
 
     Goals leave on the thread that spins, so that no gripper delays the arm. A failure is reported as
     ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has a grip on
     something and has not failed.
-
-    Args:
-        arm: Whose gripper it is; ``gripper_topic`` is the action's name.
     """
 
     def __init__(self, context: Context, wiring: Wiring, arm: ArmConfig) -> None:

@@ -55,14 +55,7 @@ class Signals:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM.
-
-    Args:
-        arguments: Command line, None for the process's; ``--ros-args`` as for any ROS node.
-
-    Returns:
-        0 after a signal, 1 if parameters are wrong or an autostarted node could not start.
-    """
+    """Run the node until SIGINT or SIGTERM; 1 if parameters are wrong or an autostarted node could not start."""
     use_environment("vla_ros.node.lifecycle_main")
     signals = Signals()
     end_with_launcher()

@@ -33,11 +33,7 @@ def namesakes(node: Node) -> int:
 
 
 def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
-    """Claim a node's full name on this host.
-
-    Raises:
-        ConfigError: Another node has it.
-    """
+    """Claim a node's full name on this host."""
     claim = Claim(f"name {name}", name, environment)
     for other in claim.others():
         claim.close()
@@ -48,8 +44,7 @@ def claim_name(name: str, environment: Mapping[str, str] = os.environ) -> Claim:
 def wait_until_alone(node: Node, logger: Logger, progress: Progress, clock: Clock) -> None:
     """Wait until no other node on the graph has this name. ``progress`` may raise to end the wait.
 
-    Raises:
-        ConfigError: Another node kept the name for :data:`PATIENCE`.
+    Raises ConfigError if another node kept the name for :data:`PATIENCE`.
     """
     deadline, name = clock.steady() + PATIENCE, node.get_fully_qualified_name()
     if namesakes(node):

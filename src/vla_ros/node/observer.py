@@ -25,13 +25,7 @@ _PROCESSED, _BYTES = 32, 32 << 20  # most past images that are kept after proces
 
 
 class Observer:
-    """Makes observations according to a binding.
-
-    One thread uses it; any thread may call :meth:`remember`.
-
-    Raises:
-        ConfigError: A moment is given in steps, but the length of a step is unknown.
-    """
+    """Makes observations according to a binding. One thread uses it; any thread may call :meth:`remember`."""
 
     def __init__(self, config: Config, binding: Binding) -> None:
         self._binding = binding

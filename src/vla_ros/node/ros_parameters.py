@@ -60,8 +60,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
 def declare(node: Any) -> Config:
     """Declare every option on an rclpy node; values come from parameter files, ``-p`` and the launch file.
 
-    Raises:
-        ConfigError: A name that is not an option, or a value of a wrong type or out of range; all are listed.
+    ConfigError lists all names that are no option, and all values of a wrong type or out of range.
     """
     given = getattr(node, "_parameter_overrides", {})  # there is no public way to ask
     deciding: tuple[str, ...] = (
@@ -129,9 +128,6 @@ def changed(base: Config, parameters: Sequence[Parameter], *, everything: bool) 
     """Apply the parameters to ``base``, all or none.
 
     Without ``everything`` only live options are allowed, because the node is configured.
-
-    Raises:
-        ConfigError: A wrong type or range, a contradiction, or an option that cannot change now.
     """
     known = entries(base)
     wanted: Mapping[str, Any] = {

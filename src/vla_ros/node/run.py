@@ -70,11 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(
     config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, policy: Policy | None = None
 ) -> int:
-    """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once.
-
-    Raises:
-        VlaRosError: The graph cannot be joined or the policy does not load.
-    """
+    """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once."""
     ended, loading = False, True
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -146,11 +142,7 @@ def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
 
 
 def write_stats(node: PolicyNode, path: Path) -> None:
-    """Write latency and frame counts as JSON.
-
-    Raises:
-        VlaRosError: The file cannot be written.
-    """
+    """Write latency and frame counts as JSON."""
     try:
         path.write_text(json.dumps(node.stats.summary()) + "\n", encoding="utf-8")
     except OSError as error:

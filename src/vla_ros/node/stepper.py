@@ -55,29 +55,17 @@ class Stepper:
         self._lock = threading.Lock()  # the controller: a hold may come from another thread
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the policy, and :meth:`bind`.
-
-        Raises:
-            VlaRosError: The policy does not load, or policy, robot and options do not belong together.
-        """
+        """Load the policy, and :meth:`bind`."""
         self._policy.load(progress)
         self.bind()
 
     def bind(self) -> None:
-        """Start a session of the loaded policy, and bind it to robot and options.
-
-        Raises:
-            ConfigError: Policy, robot and options do not belong together.
-        """
+        """Start a session of the loaded policy, and bind it to robot and options."""
         self._session = self._policy.start_session()
         self.fit(self._policy.spec)
 
     def fit(self, spec: PolicySpec) -> None:
-        """Bind a policy's spec to the robot; the policy need not be loaded.
-
-        Raises:
-            ConfigError: Policy, robot and options do not belong together.
-        """
+        """Bind a policy's spec to the robot; the policy need not be loaded."""
         self.binding = bind(spec, self._config, self._arms)
         self.observer = Observer(self._config, self.binding)
         kinematics = {name: arm.kinematics for name, arm in self._arms.items() if arm.kinematics is not None}
@@ -153,9 +141,7 @@ class Stepper:
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
         """Ask the policy about one set of frames (as :meth:`observe`), and put its answer into the schedule.
 
-        Raises:
-            ImageError: As :meth:`observe`.
-            Refused: As :meth:`observe`; the policy failed; its answer has a wrong shape or holds NaN.
+        Raises as :meth:`observe`, and Refused if the policy failed, or its answer has a wrong shape or holds NaN.
         """
         start = self.schedule.position
         answer = self.ask(frames, inputs)
@@ -238,11 +224,7 @@ class Stepper:
             return self.controller.is_moving
 
     def onward(self, joints: ArmJoints, dt: float, left: float, passed: float) -> tuple[Command, ...]:
-        """Return the commands between two steps (:meth:`ArmController.onward`).
-
-        Raises:
-            Refused: Nothing may be sent.
-        """
+        """Return the commands between two steps (:meth:`ArmController.onward`)."""
         with self._lock:
             return self.controller.onward(joints, dt, left, passed)
 
@@ -265,9 +247,7 @@ class Stepper:
     ) -> StepResult:
         """Infer on one set of frames and make the first command, where no time passes in between.
 
-        Raises:
-            ImageError: As :meth:`observe`.
-            Refused: As :meth:`infer`; what only the command lacks is in the result.
+        Raises as :meth:`infer`; what only the command lacks is in the result.
         """
         answer = self.infer(frames, inputs)
         return self.next_command(inputs.arms or inputs.joints, dt, reference, answer)

@@ -21,10 +21,7 @@ class Worker(Generic[T]):
     """Does one job at a time. Begin another only after :meth:`result`.
 
     On a simulated clock a job is done at once, and has ended once its time has passed (:meth:`SimulatedClock.job`).
-
-    Args:
-        changed: Notified when a job has ended.
-        ended: Called before that, on the thread that did the job.
+    ``changed`` is notified when a job has ended; before that ``ended`` is called on the thread that did it.
     """
 
     def __init__(

@@ -102,8 +102,7 @@ def _jacobian(pose: FloatArray, axes: FloatArray, origins: FloatArray) -> FloatA
 def inverse(position: FloatArray, start: FloatArray = HOME, iterations: int = 60) -> FloatArray:
     """Return the joint positions, float64 [7], that bring ``tool`` to ``position`` [3] pointing straight down.
 
-    Raises:
-        ValueError: The position is out of reach.
+    Raises ValueError if the position is out of reach.
     """
     joints = solve(position, TOOL_DOWN, start, iterations)
     missed = float(np.linalg.norm(position - forward(joints)[:3, 3]))

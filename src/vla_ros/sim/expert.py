@@ -75,16 +75,10 @@ def decide(
 ) -> FloatArray:
     """Return the expert's action in a state.
 
-    Args:
-        task: The task; its target must be among ``objects``.
-        pose: Pose of ``tool`` in the base frame, float64 [4, 4], metres.
-        fingers: Measured opening of one finger, metres.
-        objects: Name to centre [3], metres in the base frame.
-        rate_hz: Actions a second.
-
-    Returns:
-        Float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians, fixed axes), both in the base frame, and
-        the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge checkpoints.
+    ``pose`` is that of ``tool`` in the base frame, float64 [4, 4], metres; ``fingers`` the measured opening of one
+    finger; ``objects`` name to centre [3]. Returns float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians,
+    fixed axes), both in the base frame, and the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge
+    checkpoints.
     """
     place, share = objects[task.target], RATE_HZ / rate_hz
     gain = 1 - (1 - GAIN) ** share
@@ -211,9 +205,6 @@ class ExpertPolicy(Policy):
     """The expert as a policy of one or two arms that uses joints and object positions, but no images.
 
     It keeps still if the instruction is unknown, is for another number of arms or names an object that is absent.
-
-    Raises:
-        ConfigError: The arms are not those of the simulation.
     """
 
     Options = ExpertOptions

@@ -21,11 +21,7 @@ _DOMAINS = range(1, 101)  # their ports stay below Linux's ephemeral ones
 
 
 def free_domain() -> int:
-    """Return a ROS domain from 1 to 100 without participants on this host.
-
-    Raises:
-        VlaRosError: All are in use.
-    """
+    """Return a ROS domain from 1 to 100 without participants on this host."""
     candidates = list(_DOMAINS)
     random.SystemRandom().shuffle(candidates)
     for domain in candidates:
@@ -58,11 +54,8 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
 class PolicyProcess:
     """``vla-ros run`` in a process of its own.
 
-    Args:
-        config: Parameter files.
-        assignments: ``name:=value`` that override them.
-        stats: File to which it writes latency and frame counters when it ends.
-        log: File for its output; None passes it on to the standard error of this process.
+    It writes latency and frame counters to the file ``stats`` when it ends, and its output to ``log`` (None: the
+    standard error of this process).
     """
 
     def __init__(

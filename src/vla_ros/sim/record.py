@@ -12,15 +12,7 @@ _LATCHED = frozenset({"/vla_policy/instruction"})
 
 
 class BagRecorder:
-    """Writes messages with the time of their arrival, as ``ros2 bag record`` does.
-
-    Args:
-        path: Folder of the new bag.
-
-    Raises:
-        MissingDependencyError: rosbags is not installed.
-        VlaRosError: The folder already exists.
-    """
+    """Writes messages to a new bag with the time of their arrival, as ``ros2 bag record`` does."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -16,11 +16,7 @@ PACKAGES = "libegl1 libgl1-mesa-dri"
 
 
 def choose_backend() -> str:
-    """``egl`` or ``osmesa``: the value of ``MUJOCO_GL``, else the first whose library is installed.
-
-    Raises:
-        MissingDependencyError: Neither library is installed; the message names the packages.
-    """
+    """``egl`` or ``osmesa``: the value of ``MUJOCO_GL``, else the first whose library is installed."""
     wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
     if wanted in ("egl", "osmesa"):
         return wanted
@@ -54,11 +50,7 @@ def _make_context(width: int, height: int) -> Any:
 
 
 class Renderer:
-    """Renders a ``mujoco.MjModel`` at ``width`` x ``height`` pixels, on the thread that created it.
-
-    Raises:
-        MissingDependencyError: OpenGL is not available.
-    """
+    """Renders a ``mujoco.MjModel`` at ``width`` x ``height`` pixels, on the thread that created it."""
 
     def __init__(self, model: Any, width: int, height: int) -> None:
         self._context: Any = _make_context(width, height)

@@ -73,9 +73,6 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = 
 
     One arm has a target and two or three distractors (``objects`` sets how many in all), each of two arms a target
     and a distractor. Distractors mostly share a target's colour or its shape, so that neither alone identifies it.
-
-    Raises:
-        ConfigError: A task has no such name, or is not for so many arms.
     """
     arms = len(mounts)
     rng = np.random.default_rng([seed, 0x7AB1E])

@@ -66,11 +66,7 @@ class Task:
 
 
 def make_task(name: str, *targets: str) -> Task:
-    """Return the task called ``name`` (:data:`TASK_NAMES`) for one object per arm (``red_cube``).
-
-    Raises:
-        ConfigError: There is no such task, or not for so many arms.
-    """
+    """Return the task called ``name`` (:data:`TASK_NAMES`) for one object per arm (``red_cube``)."""
     if name not in TASK_NAMES:
         raise ConfigError(f"task: found {name!r}, expected one of {', '.join(TASK_NAMES)}")
     if name == "pick":

@@ -135,20 +135,14 @@ class TableTop:
     def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
         """Set the position targets of the named joints; the others keep theirs.
 
-        The targets of the arms move there linearly in 0.8 control steps, those of the fingers at once.
-
-        Raises:
-            ValueError: A name is unknown, the lengths differ or a position is not finite.
+        The targets of the arms move there linearly in 0.8 control steps, those of the fingers at once. Raises
+        ValueError if a name is unknown, the lengths differ or a position is not finite.
         """
         rows = self._rows(names, positions)
         self._begin(rows, np.array(positions, dtype=np.float64))
 
     def command_velocities(self, names: Sequence[str], velocities: Sequence[float]) -> None:
-        """Move the named joints at these velocities (rad/s, m/s) until they are commanded again.
-
-        Raises:
-            ValueError: As :meth:`command_named`.
-        """
+        """Move the named joints at these velocities (rad/s, m/s) until they are commanded again."""
         rows = self._rows(names, velocities)
         self._begin(rows, self._current_target()[rows])
         self._velocity[rows] = velocities
@@ -250,11 +244,7 @@ class TableTop:
         return JointState(names, np.concatenate([places.get(name, absent) for name in KINDS]), stamp)
 
     def render(self, camera: str = "front") -> UInt8Array:
-        """Return the upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB.
-
-        Raises:
-            MissingDependencyError: OpenGL is not available; the message names the packages.
-        """
+        """Return the upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB."""
         if self._renderer is None:
             self._renderer = Renderer(self._model, self.options.width, self.options.height)
         image = self._renderer.render(self._data, camera)

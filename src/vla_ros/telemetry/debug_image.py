@@ -18,22 +18,12 @@ _FULL_SCALE = 0.02  # m; a translation of this length makes an arrow of a quarte
 def annotate(
     image: UInt8Array, instruction: str, action: FloatArray, spec: PolicySpec, scale: float, state: str
 ) -> UInt8Array:
-    """Draw instruction, action and state on a copy of the policy's image.
+    """Draw instruction, action and state on a copy of the policy's image, uint8 [H, W, 3] RGB.
 
     End-effector deltas are drawn as an arrow on a compass, because without the camera's calibration their direction
     in the image is unknown: up is forward (+x of ``control.delta_frame``), left is +y, as seen from behind the
-    robot; the bar beside the compass is +z. A translation of 2 cm reaches the edge.
-
-    Args:
-        image: Uint8 [H, W, 3] RGB, as the policy saw it.
-        instruction: The instruction it was given.
-        action: Float64 [D], un-normalised.
-        spec: Meaning of the action's numbers.
-        scale: ``control.translation_scale``, metres per unit of the action's translation.
-        state: One line about the arm's state.
-
-    Returns:
-        Uint8 [H', W', 3] RGB, at least 448 pixels wide and high.
+    robot; the bar beside the compass is +z. A translation of 2 cm reaches the edge (``scale``:
+    ``control.translation_scale``). The result is at least 448 pixels wide and high.
     """
     import cv2
 

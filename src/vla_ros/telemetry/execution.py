@@ -39,11 +39,8 @@ class ExecutionStats:
     def sent(self, step: StepResult, joints: Mapping[str, int], now: Now, period: float) -> None:
         """Record a step whose commands were sent at ``now``.
 
-        Args:
-            step: The first one of its chunk that was sent has that ``chunk``.
-            joints: Arm to number of its joints, which come before its fingers.
-            now: The time.
-            period: Seconds between two steps.
+        The first of its chunk that was sent has that ``chunk``. ``joints`` is arm to number of its joints, which
+        come before its fingers; ``period`` the seconds between two steps.
         """
         at = now.steady / 1e9
         with self._lock:

@@ -73,14 +73,9 @@ class _Server(TCPServer):
 
 
 class MetricsServer:
-    """Serves ``GET /metrics`` in its own thread until :meth:`close`.
+    """Serves ``GET /metrics`` in its own thread until :meth:`close`; ``collect`` is called there.
 
-    Args:
-        port: TCP port; 0 takes a free one.
-        collect: Returns the metrics; called in the server's thread.
-
-    Raises:
-        ConfigError: The address or port is not available.
+    Raises ConfigError if the address or port (0: a free one) is not available.
     """
 
     def __init__(self, address: str, port: int, collect: Callable[[], Iterable[Metric]]) -> None:

@@ -33,11 +33,7 @@ _DEBUG_PERIOD = 0.2  # s; an image for people
 
 
 class Telemetry:
-    """Everything that the node publishes or records about itself.
-
-    Raises:
-        ConfigError: The trace file or the metrics port cannot be opened.
-    """
+    """Everything that the node publishes or records about itself."""
 
     def __init__(
         self,

@@ -34,8 +34,7 @@ class DdsPublisher:
     def publish(self, msg: Any) -> None:
         """Send a message, or its CDR (:class:`bytes`, 4-byte header included). Never waits for a subscriber.
 
-        Raises:
-            VlaRosError: The message is of another type or cannot be serialised, or the node was destroyed.
+        Raises VlaRosError if it is of another type or cannot be serialised, or the node was destroyed.
         """
         if isinstance(msg, (bytes, bytearray, memoryview)):
             cdr = bytes(msg)
@@ -68,11 +67,7 @@ class DdsPublisher:
 
 
 class Inbox(ABC):
-    """A reader whose samples wake the graph's spin, which takes them and calls :meth:`dispatch` with each.
-
-    Attributes:
-        name: Topic or service, for the log.
-    """
+    """A reader whose samples wake the graph's spin, which takes them and calls :meth:`dispatch` with each."""
 
     def __init__(self, participant: Participant, reader: DataReader[Any], name: str, depth: int) -> None:
         self.name = name

@@ -75,11 +75,7 @@ class DdsService(_End):
         super().__init__(participant, srv_type, name, "service")
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
-        """Answer one request.
-
-        Raises:
-            VlaRosError: The request is incomplete, or the response cannot be sent.
-        """
+        """Answer one request."""
         header, request = self._read(sample[0], self.srv_type.Request)
         answer = self.callback(request, self.srv_type.Response())
         if isinstance(answer, Future):

@@ -45,14 +45,8 @@ def make_chunk_engine(
 ) -> ChunkInference:
     """Return the engine over the weights of ``model``: fused kernels, one graph per padded length.
 
-    Args:
-        model: On its device.
-        weights: The decoder, if it was quantised while it was read; None fuses that of ``model``.
-        ops: Operations; None chooses them for the device.
-        encode: The vision encoder; None makes it.
-        steps: Denoising steps.
-        quantization: Of weights that are fused here.
-        background: As for :class:`~vla_ros.policies.oft.inference.ChunkInference`.
+    ``weights`` is the decoder, if it was quantised while it was read; None fuses that of ``model`` with
+    ``quantization``. None for ``ops`` and ``encode`` takes what suits the device.
     """
     if weights is None:
         weights = fuse(model.language_model, quantization)
@@ -74,11 +68,7 @@ def normalize_state(statistics: ActionStatistics, raw: FloatArray) -> FloatArray
 
 
 def check_vision(one: Chunk, other: Chunk) -> None:
-    """Refuse a model that answers two different images alike.
-
-    Raises:
-        CheckpointError: It does.
-    """
+    """Refuse a model that answers two different images alike."""
     spread = float(one.normalized.std()) or 1.0
     if np.abs(one.normalized - other.normalized).max() <= SEES * spread:
         raise CheckpointError(
@@ -88,11 +78,7 @@ def check_vision(one: Chunk, other: Chunk) -> None:
 
 
 def check_chunks(ours: Sequence[Chunk], theirs: Sequence[Chunk], dtype: torch.dtype) -> None:
-    """Compare the engine's chunks with the reference path's.
-
-    Raises:
-        EngineMismatchError: They differ by more than rounding makes of them.
-    """
+    """Compare the engine's chunks with the reference path's; EngineMismatchError means more than rounding."""
     bounds = TOLERANCES[dtype]
     for one, other in zip(ours, theirs, strict=True):
         if one.tokens is not None and other.tokens is not None:

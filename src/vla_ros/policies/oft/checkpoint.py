@@ -51,14 +51,10 @@ class Weights:
 def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
     """Find all tensors of a checkpoint; reads headers, and the component files.
 
-    Args:
-        folder: The checkpoint.
-        base: Folder of the base model, into which the checkpoint's LoRA adapter is merged; None if the
-            checkpoint's own shards are final, as published ones are (their ``lora_adapter`` is a left-over).
-        towers: False skips the vision towers of a FiLM checkpoint, which take seconds to merge.
-
-    Raises:
-        CheckpointError: A file is missing, damaged, twofold, holds more than tensors, or an adapter does not fit.
+    ``base`` is the folder of the base model, into which the checkpoint's LoRA adapter is merged; None if the
+    checkpoint's own shards are final, as published ones are (their ``lora_adapter`` is a left-over). Without
+    ``towers`` it skips the vision towers of a FiLM checkpoint, which take seconds to merge. Raises CheckpointError
+    if a file is missing, damaged, twofold, holds more than tensors, or an adapter does not fit.
     """
     manifest = read_manifest(base or folder)
     loaded: dict[str, Tensor] = {}
@@ -99,16 +95,8 @@ def layout_of(
 ) -> Layout:
     """Derive a checkpoint's variant from its tensors, and check that they fit together.
 
-    Args:
-        weights: From :func:`read_weights`.
-        architecture: Sizes of the network.
-        folder: For messages.
-        images: Number of images.
-        chunk: K.
-        action: D, by the statistics.
-
-    Raises:
-        CheckpointError: A component is missing or has another width than the network or the statistics.
+    ``images`` is their number, ``chunk`` K, ``action`` D by the statistics, ``folder`` for messages. Raises
+    CheckpointError if a component is missing or has another width than the network or the statistics.
     """
     shapes = {name: stored.shape for name, stored in weights.manifest.items()}
     width = architecture.llm.hidden_size
@@ -137,11 +125,7 @@ def layout_of(
 
 
 def component_file(folder: Path, name: str) -> Path | None:
-    """``NAME--STEP_checkpoint.pt`` of a component, or None.
-
-    Raises:
-        CheckpointError: There are several.
-    """
+    """Return ``NAME--STEP_checkpoint.pt`` of a component, or None; several are an error."""
     found = sorted(folder.glob(f"{name}--*checkpoint*.pt"))
     if len(found) > 1:
         raise CheckpointError(f"{folder}: {[one.name for one in found]}: expected one {name}; delete the others")
@@ -149,11 +133,7 @@ def component_file(folder: Path, name: str) -> Path | None:
 
 
 def read_component(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a ``.pt`` file by torch's weights-only reader, names without ``module.``.
-
-    Raises:
-        CheckpointError: The file is damaged, or holds anything but tensors.
-    """
+    """Return the tensors of a ``.pt`` file by torch's weights-only reader, names without ``module.``."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except UnpicklingError as error:

@@ -34,12 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, int]:
-    """Write ``folder`` to ``output``; returns the number of tensors and their bytes.
-
-    Raises:
-        ConfigError: ``output`` is not empty.
-        CheckpointError: The checkpoint is damaged, or its parts do not fit together.
-    """
+    """Write ``folder`` to ``output``, which must be empty; returns the number of tensors and their bytes."""
     from safetensors.torch import save_file
 
     from vla_ros.policies.checkpoint_files import INDEX, checkpoint_folder

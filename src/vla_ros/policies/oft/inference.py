@@ -54,12 +54,9 @@ class Asked:
 
 
 class StepBuffers:
-    """Static buffers of one sequence length, and the stages over them.
+    """Static buffers of one sequence length with padding, and the stages over them.
 
-    Args:
-        owner: The network and how it runs.
-        length: Of the sequence, with padding.
-        padded: False if no sequence of this length has padding, so that attention needs no mask.
+    ``padded`` is False if no sequence of this length has padding, so that attention needs no mask.
     """
 
     def __init__(self, owner: ChunkInference, length: int, padded: bool) -> None:
@@ -168,17 +165,8 @@ class StepBuffers:
 class ChunkInference:
     """Answers observations with chunks, one bidirectional pass each (with a diffusion head, one per step).
 
-    Not thread-safe.
-
-    Args:
-        model: Its towers, projectors and head; the decoder may be empty.
-        weights: The decoder.
-        ops: How it computes.
-        encode: The vision encoder.
-        runner: Runs the stages.
-        steps: Denoising steps of a diffusion head.
-        bucket_step: Sequences are padded to multiples of this; 1 pads none.
-        background: True captures graphs of further lengths in a second thread.
+    Not thread-safe. The decoder of ``model`` may be empty: ``weights`` is. Sequences are padded to multiples of
+    ``bucket_step``; 1 pads none. With ``background`` a second thread captures graphs of further lengths.
     """
 
     def __init__(
@@ -219,11 +207,7 @@ class ChunkInference:
         self._lost: DeviceLostError | None = None
 
     def warm_up(self, prompts: Sequence[int]) -> None:
-        """Capture graphs for prompts of these lengths in tokens.
-
-        Raises:
-            ConfigError: One is too long.
-        """
+        """Capture graphs for prompts of these lengths in tokens; raises ConfigError if one is too long."""
         with explain_device_errors(self.weights.device), self.runner.stream():
             for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
                 self._graphs.ensure(length)

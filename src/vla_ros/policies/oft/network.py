@@ -72,13 +72,7 @@ class ResidualBlock(nn.Module):
 
 
 class ActionHead(nn.Module):
-    """States around the placeholders to one action each, or to the noise in it.
-
-    Args:
-        width: Of the decoder's states.
-        action: D.
-        blocks: Residual blocks.
-    """
+    """States [width] around the placeholders to one action [action] each, or to the noise in it."""
 
     def __init__(self, width: int, action: int, blocks: int = 2) -> None:
         super().__init__()
@@ -120,12 +114,8 @@ class Plan(NamedTuple):
 def plan(layout: Layout, patches: int, text: int, prompt: int, size: int) -> Plan:
     """Lay out ``BOS, patches, [state], [timestep], prompt, placeholders, </s>``, padded to ``size``.
 
-    Args:
-        layout: Of the checkpoint.
-        patches: Patch tokens of all images.
-        text: Room for text tokens among the source rows.
-        prompt: Tokens with BOS; ``</s>`` follows as text token number ``prompt``.
-        size: S.
+    ``patches`` counts the patch tokens of all images, ``text`` the room for text tokens among the source rows,
+    ``prompt`` its tokens with BOS; ``</s>`` follows as text token number ``prompt``.
     """
     fixed = patches + layout.extras
     words = np.arange(1, prompt + 2)  # row 0 is zero

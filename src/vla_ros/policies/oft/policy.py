@@ -111,12 +111,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return self._describe(towers=False).spec
 
     def _describe(self, *, towers: bool = True) -> Description:
-        """Read what the files say; without ``towers`` nothing is merged, and no weights can be loaded.
-
-        Raises:
-            CheckpointError: Files are missing, damaged or do not fit together.
-            ConfigError: An option does not fit the checkpoint.
-        """
+        """Read what the files say; without ``towers`` nothing is merged, and no weights can be loaded."""
         options = self._options
         folder = checkpoint_folder(options.checkpoint)
         base = checkpoint_folder(options.base) if options.base else folder
@@ -148,13 +143,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return Description(folder, base, architecture, layout, weights, statistics, state, spec)
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Read the checkpoint, check that its parts fit and that memory suffices, test and warm up.
-
-        Raises:
-            CheckpointError: Files are missing, damaged, do not fit together, or the model does not see.
-            ConfigError: An option does not fit the checkpoint or this machine.
-            OutOfMemoryError: It does not fit; the text lists the options that would.
-        """
+        """Read the checkpoint, check that its parts fit and that memory suffices, test and warm up."""
         self.close()
         options = self._options
         found = self._describe()
@@ -181,20 +170,9 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return OFTSession(np.random.default_rng(None if self._options.seed < 0 else self._options.seed))
 
     def infer(self, session: OFTSession, observation: Observation) -> ActionChunk:
-        """Answer one observation.
+        """Answer one observation with a chunk.
 
-        Args:
-            session: Of the robot.
-            observation: Has the images and the state that ``spec`` names.
-
-        Returns:
-            A chunk. ``info`` of a discrete checkpoint: ``logit_margins`` and ``outside_bins``.
-
-        Raises:
-            ImageError: An image is missing or of another size or type.
-            ConfigError: The instruction is empty or too long, or the state is missing.
-            OutOfMemoryError: The device has no room left.
-            VlaRosError: The network's output holds NaN or Inf.
+        ``info`` of a discrete checkpoint has ``logit_margins`` and ``outside_bins``.
         """
         loaded = self.loaded
         if session.instruction != observation.instruction or not session.tokens.size:

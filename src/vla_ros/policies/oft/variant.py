@@ -40,8 +40,7 @@ class Variant:
     def of(cls, options: OFTOptions, preset: str, keys: Sequence[str]) -> Variant:
         """Resolve ``options``; ``keys`` are those of all cameras.
 
-        Raises:
-            ConfigError: Something is not said, said in two ways, or cameras are missing.
+        Raises ConfigError if something is not said, said in two ways, or cameras are missing.
         """
         platform = PLATFORMS.get(preset)
         chunk = options.chunk or (platform.chunk if platform else 0)
@@ -70,15 +69,7 @@ class Variant:
         )
 
     def check(self, key: str, dimension: int) -> None:
-        """Refuse statistics of another robot than the preset's.
-
-        Args:
-            key: Name of the statistics.
-            dimension: Numbers per action in them.
-
-        Raises:
-            ConfigError: They are.
-        """
+        """Refuse statistics (``key``, with ``dimension`` numbers per action) of another robot than the preset's."""
         if self.preset and dimension != PLATFORMS[self.preset].action:
             raise ConfigError(
                 f"preset: {self.preset} has actions of {PLATFORMS[self.preset].action} numbers, the checkpoint's "

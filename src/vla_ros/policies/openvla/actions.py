@@ -97,16 +97,9 @@ def read_statistics(
     """Statistics by dataset: ``dataset_statistics.json`` where it exists, else ``norm_stats`` of config.json.
 
     A fine-tuned checkpoint keeps its base model's ``norm_stats`` in config.json and its own statistics in
-    ``dataset_statistics.json``, so the latter wins.
-
-    Args:
-        folder: The checkpoint.
-        group: ``action``, or ``proprio`` for the state.
-        bounds: Names of the lower and the upper bounds.
-        margin: Of :class:`ActionStatistics`.
-
-    Raises:
-        CheckpointError: Both are missing, or an entry is damaged.
+    ``dataset_statistics.json``, so the latter wins. ``group`` is ``action``, or ``proprio`` for the state;
+    ``bounds`` names the lower and the upper bounds. Raises CheckpointError if both files are missing, or an entry
+    is damaged.
     """
     path = folder / "dataset_statistics.json"
     if path.exists():
@@ -122,15 +115,9 @@ def read_statistics(
 
 
 def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatistics:
-    """Choose the statistics for un-normalisation.
+    """Choose the statistics that ``policy.unnorm_key`` names; it may be empty if there is only one.
 
-    Args:
-        statistics: All that the checkpoint has.
-        key: ``policy.unnorm_key``; may be empty if there is only one. A LIBERO suite's plain name also
-            finds ``{suite}_no_noops``, the name under which its filtered data was trained.
-
-    Raises:
-        ConfigError: ``key`` is empty though there are several, or is not among them.
+    A LIBERO suite's plain name also finds ``{suite}_no_noops``, the name under which its filtered data was trained.
     """
     names = sorted(statistics)
     if not key:

@@ -27,18 +27,11 @@ def make_engine(
     ops: Ops | None = None,
     encode: Encode | None = None,
 ) -> Engine:
-    """Return an engine over the weights of ``model``.
+    """Return an engine over the weights of ``model``, which is loaded, not quantised and on its device.
 
-    Args:
-        model: Loaded, not quantised, on its device.
-        answer: Tokens to decode.
-        quantization: ``none``, ``int8`` or ``int4``.
-        drafts: ``policy.drafts``.
-        keep: True leaves ``model`` usable: dense weights are shared, quantised ones exist beside them. False frees
-            the decoder's dense weights layer by layer.
-        weights: From :func:`fill_quantized`; None takes those of ``model``.
-        ops: How its decoder computes; None takes what suits the device.
-        encode: The vision encoder; None takes :class:`~vla_ros.policies.openvla.vision_encoder.VisionEncoder`.
+    ``answer`` counts the tokens to decode, ``drafts`` is ``policy.drafts``. ``keep`` leaves ``model`` usable: dense
+    weights are shared, quantised ones exist beside them; else the decoder's dense weights are freed layer by layer.
+    ``weights`` come from :func:`fill_quantized`. None for ``ops`` and ``encode`` takes what suits the device.
     """
     size = model.architecture.image_size
     if weights is None:
@@ -62,17 +55,8 @@ def fill_quantized(
 ) -> DecoderWeights:
     """Load the weights to ``device``, quantising layer by layer: at most one layer is dense.
 
-    Args:
-        model: Empty, from :func:`~vla_ros.policies.openvla.loading.build_empty`. All but its decoder's layers can
-            be used afterwards.
-        produce: Source of the tensors.
-        device: Where they go.
-        dtype: Type of all that is not quantised.
-        quantization: ``int8`` or ``int4``.
-        progress: Told the share of layers.
-
-    Raises:
-        CheckpointError: A file cannot be read.
+    ``model`` is empty (:func:`~vla_ros.policies.openvla.loading.build_empty`); all but its decoder's layers can be
+    used afterwards. ``produce`` makes the tensors, and ``dtype`` is the type of all that is not quantised.
     """
     names = [name for name, _ in model.named_parameters()]
     for name, tensor in produce([name for name in names if not name.startswith(_LAYERS)]):

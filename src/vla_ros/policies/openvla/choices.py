@@ -12,11 +12,7 @@ from vla_ros.policies.openvla.options import CheckpointOptions
 
 
 def choose_dtype(options: CheckpointOptions, device: torch.device) -> str:
-    """Resolve ``policy.dtype``; ``auto`` means bfloat16 on CUDA and for quantised weights, else float32.
-
-    Raises:
-        ConfigError: float32 is combined with quantisation.
-    """
+    """Resolve ``policy.dtype``; ``auto`` means bfloat16 on CUDA and for quantised weights, else float32."""
     quantized = options.quantization != "none"
     if options.dtype == "auto":
         return "bfloat16" if quantized or device.type == "cuda" else "float32"
@@ -29,12 +25,7 @@ def choose_dtype(options: CheckpointOptions, device: torch.device) -> str:
 
 
 def check_attention(attention: str, device: torch.device, dtype: str) -> None:
-    """Refuse ``flash_attention_2`` where it cannot run.
-
-    Raises:
-        ConfigError: It does not support the device or the data type.
-        MissingDependencyError: flash-attn is not installed.
-    """
+    """Refuse ``flash_attention_2`` where it cannot run or is not installed."""
     if attention != "flash_attention_2":
         return
     if device.type != "cuda" or dtype != "bfloat16":
@@ -51,9 +42,6 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
     """Resolve ``policy.engine``; ``auto`` means ``graph`` if its kernels run, else ``reference``.
 
     nf4 and a non-default attention run on the reference path only, so they select it.
-
-    Raises:
-        ConfigError: That path does not support ``policy.quantization``.
     """
     asked, weights = options.engine, options.quantization
     missing = _why_no_engine(options, device) if asked == "auto" else ""

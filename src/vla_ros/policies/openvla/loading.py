@@ -34,13 +34,7 @@ _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
 def build_empty(architecture: Architecture, attention: str = "sdpa", quantize: str = "none") -> OpenVLAModel:
     """Return the network without memory for its weights (on ``meta``), ready for :func:`fill`.
 
-    Args:
-        architecture: Sizes.
-        attention: As for :class:`~vla_ros.policies.openvla.model.OpenVLAModel`.
-        quantize: ``none``, ``int8`` or ``nf4``, for the linear layers of the decoder.
-
-    Raises:
-        MissingDependencyError: bitsandbytes is needed and not installed.
+    ``quantize`` is ``none``, ``int8`` or ``nf4``, for the linear layers of the decoder.
     """
     return empty(lambda: OpenVLAModel(architecture, attention), quantize)
 
@@ -54,11 +48,7 @@ def empty(make: Callable[[], M], quantize: str = "none") -> M:
 
 
 def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Compare the network's parameters with the stored tensors.
-
-    Raises:
-        CheckpointError: Missing or unexpected keys, wrong shapes or types; the message names them.
-    """
+    """Compare the network's parameters with the stored tensors; CheckpointError names all that differ."""
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     missing = sorted(expected.keys() - manifest.keys())
     unexpected = sorted(key for key in manifest.keys() - expected.keys() if not never_run(key, model.architecture))
@@ -88,11 +78,7 @@ Produce = Callable[[Sequence[str]], Iterator[tuple[str, Tensor]]]
 
 
 def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
-    """Tensors from a checkpoint's files, one at a time.
-
-    Raises:
-        CheckpointError: When used, where a file cannot be read.
-    """
+    """Yield the tensors of a checkpoint's files, one at a time."""
 
     def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         for file in sorted({manifest[name].file for name in names}):
@@ -110,15 +96,8 @@ def fill(
 ) -> None:
     """Load the weights to ``device`` one tensor at a time, so that the host never holds a second copy.
 
-    Args:
-        model: From :func:`build_empty`, checked by :func:`check_weights`.
-        source: From :func:`read_manifest`, or what makes the tensors.
-        device: Where the weights go.
-        dtype: Their type there; quantised layers have their own.
-        progress: Told the share of weights that are there.
-
-    Raises:
-        CheckpointError: A file cannot be read.
+    ``model`` is from :func:`build_empty`, checked by :func:`check_weights`. Quantised layers have a type of their
+    own.
     """
     produce = from_files(source) if isinstance(source, Mapping) else source
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

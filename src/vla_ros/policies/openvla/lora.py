@@ -38,11 +38,7 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def adapter_folder(folder: Path) -> Path:
-    """Where a checkpoint keeps its adapter: in ``lora_adapter``, or, if it is nothing else, in itself.
-
-    Raises:
-        CheckpointError: It has none.
-    """
+    """Where a checkpoint keeps its adapter: in ``lora_adapter``, or, if it is nothing else, in itself."""
     for place in (folder / FOLDER, folder):
         if (place / "adapter_model.safetensors").exists():
             return place
@@ -54,13 +50,9 @@ def adapter_folder(folder: Path) -> Path:
 def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
     """Return a LoRA adapter as peft saves it: parameter name to A, B and scale.
 
-    Args:
-        folder: Has ``adapter_config.json`` and ``adapter_model.safetensors``.
-        manifest: Tensors of the base model.
-        own_towers: True leaves the vision towers out: a FiLM checkpoint stores them elsewhere.
-
-    Raises:
-        CheckpointError: It belongs to another base, or is of a kind that is not supported.
+    ``manifest`` lists the tensors of the base model. ``own_towers`` leaves the vision towers out: a FiLM checkpoint
+    stores them elsewhere. Raises CheckpointError if it belongs to another base, or is of a kind that is not
+    supported.
     """
     path = folder / "adapter_config.json"
     config = read_json(path)
@@ -94,11 +86,7 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
 
 
 def adapter_scale(config: Mapping[str, object], rank: int) -> float:
-    """Return the factor of ``B @ A``, from an ``adapter_config.json``.
-
-    Raises:
-        CheckpointError: It has no positive ``lora_alpha`` or rank.
-    """
+    """Return the factor of ``B @ A``, from an ``adapter_config.json``."""
     alpha = config.get("lora_alpha", DEFAULT_ALPHA)
     if not isinstance(alpha, (int, float)) or rank < 1:
         raise CheckpointError(

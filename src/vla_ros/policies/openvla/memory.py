@@ -26,15 +26,7 @@ def choices(device: str) -> tuple[tuple[str, str], ...]:
 def plan_memory(
     shapes: Mapping[str, tuple[int, ...]], architecture: Architecture, dtype: str, quantize: str, device: str
 ) -> MemoryPlan:
-    """Estimate before anything is loaded.
-
-    Args:
-        shapes: Checkpoint key to shape, of the weights that run.
-        architecture: Sizes.
-        dtype: ``float32`` or ``bfloat16``.
-        quantize: ``none``, ``int8``, ``int4`` or ``nf4``.
-        device: ``cpu`` or ``cuda...``.
-    """
+    """Estimate before anything is loaded; ``shapes`` is checkpoint key to shape, of the weights that run."""
     item = 4 if dtype == "float32" else 2
     weights = 0.0
     for key, shape in shapes.items():
@@ -68,8 +60,7 @@ def check_memory(
 ) -> str:
     """Compare needed with available memory; return one line for the log.
 
-    Raises:
-        OutOfMemoryError: It does not fit; the text lists the options that would.
+    Raises OutOfMemoryError, which lists the options that would fit.
     """
     plan = plan_memory(shapes, architecture, dtype, quantize, device)
     free = available(device)

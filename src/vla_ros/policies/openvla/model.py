@@ -60,13 +60,9 @@ class Prefix:
 class OpenVLAModel(nn.Module):
     """The network with its weights as loaded: ``normalize``, ``embed_image``, ``prefill``, ``greedy``.
 
-    The decoder is :mod:`vla_ros.engine.decoder` with torch's operations.
-
-    Args:
-        architecture: Sizes, from ``config.json``.
-        attention: ``eager``, ``sdpa`` or ``flash_attention_2`` for the decoder. The towers know eager and SDPA,
-            which takes its own flash kernel where there is one.
-        film: True if a mean text embedding modulates the towers' blocks.
+    The decoder is :mod:`vla_ros.engine.decoder` with torch's operations. ``attention`` is ``eager``, ``sdpa`` or
+    ``flash_attention_2``; the towers know eager and SDPA, which takes its own flash kernel where there is one. With
+    ``film`` a mean text embedding modulates the towers' blocks.
     """
 
     def __init__(self, architecture: Architecture, attention: str = "sdpa", film: bool = False) -> None:
@@ -100,25 +96,15 @@ class OpenVLAModel(nn.Module):
         return patches
 
     def embed_sequence(self, patches: Tensor, input_ids: Tensor) -> Tensor:
-        """BOS, patches, rest of the prompt: [B, L + patches, llm_width].
-
-        Args:
-            patches: [B, patches, llm_width].
-            input_ids: Int64 [B, L], beginning with BOS.
-        """
+        """BOS, patches [B, patches, llm_width], rest of the prompt int64 [B, L]: [B, L + patches, llm_width]."""
         return decoder.embed_sequence(as_loaded(self.language_model), patches, input_ids)
 
     def prefill(self, patches: Tensor, input_ids: Tensor, room: int = 16) -> tuple[Tensor, Prefix]:
-        """Run the prompt.
+        """Run the prompt: patches [B, patches, llm_width] and int64 [B, L] tokens, of one length.
 
-        Args:
-            patches: [B, patches, llm_width].
-            input_ids: Int64 [B, L]; every row of the batch has the same length.
-            room: Positions to keep free in the cache for :meth:`decode_one`.
-
-        Returns:
-            Logits of the first action token [B, vocab_size], and the prefix that :meth:`decode_one` and
-            :meth:`greedy` continue (and change in place).
+        ``room`` positions stay free in the cache for :meth:`decode_one`. Returns the logits of the first action
+        token [B, vocab_size], and the prefix that :meth:`decode_one` and :meth:`greedy` continue (and change in
+        place).
         """
         weights, batch = as_loaded(self.language_model), len(input_ids)
         length = patches.shape[1] + input_ids.shape[1]
@@ -146,13 +132,9 @@ class OpenVLAModel(nn.Module):
     def forward(self, pixels: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All positions at once, without a cache and with gradients: for training and for checks.
 
-        Args:
-            pixels: Normalised, [B, 3 * towers, H, W].
-            input_ids: Int64 [B, L]: BOS, prompt, then any action tokens.
-
-        Returns:
-            Logits [B, L + patches, vocab_size], last hidden states [B, L + patches, llm_width] and patch
-            embeddings [B, patches, llm_width]. Position ``patches + i`` predicts ``input_ids[:, i + 1]``.
+        From normalised pixels [B, 3 * towers, H, W] and int64 [B, L] tokens (BOS, prompt, then any action tokens)
+        to logits [B, L + patches, vocab_size], last hidden states [B, L + patches, llm_width] and patch embeddings
+        [B, patches, llm_width]. Position ``patches + i`` predicts ``input_ids[:, i + 1]``.
         """
         patches = self.embed_image(pixels)
         hidden = self.hidden_states(self.embed_sequence(patches, input_ids))

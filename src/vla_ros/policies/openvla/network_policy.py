@@ -68,12 +68,7 @@ class Placement:
 
     @classmethod
     def choose(cls, options: CheckpointOptions) -> Placement:
-        """Follow the options, and set torch's threads.
-
-        Raises:
-            ConfigError: An option does not fit this machine.
-            MissingDependencyError: A library that is asked for is not installed.
-        """
+        """Follow the options as far as this machine can, else raise ConfigError; set torch's threads."""
         if options.threads:
             torch.set_num_threads(options.threads)
         device = choose_device(options.device)
@@ -101,11 +96,7 @@ class NetworkPolicy(Policy, Generic[L]):
 
     @property
     def loaded(self) -> L:
-        """The network with its preprocessing and postprocessing.
-
-        Raises:
-            VlaRosError: :meth:`load` has not been called.
-        """
+        """The network with its preprocessing and postprocessing, once :meth:`load` has been called."""
         if self._loaded is None:
             raise VlaRosError(f"{self.title}: not loaded; call load() first")
         return self._loaded

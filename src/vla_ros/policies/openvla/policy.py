@@ -94,14 +94,7 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
         self.spec = PolicySpec((ImageFeature(self._image_key),), action=self._action(PolicySpec.dimension, ""))
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Read the checkpoint, check that memory suffices and that the model sees, warm up.
-
-        Raises:
-            CheckpointError: Files are missing, damaged, do not fit together, or the model does not see.
-            ConfigError: An option does not fit the checkpoint or this machine.
-            MissingDependencyError: bitsandbytes or flash-attn is asked for and not installed.
-            OutOfMemoryError: It does not fit; the text lists the options that would.
-        """
+        """Read the checkpoint, check that memory suffices and that the model sees, warm up."""
         self.close()
         options = self._options
         folder = checkpoint_folder(options.checkpoint)
@@ -142,22 +135,11 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
         return OpenVLASession()
 
     def infer(self, session: OpenVLASession, observation: Observation) -> ActionChunk:
-        """Answer one observation.
+        """Answer one observation: uint8 RGB of the processor's size under the key of ``spec.image_keys``.
 
-        Args:
-            session: Of the robot.
-            observation: ``images`` has the key of ``spec.image_keys``, uint8 RGB of its processor's size. The
-                engine takes ``raw_images`` instead where it resizes that to the same bits.
-
-        Returns:
-            One action. ``info``: ``logit_margins`` (best minus second-best logit of each token),
-            ``outside_bins`` (tokens that were no action tokens and got clipped), ``prompt_tokens``.
-
-        Raises:
-            ImageError: The image is missing, of another size or type.
-            ConfigError: The instruction is empty or too long.
-            OutOfMemoryError: The device has no room left.
-            VlaRosError: The network's output holds NaN or Inf.
+        The engine takes ``raw_images`` instead where it resizes that to the same bits. ``info`` has
+        ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (tokens that were no action
+        tokens and got clipped) and ``prompt_tokens``.
         """
         return _only(self.infer_batch([(session, observation)]))
 

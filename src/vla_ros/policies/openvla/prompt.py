@@ -44,11 +44,7 @@ class PromptEncoder:
     max_tokens: int  # longest prompt that leaves room for patches and actions
 
     def encode(self, instruction: str) -> IntArray:
-        """Return int64 [L]: BOS, the prompt, the empty token.
-
-        Raises:
-            ConfigError: The instruction is empty or too long for the model.
-        """
+        """Return int64 [L]: BOS, the prompt, the empty token; raises ConfigError if it is empty or too long."""
         if not instruction.strip():
             raise ConfigError("policy.instruction: empty; say what the robot should do")
         ids = close_prompt(
@@ -73,11 +69,7 @@ def close_prompt(ids: list[int], empty_token: int) -> list[int]:
 def load_prompt_encoder(
     folder: Path, architecture: Architecture, version: str = "auto", reserved_tokens: int = 7
 ) -> PromptEncoder:
-    """Return the prompt encoder of a checkpoint; ``reserved_tokens`` positions are kept free for the action.
-
-    Raises:
-        CheckpointError: The tokenizer is missing, damaged or does not fit the vocabulary.
-    """
+    """Return the prompt encoder of a checkpoint; ``reserved_tokens`` positions are kept free for the action."""
     return PromptEncoder(
         encode_text=load_tokenizer(folder, architecture),
         version=architecture.prompt_version if version == "auto" else version,
@@ -90,11 +82,8 @@ def load_prompt_encoder(
 def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
     """Return the tokenizer of ``folder``: ``tokenizer.json``, else ``tokenizer.model`` (sentencepiece).
 
-    Both are read as data by the libraries that define these formats, so that neither a version of transformers
-    nor code beside the checkpoint has a say in the tokens.
-
-    Raises:
-        CheckpointError: Neither file is there, or it is damaged, or has tokens outside the vocabulary.
+    Both are read as data by the libraries that define these formats, so that neither a version of transformers nor
+    code beside the checkpoint has a say in the tokens.
     """
     if (folder / "tokenizer.json").exists():
         encode = _tokenizers(folder / "tokenizer.json", architecture.llm.bos_token)

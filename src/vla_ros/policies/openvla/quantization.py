@@ -33,12 +33,7 @@ def bytes_per_weight(mode: str) -> float:
 def install(layers: nn.Module, mode: str) -> None:
     """Replace every linear layer inside ``layers`` by its quantised kind; weights follow by :func:`place`.
 
-    Args:
-        layers: The decoder's blocks, without memory for their weights (on ``meta``).
-        mode: ``none``, ``int8`` or ``nf4``.
-
-    Raises:
-        MissingDependencyError: bitsandbytes is not installed.
+    The layers are the decoder's blocks on ``meta``; ``mode`` is ``none``, ``int8`` or ``nf4``.
     """
     if mode == "none":
         return

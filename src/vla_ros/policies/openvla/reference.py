@@ -19,16 +19,9 @@ from vla_ros.types import FloatArray, IntArray, UInt8Array
 def answer(
     model: OpenVLAModel, image: UInt8Array, input_ids: Tensor, count: int
 ) -> tuple[IntArray, FloatArray, dict[str, float]]:
-    """Decode greedily.
+    """Decode ``count`` tokens greedily from an image, uint8 [H, W, 3] RGB, and int64 [1, L] tokens.
 
-    Args:
-        model: On its device.
-        image: Uint8 [H, W, 3] RGB of the model's size.
-        input_ids: Int64 [1, L] on the model's device.
-        count: Tokens to decode, D.
-
-    Returns:
-        Tokens int64 [D], best minus second-best logit of each [D], and stages in milliseconds.
+    Returns int64 [D] tokens, best minus second-best logit of each [D], and stages in milliseconds.
     """
     timer = StageTimer(model.device)
     pixels = model.normalize(to_device(image, model.device))
@@ -45,17 +38,10 @@ def answer(
 
 @torch.inference_mode()
 def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
-    """Replace ``model.embed_image`` by its ``torch.compile``d form.
+    """Replace ``model.embed_image`` by its ``torch.compile``d form and return the seconds that this took.
 
-    Args:
-        model: On its device.
-        image: Uint8 [H, W, 3] of the model's size, to compile and compare with.
-
-    Returns:
-        Compile time in seconds.
-
-    Raises:
-        ConfigError: It cannot be compiled here, or the result differs.
+    Compiles for and compares with ``image``; raises ConfigError if it cannot be compiled here, or the result
+    differs.
     """
     began, pixels = time.perf_counter(), model.normalize(to_device(image, model.device))
     expected = model.embed_image(pixels)

@@ -42,16 +42,8 @@ def check_vision(model: OpenVLAModel, images: Sequence[UInt8Array], prompt: IntA
     """Refuse a model whose answer does not depend on the image.
 
     A model that never runs its vision still returns an action, always the same. This happens when the published
-    code runs with a transformers version that skips the image, and with half-copied weights.
-
-    Args:
-        model: On its device.
-        images: Two, uint8 [H, W, 3].
-        prompt: Int64 [L].
-        folder: Of the checkpoint, for the message.
-
-    Raises:
-        CheckpointError: Logits are not finite, or equal for both images.
+    code runs with a transformers version that skips the image, and with half-copied weights. Raises CheckpointError
+    if logits are not finite, or equal for the two images, uint8 [H, W, 3].
     """
     ids = torch.from_numpy(prompt)[None].to(model.device)
     first, second = (
@@ -67,11 +59,7 @@ def check_vision(model: OpenVLAModel, images: Sequence[UInt8Array], prompt: IntA
 
 
 def check_engine_vision(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, folder: Path) -> None:
-    """As :func:`check_vision` through the engine, for weights that only it holds.
-
-    Raises:
-        CheckpointError: Both images get the same tokens and logit margins.
-    """
+    """As :func:`check_vision` through the engine, for weights that only it holds."""
     one, other = (engine.answer([Request(image, prompt)])[0] for image in images)
     if np.array_equal(one.tokens, other.tokens) and np.allclose(one.margins, other.margins, 1e-4):
         raise _blind(folder, "leave tokens and logit margins as they are")
@@ -80,17 +68,9 @@ def check_engine_vision(engine: Engine, images: Sequence[UInt8Array], prompt: In
 def check_engine(
     model: OpenVLAModel, engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, count: int
 ) -> None:
-    """Compare the engine's answers with those of the reference path over the same weights.
+    """Compare the engine's answers with those of the reference path over the same weights, not quantised.
 
-    Args:
-        model: The reference path.
-        engine: Over the same weights, not quantised.
-        images: Uint8 [H, W, 3] each.
-        prompt: Int64 [L].
-        count: Tokens of an answer.
-
-    Raises:
-        EngineMismatchError: A token differs at a clear margin of the reference path.
+    Raises EngineMismatchError if a token differs at a clear margin of the reference path.
     """
     ids = torch.from_numpy(prompt)[None].to(model.device)
     near = TOLERANCES[engine.weights.dtype].near_tie
@@ -107,15 +87,10 @@ def check_engine(
 
 
 def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
-    """Raise the engine's guard where these weights need it.
+    """Raise the warm engine's guard where these weights need it.
 
     The guards of :mod:`vla_ros.engine.tolerances` were measured on weights whose logits may spread less. Drafts
     every image's answer for every image.
-
-    Args:
-        engine: Warm.
-        images: Uint8 [H, W, 3] each.
-        prompt: Int64 [L].
     """
     if engine.options.drafts != "prefill":
         return
@@ -136,10 +111,7 @@ def check_resizing(engine: Engine, frame: RawImage) -> None:
     """Compare the engine's processing of a camera's frame with the host's; warms up both.
 
     With graphs, compares twice: without a graph, as for the first frame of a size, and with it. Skips processors
-    without exact resampling steps: the host resizes their frames.
-
-    Raises:
-        EngineMismatchError: A value differs.
+    without exact resampling steps: the host resizes their frames. Raises EngineMismatchError if a value differs.
     """
     if not on_device(frame):
         return

@@ -45,17 +45,8 @@ def tiny_architecture(
 ) -> Architecture:
     """Return the sizes of a small model whose two towers have the two kinds of the published ones.
 
-    Args:
-        vision_width: Features per patch in each tower.
-        vision_blocks: Blocks that each tower stores; one fewer runs.
-        vision_heads: Attention heads of the towers.
-        llm_width: Features per token of the decoder.
-        llm_layers: Its layers.
-        llm_heads: Its attention heads.
-        vocabulary: Tokens without padding; the last 255 are actions.
-        padding: Further rows of embedding and head.
-        empty_token: Token that closes a prompt.
-        prompt_version: ``v0.1`` or ``v0.2``.
+    Each tower stores ``vision_blocks``, of which one fewer runs. ``vocabulary`` counts the tokens without
+    ``padding``, of which the last 255 are actions; ``empty_token`` closes a prompt.
     """
     dino = TowerShape(
         width=vision_width,
@@ -100,12 +91,7 @@ def tiny_architecture(
 
 
 def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
-    """Return float32 weights for every key that runs, scaled so that no signal dies on the way.
-
-    Args:
-        architecture: Sizes.
-        seed: Each seed gives another model.
-    """
+    """Return float32 weights for every key that runs, scaled so that no signal dies on the way."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, parameter in build_empty(architecture).named_parameters():
@@ -136,18 +122,7 @@ def write_tiny(
     statistics: Statistics = STATISTICS,
     shards: int = 2,
 ) -> Architecture:
-    """Write a random checkpoint.
-
-    Args:
-        folder: Made if it does not exist.
-        seed: Of the weights.
-        architecture: Sizes; :func:`tiny_architecture` when left out.
-        statistics: Datasets and how their actions were normalised.
-        shards: Number of safetensors files.
-
-    Returns:
-        The sizes.
-    """
+    """Write a random checkpoint to ``folder`` and return its sizes."""
     architecture = architecture or tiny_architecture()
     ids = word_ids((*PROMPT_WORDS, *TABLE_WORDS), architecture.empty_token)
     write_checkpoint(Path(folder), architecture, random_weights(architecture, seed), statistics, ids, shards)

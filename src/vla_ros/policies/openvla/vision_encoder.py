@@ -26,10 +26,6 @@ class VisionEncoder:
 
     The same as ``model.embed_image(model.normalize(images))``. One tower does not fill a large GPU: the second runs
     on a stream of its own, and a captured graph keeps that.
-
-    Args:
-        model: On its device, its weights in place.
-        ops: What runs between the products; None takes what suits the device.
     """
 
     @torch.no_grad()
@@ -91,15 +87,7 @@ class VisionEncoder:
 
 @torch.inference_mode()
 def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
-    """Compare the encoder with the reference path.
-
-    Args:
-        encoder: In question.
-        images: Uint8 [H, W, 3] each.
-
-    Raises:
-        EngineMismatchError: The patch embeddings differ by more than rounding.
-    """
+    """Compare the encoder with the reference path; EngineMismatchError means more than rounding."""
     model = encoder.model
     bound = TOLERANCES[model.dtype].vision
     for image in images:
@@ -115,13 +103,7 @@ def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
 def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
     """Return the fused vision encoder if it is correct, else one in plain torch with a warning.
 
-    Args:
-        model: On its device.
-        images: To compare with, uint8 [H, W, 3] each.
-        strict: True refuses instead.
-
-    Raises:
-        EngineMismatchError: With ``strict``, the patch embeddings differ.
+    ``strict`` raises EngineMismatchError instead.
     """
     encoder = VisionEncoder(model)
 

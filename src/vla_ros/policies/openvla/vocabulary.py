@@ -39,12 +39,7 @@ TABLE_WORDS = (
 def word_ids(words: Iterable[str], empty_token: int = LLAMA2_EMPTY_TOKEN) -> dict[str, int]:
     """Id of every piece. Each word has two: after a space (with the mark) and without one.
 
-    Args:
-        words: Words and punctuation marks, without spaces.
-        empty_token: Id of the lone space mark; the words must fit below it, or it must lie below them.
-
-    Raises:
-        ValueError: ``empty_token`` is the id of another piece.
+    ``empty_token`` is the id of the lone space mark; the words must fit below it, or it must lie below them.
     """
     ids = {"<unk>": 0, "<s>": 1, "</s>": 2}
     ids.update({f"<0x{byte:02X}>": 3 + byte for byte in range(256)})

@@ -61,15 +61,10 @@ PUBLISHED: Mapping[str, PiArchitecture] = {PI0: PiArchitecture(PI0), PI05: PiArc
 
 
 def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, folder: Path) -> PiArchitecture:
-    """Infer the sizes from the shapes of the stored tensors.
+    """Infer the sizes from the shapes of the stored tensors, by name without LeRobot's leading ``model.``.
 
-    Args:
-        shapes: Stored name, without LeRobot's leading ``model.``, to shape.
-        horizon: H, which no tensor tells.
-        folder: The checkpoint, for messages and its ``architecture.json``.
-
-    Raises:
-        CheckpointError: It is neither model, or sizes are missing or contradict each other.
+    ``horizon`` is H, which no tensor tells; ``folder`` may have an ``architecture.json``. Raises CheckpointError if
+    it is neither model, or sizes are missing or contradict each other.
     """
     kinds = [kind for kind, mark in ((PI0, "state_proj.weight"), (PI05, "time_mlp_in.weight")) if mark in shapes]
     if len(kinds) != 1:

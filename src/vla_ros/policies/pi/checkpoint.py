@@ -44,11 +44,7 @@ class PiCheckpoint:
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
-    """Tell the layout from ``config.json``: ``openpi`` or ``lerobot``.
-
-    Raises:
-        CheckpointError: It is neither.
-    """
+    """Tell the layout from ``config.json``: ``openpi`` or ``lerobot``."""
     if config.get("type") in PROMPT_TOKENS and "input_features" in config:
         return LEROBOT
     if "action_horizon" in config and "type" not in config:
@@ -63,14 +59,8 @@ def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
 def read_checkpoint(folder: Path, robot: Robot | None = None, asset: str = "") -> PiCheckpoint:
     """Read everything of a checkpoint except its weights.
 
-    Args:
-        folder: The checkpoint.
-        robot: Required by openpi's layout, refused by LeRobot's.
-        asset: Folder below ``assets`` in place of the robot's own, for a fine-tune with statistics of another name.
-
-    Raises:
-        CheckpointError: Files are missing, damaged or contradict each other.
-        ConfigError: ``robot`` or ``asset`` does not fit the layout.
+    ``robot`` is required by openpi's layout and refused by LeRobot's. ``asset`` is the folder below ``assets`` in
+    place of the robot's own, for a fine-tune with statistics of another name.
     """
     config = read_json(folder / "config.json")
     layout = detect_layout(config, folder)

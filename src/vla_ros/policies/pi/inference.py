@@ -63,16 +63,10 @@ class PiModel:
     ) -> FlowRequest:
         """Prepare one observation for the engine.
 
-        Args:
-            images: Key to uint8 [H, W, 3] RGB, upright, or to the camera's own; optional ones may be missing.
-            state: Float [state_size] in the robot's units.
-            instruction: The command in natural language.
-            noise: Float [H, action_dim], standard normal, or a seed; the same noise gives the same chunk.
-            rtc: What is left of the previous chunk, or None.
-
-        Raises:
-            ConfigError: State, instruction, noise or ``rtc`` do not fit the model.
-            ImageError: An image is missing or unknown, or an array is not an image.
+        Args: images: Key to uint8 [H, W, 3] RGB, upright, or to the camera's own; optional ones may be missing.
+        state: Float [state_size] in the robot's units. instruction: The command in natural language. noise: Float
+        [H, action_dim], standard normal, or a seed; the same noise gives the same chunk. rtc: What is left of the
+        previous chunk, or None.
         """
         sizes = self.architecture
         if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
@@ -100,11 +94,7 @@ class PiModel:
         noise: Array | int,
         rtc: RealTimeChunk | None = None,
     ) -> Chunk:
-        """Compute one chunk; arguments and errors as for :meth:`request`.
-
-        Raises:
-            NotFiniteError: The chunk holds NaN or Inf.
-        """
+        """Compute one chunk from the arguments of :meth:`request`; raises NotFiniteError for NaN or Inf."""
         request = self.request(images, state, instruction, noise, rtc)
         [answer] = self.engine.answer([request])
         if isinstance(answer, NotFiniteError):
@@ -140,15 +130,8 @@ def make_engine(
 ) -> FlowEngine:
     """Return an engine over the weights of ``network``, which is loaded and on its device.
 
-    Args:
-        network: With its weights.
-        processing: Of inputs and actions.
-        steps: Euler steps.
-        runner: Runs the stages; None takes what suits the device.
-        quantization: Of the prefix: ``none`` or ``fp8``.
-        ops: Operations; None chooses them for the device.
-        keep: False frees the parameters of ``network`` that are quantised.
-        jacobian: As for :class:`~vla_ros.engine.flow_engine.FlowEngine`.
+    ``quantization`` is that of the prefix: ``none`` or ``fp8``; without ``keep`` the parameters that are quantised
+    are freed. None for ``runner`` and ``ops`` takes what suits the device.
     """
     device, size = network.device, network.architecture.vision.image_size
     model = make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep)
@@ -193,20 +176,9 @@ def load_model(
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
-    Args:
-        checkpoint: From :func:`~vla_ros.policies.pi.checkpoint.read_checkpoint`.
-        device: ``cpu`` or ``cuda...``.
-        dtype: ``float32`` or ``bfloat16``, for the matrices.
-        flow_steps: Euler steps; None for the checkpoint's.
-        tokenizer: File or folder of the tokenizer; None looks in the checkpoint.
-        progress: Called with the share that is loaded.
-        quantization: Of the prefix: ``none`` or ``fp8``.
-        jacobian: Guide chunks by the gradient of their error.
-
-    Raises:
-        CheckpointError: Tensors or tokenizer are missing or do not fit.
-        ConfigError: ``flow_steps`` is out of range.
-        OutOfMemoryError: The model does not fit; raised before anything is loaded.
+    None takes the checkpoint's ``flow_steps`` (Euler steps) and ``tokenizer``. ``dtype`` is that of the matrices,
+    ``quantization`` that of the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient of their
+    error. Raises OutOfMemoryError before anything is loaded.
     """
     architecture, processing = checkpoint.architecture, checkpoint.processing
     steps = checkpoint.flow_steps if flow_steps is None else flow_steps

@@ -31,8 +31,8 @@ STEPS = {
 def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
     """Read how a LeRobot checkpoint prepares its inputs and what its actions mean.
 
-    Raises:
-        CheckpointError: Files or statistics are missing, contradict each other, or ask for what is not supported.
+    Raises CheckpointError if files or statistics are missing, contradict each other, or ask for what is not
+    supported.
     """
     path = folder / "config.json"
     kind = architecture.model
@@ -110,11 +110,7 @@ def _camera_keys(steps: Mapping[str, dict[str, Any]], names: list[str], path: Pa
 
 
 def whole(config: Mapping[str, Any], name: str, default: int | None, path: Path, least: int = 1) -> int:
-    """Read a whole number from a ``config.json``; ``default`` where it is absent or null.
-
-    Raises:
-        CheckpointError: It is something else, or below ``least``.
-    """
+    """Read a whole number of at least ``least`` from a ``config.json``; ``default`` where it is absent or null."""
     value = config.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -40,11 +40,7 @@ Manifest = Mapping[str, Stored]
 
 
 def read_stored(folder: Path) -> dict[str, Stored]:
-    """List every tensor of a checkpoint by openpi's name; reads only the files' headers.
-
-    Raises:
-        CheckpointError: The files are missing or damaged.
-    """
+    """List every tensor of a checkpoint by openpi's name; reads only the files' headers."""
     manifest = read_manifest(folder)
     lerobot = any(name.startswith(f"{LEROBOT}paligemma_with_expert.") for name in manifest)
     return {
@@ -53,13 +49,9 @@ def read_stored(folder: Path) -> dict[str, Stored]:
 
 
 def check_weights(architecture: PiArchitecture, stored: Manifest, folder: Path) -> Parts:
-    """Compare the network's parameters with the stored tensors.
+    """Compare the parameters with the stored tensors, and return what each parameter is made of.
 
-    Returns:
-        What each parameter is made of.
-
-    Raises:
-        CheckpointError: Missing or unexpected tensors, wrong shapes or types; the message names them.
+    CheckpointError names missing or unexpected tensors, wrong shapes and types.
     """
     parts = parameter_parts(architecture, stored)
     needed = {part.name: part.shape for group in parts.values() for part in group}
@@ -108,19 +100,7 @@ def fill(
     dtype: torch.dtype,
     progress: Progress = no_progress,
 ) -> None:
-    """Copy the weights to ``device``, one stored tensor at a time.
-
-    Args:
-        network: From :func:`build_empty`.
-        parts: From :func:`check_weights`.
-        stored: From :func:`read_stored`.
-        device: Where the weights go.
-        dtype: For the matrices.
-        progress: Called with the share of weights read.
-
-    Raises:
-        CheckpointError: A file cannot be read.
-    """
+    """Copy the weights to ``device``, one stored tensor at a time."""
     slots: dict[str, tuple[str, int]] = {}  # stored name to parameter and first row
     values: dict[str, torch.Tensor] = {}
     for name, group in parts.items():

@@ -24,13 +24,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Estimate the bytes of a model that serves one robot.
 
-    Args:
-        parts: Parameters, from :func:`~vla_ros.policies.pi.loading.check_weights`.
-        architecture: Sizes.
-        dtype: ``float32`` or ``bfloat16``.
-        device: ``cpu`` or ``cuda...``.
-        cameras: Images of one observation.
-        flow_steps: Euler steps, whose constants are kept.
+    ``parts`` are from :func:`~vla_ros.policies.pi.loading.check_weights`; the constants of ``flow_steps`` are kept.
     """
     torch_dtype = getattr(torch, dtype)
     item = torch_dtype.itemsize
@@ -60,16 +54,9 @@ def check_memory(
     device: str,
     available: Callable[[str], int | None] = available_memory,
 ) -> str:
-    """Say what is needed and what there is, in one line.
+    """Say what is needed and what there is, in one line; OutOfMemoryError says whether bfloat16 would fit.
 
-    Args:
-        plan: What a data type would need.
-        dtype: The one that is asked for.
-        device: Where.
-        available: Free bytes of a device.
-
-    Raises:
-        OutOfMemoryError: It does not fit; the text says whether bfloat16 would.
+    ``plan`` returns what a data type would need.
     """
     need, free = plan(dtype), available(device)
     if free is None:

@@ -56,12 +56,9 @@ class AdaptiveNorm(nn.Module):
 
 
 class GemmaParameters(nn.Module):
-    """The parameters of one Gemma; only the expert has a final norm.
+    """The parameters of one Gemma; only the expert has a final norm, and pi0.5's is ``adaptive``.
 
-    Args:
-        shape: Sizes.
-        adaptive: True for pi0.5's expert.
-        keys_only: True if the last layer has only keys and values: nothing else of the prefix is ever used.
+    With ``keys_only`` the last layer has only keys and values: nothing else of the prefix is ever used.
     """
 
     def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
@@ -140,11 +137,7 @@ def _matrix(layer: Any, name: str, quantization: str, keep: bool) -> Matrix:
 
 
 class PiNetwork(nn.Module):
-    """The parameters of vision tower, projector, Gemma prefix and action expert.
-
-    Args:
-        architecture: Sizes.
-    """
+    """The parameters of vision tower, projector, Gemma prefix and action expert."""
 
     def __init__(self, architecture: PiArchitecture) -> None:
         super().__init__()
@@ -193,13 +186,7 @@ def make_flow(
 ) -> FlowModel:
     """Precompute what depends on the time: embeddings, time MLPs and all modulations.
 
-    Args:
-        network: Loaded.
-        steps: Euler steps.
-        summed: As for :func:`euler_times`.
-        ops: How the vision tower computes between its products; None takes torch's.
-        quantization: Of the prefix: ``none`` or ``fp8``.
-        keep: False frees the parameters that are quantised.
+    ``summed`` is as for :func:`euler_times`; without ``keep`` the parameters that are quantised are freed.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
     width = architecture.expert.width
@@ -238,10 +225,8 @@ def make_flow(
 def euler_times(steps: int, summed: bool) -> list[float]:
     """Compute the times of the steps as float32 values: 1.0, 0.9, ... for ten.
 
-    Args:
-        steps: How many.
-        summed: True accumulates the step in float32, as openpi does; False multiplies, as LeRobot does. The
-            difference moves the actions by up to 1e-4, as the time embedding has fast sines.
+    ``summed`` accumulates the step in float32, as openpi does; else it multiplies, as LeRobot does. The difference
+    moves the actions by up to 1e-4, as the time embedding has fast sines.
     """
     delta = np.float32(-1.0 / steps)
     times = [np.float32(1.0)]

@@ -55,14 +55,8 @@ def make_normalization(
 ) -> Normalization:
     """Make the normalisation of one feature from its statistics.
 
-    Args:
-        form: ``none``, ``z_score`` or ``quantile``.
-        statistics: ``mean`` and ``std``, or ``q01`` and ``q99``, as lists or arrays.
-        where: File and feature, for messages.
-        lerobot: LeRobot's epsilons and float32 in place of openpi's and float64.
-
-    Raises:
-        CheckpointError: What the form needs is missing, of unequal length, no number or in the wrong order.
+    ``z_score`` needs ``mean`` and ``std``, ``quantile`` ``q01`` and ``q99``. ``where`` names file and feature in
+    messages; ``lerobot`` takes LeRobot's epsilons and float32 in place of openpi's and float64.
     """
     dtype: Any = np.float32 if lerobot else np.float64
     if form == "none":

@@ -83,23 +83,13 @@ class PiPolicy(Policy):
 
     @property
     def model(self) -> PiModel:
-        """The network with its preprocessing and postprocessing.
-
-        Raises:
-            VlaRosError: :meth:`load` has not been called.
-        """
+        """The network with its preprocessing and postprocessing, once :meth:`load` has been called."""
         if self._model is None:
             raise VlaRosError("pi: not loaded; call load() first")
         return self._model
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Read the checkpoint, check that memory suffices and that the model sees, warm up.
-
-        Raises:
-            CheckpointError: Files are missing, damaged, do not fit together, or the model does not see.
-            ConfigError: An option does not fit the checkpoint or this machine.
-            OutOfMemoryError: It does not fit; raised before anything is loaded.
-        """
+        """Read the checkpoint, check that memory suffices and that the model sees, warm up."""
         self.close()
         options = self._options
         if options.threads:
@@ -151,17 +141,7 @@ class PiPolicy(Policy):
         return PiSession(self._options.seed)
 
     def infer(self, session: PiSession, observation: Observation) -> ActionChunk:
-        """Answer one observation.
-
-        Returns:
-            A chunk. ``info``: ``prompt_tokens``.
-
-        Raises:
-            ImageError: An image is missing or no image.
-            ConfigError: The state has another size or is not finite, the instruction is empty.
-            OutOfMemoryError: The device has no room left.
-            VlaRosError: The chunk holds NaN or Inf.
-        """
+        """Answer one observation with a chunk; ``info`` has ``prompt_tokens``."""
         [answer] = self.infer_batch([(session, observation)])
         if isinstance(answer, VlaRosError):
             raise answer

@@ -48,11 +48,7 @@ class Processing:
     summed_times: bool = True  # which times the flow takes, as for :func:`~vla_ros.policies.pi.flow.euler_times`
 
     def present(self, images: Collection[str]) -> list[str]:
-        """Return the keys of the present images, in the model's order.
-
-        Raises:
-            ImageError: A key is unknown or a required one is missing.
-        """
+        """Return the keys of the present images, in the model's order; a missing required one is an error."""
         unknown = sorted(set(images) - set(self.images))
         missing = sorted(set(self.images) - set(images) - set(self.optional_images))
         if unknown or missing or not images:
@@ -63,14 +59,7 @@ class Processing:
         return [key for key in self.images if key in images]
 
     def resized_images(self, images: Mapping[str, UInt8Array], size: int) -> NDArray[Any]:
-        """Resize the present images, in the model's order.
-
-        Returns:
-            [cameras, size, size, 3], uint8 or float32 in [0, 1].
-
-        Raises:
-            ImageError: A key is unknown, a required one is missing, or an array is not an image.
-        """
+        """Resize the present images, in the model's order: uint8 or float32 in [0, 1], [cameras, size, size, 3]."""
         present = self.present(images)
         for key in present:
             image = images[key]
@@ -82,33 +71,17 @@ class Processing:
         return np.stack([resize(images[key], (size, size)) for key in present])
 
     def normalized_state(self, state: Array) -> Array:
-        """Normalise the robot's state, float [state_size]; not padded.
-
-        Raises:
-            ConfigError: It has another length, or holds NaN or Inf.
-        """
+        """Normalise the robot's state, float [state_size]; not padded. Another length, NaN and Inf are refused."""
         if state.shape != (self.state_size,) or not np.isfinite(state).all():
             raise ConfigError(f"the state is {state.tolist()}, expected {self.state_size} finite numbers")
         return self.state.normalize(self._robot_state(state))
 
     def tokens(self, encode: Callable[[str], list[int]], instruction: str, state: Array) -> IntArray:
-        """Encode the instruction and the normalised state as tokens, int64 [L].
-
-        Raises:
-            ConfigError: The instruction is empty.
-        """
+        """Encode the instruction and the normalised state as tokens, int64 [L]."""
         return prompt_tokens(encode, instruction, self.prompt, state)
 
     def robot_actions(self, normalized: Array, state: Array) -> Array:
-        """Convert the model's actions to the robot's.
-
-        Args:
-            normalized: [H, action_dim].
-            state: The robot's state, [state_size].
-
-        Returns:
-            [H, action_size] in the robot's units.
-        """
+        """Convert the model's actions [H, action_dim] to the robot's units, [H, action_size]."""
         actions = self.actions.unnormalize(normalized)
         if self.delta:
             actions = add_state(actions, self._base(state), self.delta)
@@ -136,14 +109,9 @@ class Processing:
 def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
     """Override what a checkpoint's files do not say.
 
-    Args:
-        processing: With the layout's defaults.
-        prompt_state: For pi0.5: ``none``, ``as_is``, or ``padded`` for checkpoints that LeRobot before 0.5 trained.
-        resize: ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that one of them trained and the
-            other wrote.
-
-    Raises:
-        ConfigError: Another value.
+    ``prompt_state`` of pi0.5 is ``none``, ``as_is``, or ``padded`` for checkpoints that LeRobot before 0.5 trained;
+    ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that one of them trained and the
+    other wrote.
     """
     for name, value, known in (("prompt_state", prompt_state, STATES), ("resize", resize, RESIZES)):
         if value not in ("auto", *known):

@@ -36,13 +36,7 @@ def state_bins(state: Array) -> IntArray:
 
 
 def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str, ...]:
-    """Compose the prompt's text, in parts that are tokenised separately.
-
-    Args:
-        instruction: The command in natural language.
-        form: Of the checkpoint.
-        state: Normalised state, not padded.
-    """
+    """Compose the prompt's text, in parts that are tokenised separately, with the normalised state, not padded."""
     text = instruction
     if form.clean:
         text = instruction.strip().replace("_", " ").replace("\n", " ")
@@ -59,11 +53,7 @@ def prompt_parts(instruction: str, form: PromptForm, state: Array) -> tuple[str,
 def prompt_tokens(
     encode: Callable[[str], list[int]], instruction: str, form: PromptForm, state: Array
 ) -> NDArray[np.int64]:
-    """Encode the prompt as int64 [L]: BOS first, cut to ``form.length``, not padded.
-
-    Raises:
-        ConfigError: The instruction is empty.
-    """
+    """Encode the prompt as int64 [L]: BOS first, cut to ``form.length``, not padded."""
     if not instruction.strip():
         raise ConfigError("policy.instruction: empty; say what the robot should do")
     ids = [BOS]

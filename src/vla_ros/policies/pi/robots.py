@@ -85,11 +85,7 @@ ROBOTS: Mapping[str, Robot] = {
 
 
 def find_robot(name: str) -> Robot:
-    """Find a robot by name.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Find a robot by name."""
     if name not in ROBOTS:
         raise ConfigError(f"robot: found {name!r}, openpi's checkpoints are known for {sorted(ROBOTS)}")
     return ROBOTS[name]

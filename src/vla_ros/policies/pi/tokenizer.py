@@ -24,11 +24,7 @@ class Tokenizer:
 
 
 def find_tokenizer(folder: Path, chosen: Path | None = None) -> Path:
-    """Find the tokenizer: ``chosen`` (a file or folder), else in the checkpoint or its ``tokenizer/``.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """Find the tokenizer: ``chosen`` (a file or folder), else in the checkpoint or its ``tokenizer/``."""
     if chosen is not None and chosen.is_file():
         return chosen
     base = folder if chosen is None else chosen
@@ -43,15 +39,9 @@ def find_tokenizer(folder: Path, chosen: Path | None = None) -> Path:
 
 
 def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    """Read a tokenizer and check that the checkpoint was trained with its vocabulary.
+    """Read a ``*.json`` (tokenizers) or ``*.model`` (SentencePiece).
 
-    Args:
-        path: ``*.json`` (tokenizers) or ``*.model`` (SentencePiece).
-        vocabulary: Rows of the checkpoint's embedding.
-
-    Raises:
-        CheckpointError: The file is damaged or has another vocabulary.
-        MissingDependencyError: The library that reads it is not installed.
+    Raises CheckpointError if its vocabulary is not that of the checkpoint's embedding, ``vocabulary`` rows.
     """
     encode, size, special = _tokenizers(path) if path.suffix == ".json" else _sentencepiece(path)
     if size != vocabulary or special != SPECIAL:
