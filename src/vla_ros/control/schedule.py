@@ -145,8 +145,8 @@ class ChunkSchedule:
         """True when the policy should be asked: nothing remains to be executed."""
         return self.remaining == 0
 
-    def rest(self) -> FloatArray:
-        """Return the plan's actions that are left, float64 [left, D], as the policy predicted them.
+    def rest(self, position: int) -> FloatArray:
+        """Return the newest chunk's actions from ``position`` on, float64 [left, D], as the policy predicted them.
 
         Limits, which may have changed what was sent, are not in them: a policy continues its own numbers, and what
         it answers passes the same limits.
@@ -154,7 +154,7 @@ class ChunkSchedule:
         if not self._placed:
             return np.zeros((0, 0))
         newest = self._placed[-1]
-        return newest.chunk.actions[self._executed - newest.start :].copy()
+        return newest.chunk.actions[position - newest.start :].copy()
 
     def load(self, chunk: ActionChunk, start: int | None = None) -> None:
         """Switch to ``chunk``; older chunks only serve for blending.

@@ -71,6 +71,7 @@ class Asker:
         period: float,
         *,
         ahead: bool,
+        position: int | None = None,
     ) -> None:
         """Ask about a frame; without ``ahead``, wait for the answer.
 
@@ -81,15 +82,17 @@ class Asker:
             task: As :class:`Question`.
             period: Seconds for each step that is executed meanwhile.
             ahead: As :class:`Question`.
+            position: That of the step just sent, where the frame is no newer than it; None takes the next one's.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control
-        previous = None
+        previous, position = None, schedule.position if position is None else position
         if schedule.kind == "rtc" and schedule.left:
-            delay = math.ceil(min(self._worker.seconds / period, schedule.left)) if ahead else 0
-            previous = PreviousChunk(schedule.rest(), delay)
+            rest = schedule.rest(position)
+            delay = math.ceil(min(self._worker.seconds / period, len(rest))) if ahead else 0
+            previous = PreviousChunk(rest, delay)
         interruptions = self._context.safety.interruptions
         began = self._clock.steady()
-        self._question = Question(frame, began, schedule.position, task, interruptions, previous, ahead)
+        self._question = Question(frame, began, position, task, interruptions, previous, ahead)
 
         def job() -> Inference:
             answer = self._stepper.ask(data, inputs, previous)

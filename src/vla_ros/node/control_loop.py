@@ -236,8 +236,8 @@ class ControlLoop:
             return frame
         return self._frames.newer(frame, self._limiter, patience)
 
-    def _ask(self, frame: Frame) -> None:
-        """Ask the policy about a frame, and the newest ones of the other cameras."""
+    def _ask(self, frame: Frame, position: int | None = None) -> None:
+        """Ask the policy about a frame, and the newest ones of the other cameras (:meth:`Asker.ask`)."""
         self._frames.use(frame)
         if self._config.control.lockstep:
             keys = self._stepper.spec.feeds
@@ -248,9 +248,8 @@ class ControlLoop:
                 return
         fresh = self._fresh_joints()
         inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
-        self._asker.ask(
-            frame, self._frames.data, inputs, self._sender.task, self._limiter.period, ahead=self._is_ahead
-        )
+        task, period = self._sender.task, self._limiter.period
+        self._asker.ask(frame, self._frames.data, inputs, task, period, ahead=self._is_ahead, position=position)
 
     def _land(self) -> None:
         """Put the policy's answer into the schedule, and send the step of it that is due."""
@@ -278,7 +277,10 @@ class ControlLoop:
         reference = self._inputs.joints_at(question.frame.stamp)
         step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
+        position = self._stepper.schedule.position
         self._execute(step, dt, question)
+        if self._planned and self._is_time_to_ask and (frame := self._frames.waiting()):
+            self._ask(frame, position)  # a period later it may be too late
 
     def _load(self, question: Question) -> Inference:
         """Switch to the chunk that the policy has answered with.
