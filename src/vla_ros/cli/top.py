@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.errors import VlaRosError
@@ -54,7 +54,7 @@ class View:
 
     def _count(self) -> None:
         """Update frames and commands per second."""
-        values = self.parts.get("camera", (0, "", {}))[2]
+        values = self._values("camera")
         now, received, commands = time.monotonic(), _number(values, "received"), _number(values, "commands")
         if self._frames is not None and now - self._frames[0] > 0.5:
             passed = now - self._frames[0]
@@ -84,37 +84,35 @@ class View:
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
         head.add_row("rates", Text(f"{self._rates[0]:.1f} frames/s in, {self._rates[1]:.1f} commands/s out"))
         tables = Table.grid(padding=(0, 4))
-        tables.add_row(self._latency(), self._execution(), self._counts())
+        tables.add_row(
+            _table("latency", ("stage", "p50 ms", "p99 ms"), self._latency()),
+            _table("execution", ("what", "value"), self._values("execution").items()),
+            _table("dropped frames and reasons", ("what", "count"), self._counts()),
+        )
         return Panel(Group(head, tables), title=f"vla-ros top {self.node}")
 
-    def _latency(self) -> RenderableType:
-        from rich.table import Table
+    def _values(self, part: str) -> Mapping[str, str]:
+        return self.parts.get(part, (0, "", {}))[2]
 
-        table = Table("stage", "p50 ms", "p99 ms", title="latency")
-        values = self.parts.get("latency", (0, "", {}))[2]
-        for key in values:
+    def _latency(self) -> Iterator[tuple[str, ...]]:
+        values = self._values("latency")
+        for key, value in values.items():
             stage, _, figure = key.rpartition("/")
             if figure == "p50_ms":
-                table.add_row(stage, values[key], values.get(f"{stage}/p99_ms", ""))
-        return table
+                yield stage, value, values.get(f"{stage}/p99_ms", "")
 
-    def _execution(self) -> RenderableType:
-        from rich.table import Table
-
-        table = Table("what", "value", title="execution")
-        for key, value in self.parts.get("execution", (0, "", {}))[2].items():
-            table.add_row(key, value)
-        return table
-
-    def _counts(self) -> RenderableType:
-        from rich.table import Table
-
-        table = Table("what", "count", title="dropped frames and reasons")
+    def _counts(self) -> Iterator[tuple[str, ...]]:
         for part, prefix in (("camera", "dropped/"), ("state", "count/")):
-            for key, value in self.parts.get(part, (0, "", {}))[2].items():
-                if key.startswith(prefix):
-                    table.add_row(key, value)
-        return table
+            yield from (row for row in self._values(part).items() if row[0].startswith(prefix))
+
+
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(*header, title=title)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _level(level: Any) -> int:

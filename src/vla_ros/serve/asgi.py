@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -29,23 +28,19 @@ class Application:
         else:
             await self._websocket(scope, receive, send)
 
+    def _answer(self, scope: Event) -> tuple[int, bytes] | None:
+        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        return self.service.http(scope["path"], self._key, given)
+
     async def _http(self, scope: Event, send: Send) -> None:
-        if scope["path"].endswith("/healthz"):
-            healthy = self.service.healthy()
-            status, body = (200, b"OK\n") if healthy else (503, self.service.worker.state.value.encode())
-        elif not self._admits(scope):
-            status, body = 401, b"a valid API key is needed: Authorization: Api-Key KEY\n"
-        elif scope["path"].endswith("/metrics"):
-            status, body = 200, self.service.exposition()
-        else:
-            status, body = 426, b"this is a websocket\n"
+        status, body = self._answer(scope) or (426, b"this is a websocket\n")
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        if not self._admits(scope) or self.service.refusal():
+        if self._answer(scope) is not None:
             await send({"type": "websocket.close", "code": 1008})
             return
         await send({"type": "websocket.accept"})
@@ -66,12 +61,6 @@ class Application:
                 yield data if data is not None else event.get("text") or ""
 
         await self.service.converse(frames(), answer, lambda: not gone.is_set())
-
-    def _admits(self, scope: Event) -> bool:
-        if not self._key:
-            return True
-        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], f"Api-Key {self._key}".encode())
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

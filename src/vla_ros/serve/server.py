@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import hmac
 import http
 import logging
 import signal
@@ -82,7 +81,9 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
             await service.converse(aiter(connection), send, connected)
 
     def admit(connection: ServerConnection, request: Request) -> Response | None:
-        return _admit(connection, request, service, address.api_key)
+        given = [value.encode("utf-8", "surrogateescape") for value in request.headers.get_all("Authorization")]
+        answer = service.http(request.path.partition("?")[0], address.api_key, given)
+        return answer and connection.respond(http.HTTPStatus(answer[0]), answer[1].decode())
 
     quiet = logging.getLogger("vla_ros.serve.websockets")
     quiet.setLevel(logging.CRITICAL)  # a stranger's broken handshake is not news
@@ -102,30 +103,6 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         ssl=address.tls,
         logger=quiet,
     )
-
-
-def _admit(connection: ServerConnection, request: Request, service: Service, key: str) -> Response | None:
-    """Answer plain HTTP and reject unauthorised robots; None continues the handshake."""
-    path = request.path.partition("?")[0]
-    if path == "/healthz":
-        if service.healthy():
-            return connection.respond(http.HTTPStatus.OK, "OK\n")
-        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{service.worker.state.value}\n")
-    if key and not _has_key(request, key):
-        text = "a valid API key is needed: Authorization: Api-Key KEY\n"
-        return connection.respond(http.HTTPStatus.UNAUTHORIZED, text)
-    if path == "/metrics":
-        return connection.respond(http.HTTPStatus.OK, service.exposition().decode())
-    refusal = service.refusal()
-    if refusal:
-        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
-    return None
-
-
-def _has_key(request: Request, key: str) -> bool:
-    given = request.headers.get_all("Authorization")
-    expected = f"Api-Key {key}".encode()
-    return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "surrogateescape"), expected)
 
 
 async def _until(ending: asyncio.Event, service: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -115,11 +116,21 @@ class Service:
         """Return True while it can answer requests."""
         return self.worker.state is State.READY
 
-    def exposition(self) -> bytes:
-        """Return the metrics in Prometheus's format."""
-        self.metrics.waiting.set(self.worker.waiting)
-        self.metrics.robots.set(self.robots)
-        return generate_latest(self.metrics.registry)
+    def http(self, path: str, key: str, given: Sequence[bytes]) -> tuple[int, bytes] | None:
+        """Return status and body for a plain HTTP request, or None if the websocket may be opened.
+
+        ``key`` is what robots must show ("" for none) and ``given`` their ``Authorization`` headers.
+        """
+        if path.endswith("/healthz"):
+            return (200, b"OK\n") if self.healthy() else (503, f"{self.worker.state.value}\n".encode())
+        if key and not (len(given) == 1 and hmac.compare_digest(given[0], f"Api-Key {key}".encode())):
+            return 401, b"a valid API key is needed: Authorization: Api-Key KEY\n"
+        if path.endswith("/metrics"):
+            self.metrics.waiting.set(self.worker.waiting)
+            self.metrics.robots.set(self.robots)
+            return 200, generate_latest(self.metrics.registry)
+        refusal = self.refusal()
+        return (503, f"{refusal}\n".encode()) if refusal else None
 
     async def converse(
         self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
