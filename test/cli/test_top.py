@@ -68,6 +68,24 @@ def test_state_reasons_latency_and_counts_are_shown(view: View) -> None:
         assert expected in text
 
 
+def test_rates_are_those_between_the_nodes_own_messages() -> None:
+    now = 100.0
+    view, types = View("/vla_policy", lambda: now), message_types("jazzy")
+
+    def publish(node: str, received: int) -> None:
+        values = {"received": str(received), "commands": str(received // 2)}
+        part = diagnostics.Part("camera", 0, "", values)
+        view.on_diagnostics(diagnostics.to_message([part], node, 0, types.message))
+
+    for at, node, received in ((100.0, "/other", 9), (101.0, "/vla_policy", 500), (101.9, "/other", 9)):
+        now = at
+        publish(node, received)
+        assert "rates" not in shown(view)
+    now = 102.0
+    publish("/vla_policy", 520)
+    assert "20.0 frames/s in, 10.0 commands/s out" in shown(view)
+
+
 def test_other_nodes_and_invalid_status_are_ignored(view: View) -> None:
     before = shown(view)
     types = message_types("jazzy")

@@ -82,7 +82,8 @@ def test_the_default_reports_frames_that_stock_settings_lose(host: Path) -> None
     variables = {"AMENT_PREFIX_PATH": str(host / "ros")}
     assert "middleware:=fastdds" in only_problem(examine("default", FULL_HD, JAZZY, variables))
     variables["RMW_IMPLEMENTATION"] = "rmw_cyclonedds_cpp"
-    assert "middleware:=cyclonedds" in only_problem(examine("default", FULL_HD, JAZZY, variables))
+    text = only_problem(examine("default", FULL_HD, JAZZY, variables))
+    assert "middleware:=cyclonedds for a launch file, vla-ros middleware cyclonedds --write FOLDER" in text
 
 
 def test_a_small_receive_buffer_names_the_sysctl(host: Path) -> None:

@@ -8,7 +8,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
 from launch import LaunchContext
 from vla_ros.errors import ConfigError
-from vla_ros.launching.arguments import configuration, node_name
+from vla_ros.launching.arguments import POLICY, configuration, node_name
 
 pytestmark = pytest.mark.ros
 
@@ -42,6 +42,18 @@ def fleet(tmp_path) -> str:
 @pytest.mark.parametrize(("namespace", "step"), [("left", 0.1), ("/right", 0.2)])
 def test_a_file_for_several_robots_gives_each_its_own(fleet, namespace, step):
     assert configuration(context(config=fleet, namespace=namespace)).limits.max_joint_step == step
+
+
+@pytest.mark.parametrize("text", ["pick up cup #2", "first: the cup", "yes", "", '"Würfel" \U0001f9ca'])
+def test_an_instruction_is_taken_as_it_is_written(text):
+    given = configuration(context(policy="hold", instruction=text, camera_topics="[/a]", armed="true"))
+    assert (given.policy.instruction, given.camera.topics, given.control.armed) == (text, ("/a",), True)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8", "nf4"])
+def test_every_quantization_can_be_launched(quantization):
+    assert configuration(context(quantization=quantization)).policy.quantization == quantization
+    assert not next(argument for argument in POLICY if argument.name == "quantization").choices
 
 
 def test_without_a_namespace_it_says_what_to_give(fleet):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vla_ros.errors import VlaRosError
@@ -25,23 +25,24 @@ _REFRESH = 0.25  # s
 class View:
     """Latest diagnostics and status of ``node``, a fully qualified name such as ``/vla_policy``."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.node, self._clock = node, clock
         self.parts: dict[str, tuple[int, str, dict[str, str]]] = {}
         self.status: Mapping[str, Any] = {}
         self.received_at: float | None = None
         self._frames: tuple[float, int, int] | None = None
-        self._rates = (0.0, 0.0)
+        self._rates: tuple[float, float] | None = None
 
     def on_diagnostics(self, message: Any) -> None:
         """Take a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
         prefix = f"{self.node.lstrip('/')}: "
-        for status in message.status:
-            if status.name.startswith(prefix):
-                values = {pair.key: pair.value for pair in status.values}
-                self.parts[status.name[len(prefix) :]] = (_level(status.level), status.message, values)
-                self.received_at = time.monotonic()
-        self._count()
+        own = [status for status in message.status if status.name.startswith(prefix)]
+        for status in own:
+            values = {pair.key: pair.value for pair in status.values}
+            self.parts[status.name[len(prefix) :]] = (_level(status.level), status.message, values)
+        if own:
+            self.received_at = self._clock()
+            self._count(self.received_at)
 
     def on_status(self, message: Any) -> None:
         """Take the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
@@ -52,10 +53,10 @@ class View:
         if isinstance(status, dict):
             self.status = status
 
-    def _count(self) -> None:
+    def _count(self, now: float) -> None:
         """Update frames and commands per second."""
         values = self._values("camera")
-        now, received, commands = time.monotonic(), _number(values, "received"), _number(values, "commands")
+        received, commands = _number(values, "received"), _number(values, "commands")
         if self._frames is not None and now - self._frames[0] > 0.5:
             passed = now - self._frames[0]
             self._rates = (received - self._frames[1]) / passed, (commands - self._frames[2]) / passed
@@ -76,13 +77,14 @@ class View:
         head = Table.grid(padding=(0, 2))
         head.add_row("state", Text(str(self.status.get("explanation") or message), _STATE_COLOURS.get(state, "")))
         head.add_row("instruction", Text(values.get("instruction", "")))
-        silence = time.monotonic() - self.received_at
+        silence = self._clock() - self.received_at
         if silence > _STALE:
             head.add_row("", Text(f"no diagnostics for {silence:.0f} s: the node hangs or ended", "bold red"))
         for name, (level, text, _) in self.parts.items():
             if name != "state":
                 head.add_row(name, Text(text, _LEVEL_COLOURS.get(level, "")))
-        head.add_row("rates", Text(f"{self._rates[0]:.1f} frames/s in, {self._rates[1]:.1f} commands/s out"))
+        if self._rates is not None:
+            head.add_row("rates", Text(f"{self._rates[0]:.1f} frames/s in, {self._rates[1]:.1f} commands/s out"))
         tables = Table.grid(padding=(0, 4))
         tables.add_row(
             _table("latency", ("stage", "p50 ms", "p99 ms"), self._latency()),

@@ -7,6 +7,7 @@ of one of these, as in YAML and ROS parameters.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -277,6 +278,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return name, yaml.safe_load(value) if value else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"-p {text}: the value is not YAML ({error})") from None
+
+
+def assignment(name: str, text: str) -> str:
+    """Return ``name:=text`` so quoted that :func:`parse_assignment` reads the same text."""
+    return f"{name}:={json.dumps(text, ensure_ascii=False)}"
 
 
 def load(

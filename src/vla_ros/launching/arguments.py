@@ -11,6 +11,7 @@ from launch.actions import DeclareLaunchArgument
 from launch import LaunchContext
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
+from vla_ros.config.loading import assignment
 from vla_ros.middleware import NAMES
 
 NODE_NAME = "vla_policy"
@@ -25,6 +26,7 @@ class Argument:
     description: str  # shown by ``--show-args``
     choices: tuple[str, ...] = ()  # allowed texts; empty for any
     option: str = ""  # node option that it sets, or ""
+    yaml: bool = False  # the value is YAML; otherwise it is taken as text, whatever it contains
 
 
 MIDDLEWARE = (
@@ -39,22 +41,19 @@ MIDDLEWARE = (
 
 POLICY = (
     Argument("config", "", "Parameter file (YAML) of the robot, or the name of one in share/vla_ros/config"),
-    Argument("policy", "", "Policy by its entry-point name: openvla, expert, hold", (), "policy.name"),
-    Argument(
-        "checkpoint", "", "Folder of the checkpoint; demo is the one of the simulation", (), "policy.checkpoint"
-    ),
+    Argument("policy", "", "Policy by its entry-point name: openvla, oft, pi, lerobot, remote", (), "policy.name"),
+    Argument("checkpoint", "", "Folder of the checkpoint, or demo or demo-pi", (), "policy.checkpoint"),
     Argument("unnorm_key", "", "Dataset whose statistics un-normalise actions", (), "policy.unnorm_key"),
     Argument("instruction", "", "Instruction to follow until one arrives", (), "policy.instruction"),
     Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),
+    Argument("quantization", "", "Weights of the model: none, int8, int4, fp8 or nf4", (), "policy.quantization"),
     Argument(
-        "quantization",
+        "camera_topics",
         "",
-        "Weights of the language model",
-        ("", "none", "int8", "int4", "nf4"),
-        "policy.quantization",
-    ),
-    Argument(
-        "camera_topics", "", "Image topics as a list: [/front/image_raw, /wrist/image_raw]", (), "camera.topics"
+        "Image topics, such as [/front/image_raw, /wrist/image_raw]",
+        (),
+        "camera.topics",
+        yaml=True,
     ),
     Argument("joint_states", "", "Topic of the robot's joint states", (), "topics.joint_states"),
     Argument("command", "", "Topic of the commands", (), "topics.command"),
@@ -64,6 +63,7 @@ POLICY = (
         "true: the arm moves as soon as frames come; false: after ~/enable",
         ("", "true", "false"),
         "control.armed",
+        yaml=True,
     ),
     Argument(
         "set", "", "Further options, separated by ';' : set:='control.rate_hz:=10.0; limits.joint_margin:=0.05'"
@@ -105,9 +105,9 @@ def value(context: LaunchContext, name: str) -> str:
 def overrides(context: LaunchContext) -> list[str]:
     """``name:=value`` of every option given as a launch argument."""
     given = [
-        f"{argument.option}:={value(context, argument.name)}"
+        f"{argument.option}:={text}" if argument.yaml else assignment(argument.option, text)
         for argument in POLICY
-        if argument.option and value(context, argument.name)
+        if argument.option and (text := value(context, argument.name))
     ]
     return given + [part.strip() for part in value(context, "set").split(";") if part.strip()]
 

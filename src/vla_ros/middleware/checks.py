@@ -81,9 +81,7 @@ def examine(
         package = f"ros-{distribution.name}-{wanted.replace('_', '-')}"
         return Report(name, (), (Problem(f"{wanted} is not installed", f"sudo apt-get install {package}"),), True)
     if rmw != wanted:
-        shell = f"vla-ros middleware {name} --write FOLDER && . FOLDER/{name}.sh"
-        fix = f"middleware:={name} for a launch file, {shell} in a shell"
-        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", fix),))
+        return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", _use(name)),))
     checks = {
         "fastdds": _fast_dds,
         "cyclonedds": _cyclone,
@@ -143,6 +141,12 @@ def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
     )
 
 
+def _use(name: str) -> str:
+    """How to bring the profile into force."""
+    shell = f"vla-ros middleware {name} --write FOLDER && . FOLDER/{name}.sh"
+    return f"middleware:={name} for a launch file, {shell} in a shell"
+
+
 def _unknown(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     yield "its settings are not known"
 
@@ -153,7 +157,7 @@ def _fast_dds(frames: Frames, distribution: Distribution, variables: Mapping[str
     if not path:
         yield Problem(
             f"{variable} is not set: the stock 512 KiB segment loses frames of {frames.image_bytes:,} B",
-            "middleware:=fastdds",
+            _use("fastdds"),
         )
         return
     sizes = _segment_sizes(Path(path))
@@ -177,7 +181,7 @@ def _segment_sizes(path: Path) -> list[int] | Problem:
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
-        return Problem(f"{path}: cannot be read ({error})", "middleware:=fastdds writes it again")
+        return Problem(f"{path}: cannot be read ({error})", _use("fastdds"))
     texts = ((element.tag, (element.text or "").strip()) for element in root.iter())
     return [int(text) for tag, text in texts if tag.rpartition("}")[2] == "segment_size" and text.isdigit()]
 
@@ -203,14 +207,14 @@ def _cyclone(frames: Frames, distribution: Distribution, variables: Mapping[str,
     if "SocketReceiveBufferSize" in text:
         yield f"requested receive buffers of {receive_buffer_bytes(frames) / 1e6:.0f} MB"
     else:
-        yield Problem("CYCLONEDDS_URI requests no receive buffer: large frames are lost", "middleware:=cyclonedds")
+        yield Problem("CYCLONEDDS_URI requests no receive buffer: large frames are lost", _use("cyclonedds"))
     yield from _receive_buffer(frames)
 
 
 def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
     uri = variables.get("CYCLONEDDS_URI", "").strip()
     if not uri:
-        return Problem("CYCLONEDDS_URI is not set: the stock settings lose large frames", "middleware:=cyclonedds")
+        return Problem("CYCLONEDDS_URI is not set: the stock settings lose large frames", _use("cyclonedds"))
     if uri.startswith("<"):
         return uri
     text = ""
@@ -219,7 +223,7 @@ def _cyclone_text(variables: Mapping[str, str]) -> str | Problem:
         try:
             text += path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            return Problem(f"CYCLONEDDS_URI: {path} cannot be read ({error})", "middleware:=cyclonedds")
+            return Problem(f"CYCLONEDDS_URI: {path} cannot be read ({error})", _use("cyclonedds"))
     return text
 
 
@@ -242,9 +246,9 @@ def _receive_buffer(frames: Frames) -> Findings:
 def _iceoryx(frames: Frames, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
     text = _cyclone_text(variables)
     if isinstance(text, Problem):
-        yield Problem(text.found, "middleware:=iceoryx")
+        yield Problem(text.found, _use("iceoryx"))
     elif not _SHARED_MEMORY_ON.search(text):
-        yield Problem("CYCLONEDDS_URI does not enable shared memory", "middleware:=iceoryx")
+        yield Problem("CYCLONEDDS_URI does not enable shared memory", _use("iceoryx"))
     missing = _missing_library(distribution, variables)
     if missing:
         yield missing
@@ -291,7 +295,7 @@ def _zenoh(frames: Frames, distribution: Distribution, variables: Mapping[str, s
     if "shared_memory/enabled=true" in variables.get("ZENOH_CONFIG_OVERRIDE", ""):
         yield "shared memory enabled"
     else:
-        yield Problem("ZENOH_CONFIG_OVERRIDE does not enable shared memory", "middleware:=zenoh")
+        yield Problem("ZENOH_CONFIG_OVERRIDE does not enable shared memory", _use("zenoh"))
     yield from _shared_memory(segment_bytes(frames))
     if zenoh_router_is_up():
         yield "a router answers on port 7447"

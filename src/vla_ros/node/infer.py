@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vla_ros.config import CameraConfig, Config, entries, load
+from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.contract.spec import NOW, PolicySpec
@@ -59,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint is not None and not arguments.config:
         assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # what is said wins
     if arguments.checkpoint is not None:
-        assignments.append(f"policy.checkpoint:={json.dumps(str(arguments.checkpoint), ensure_ascii=False)}")
+        assignments.append(assignment("policy.checkpoint", str(arguments.checkpoint)))
     if arguments.instruction is not None:
-        assignments.append(f"policy.instruction:={json.dumps(arguments.instruction, ensure_ascii=False)}")
+        assignments.append(assignment("policy.instruction", arguments.instruction))
     config = load(arguments.config, assignments)
     if not config.policy.instruction:
         raise ConfigError('--instruction is missing: say what to do, such as --instruction "pick up the cup"')

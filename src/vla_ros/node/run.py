@@ -108,7 +108,7 @@ def serve(
             if not ended:
                 node.activate()
                 resets = ", -HUP resets" if signal.SIGHUP in requests else ""
-                logger.info(f"without ROS: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
+                logger.info(f"by signal: kill -USR1 {os.getpid()} arms, -USR2 disarms{resets}")
             graph.spin(until, 0.05)
             lost = node.lost
         except KeyboardInterrupt:

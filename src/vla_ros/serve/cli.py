@@ -30,6 +30,7 @@ from typing import Any
 import yaml
 
 from vla_ros.config import load
+from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete
 from vla_ros.errors import ConfigError, MissingDependencyError
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint:
         if not arguments.policy and not arguments.config:
             named.append(f"policy.name:={policy_of(arguments.checkpoint)}")
-        named.append(f"policy.checkpoint:={checkpoint(arguments.checkpoint)}")
+        named.append(assignment("policy.checkpoint", checkpoint(arguments.checkpoint)))
     config = load(arguments.config, [*named, *arguments.param])
     address = server.Address(arguments.host, arguments.port, api_key(arguments), tls(arguments))
     _check_free(address)

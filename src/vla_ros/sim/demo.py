@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file, read_file
-from vla_ros.config.loading import parse_assignment
+from vla_ros.config.loading import assignment, parse_assignment
 from vla_ros.config.sections import SCHEDULES
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.parts import Part, parse_parts
@@ -167,7 +167,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
         model.append(f"policy.name:={policy}")
     if arguments.checkpoint:
         folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
-        model.append(f"policy.checkpoint:={folder}")
+        model.append(assignment("policy.checkpoint", str(folder)))
     if arguments.schedule:
         model.append(f"control.schedule:={arguments.schedule}")
     if arguments.server:

@@ -67,7 +67,7 @@ def policy_part(info: Mapping[str, Any], outside: int) -> Part:
     if outside:
         message = f"{outside} tokens were no action tokens and were clipped: check checkpoint, prompt and images"
         return Part("policy", WARN, message, values)
-    return Part("policy", OK, "answers" if info else "says nothing of its answers", values)
+    return Part("policy", OK, "answers" if info else "reports no figures", values)
 
 
 def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
