@@ -53,6 +53,13 @@ def test_its_options_are_checked_and_printed() -> None:
         assert said in refused.stderr
 
 
+def test_a_checkpoint_that_it_claims_is_run_by_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"type": "two_eyes", "input_features": {}}')  # LeRobot could run it, too
+    program = "import sys; from vla_ros.policies.base import policy_of; print(policy_of(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout == "two_eyes\n"
+
+
 def test_it_runs_in_the_node_with_two_cameras_and_a_session(robot: Any, start: Callable[..., Any]) -> None:
     graph = robot.graph
     wrist = robot.node.create_publisher(graph.message("sensor_msgs/msg/Image"), "/wrist", graph.qos("camera"))

@@ -2,12 +2,13 @@
 
 An entry point names a callable that takes the :class:`~vla_ros.config.Config` and returns the policy, such as its
 class. Its attribute ``Options``, a dataclass that extends :class:`~vla_ros.config.policy.PolicyConfig`, declares
-the policy's options; without it the policy has the common ones only.
+the policy's options; without it the policy has the common ones only. Its attribute ``claims`` is asked whose a
+checkpoint is (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -62,6 +63,23 @@ def _own(name: str) -> frozenset[str]:
     except (ConfigError, MissingDependencyError):  # another policy's fault is not what is asked about
         return frozenset()
     return frozenset(found.__dataclass_fields__)
+
+
+def claimant(config: Mapping[str, Any]) -> str:
+    """Return the policy that claims a checkpoint with this ``config.json`` most firmly; the default one if none."""
+    claims = {name: _claim(name, config) for name in available()}
+    best = max(claims, key=lambda name: claims[name])
+    return best if claims[best] else PolicyConfig.name
+
+
+def _claim(name: str, config: Mapping[str, Any]) -> int:
+    point = _find(name)
+    try:
+        with _explained(point):
+            claims = getattr(point.load(), "claims", None)
+    except MissingDependencyError:  # it could not run the checkpoint either
+        return 0
+    return int(claims(config)) if claims else 0
 
 
 def _find(name: str) -> EntryPoint:

@@ -57,6 +57,14 @@ class Policy(ABC):
     Options: ClassVar[type[PolicyConfig]] = PolicyConfig
     spec: PolicySpec
 
+    @staticmethod
+    def claims(config: Mapping[str, Any]) -> int:
+        """Say by a checkpoint's ``config.json`` whether this policy runs it, so that users need not name it.
+
+        0 for no, 1 for a layout that other policies may run as well, 2 for its own.
+        """
+        return 0
+
     def load(self, progress: Progress = no_progress) -> None:
         """Read weights, warm up and run the self-test. May take minutes; called once, before the first inference.
 
@@ -129,6 +137,7 @@ class LazyPolicy:
 
     Options: type[PolicyConfig]  # dataclass of its options
     target: str  # ``module:class`` of the policy
+    claims: Callable[[Mapping[str, Any]], int] = lambda config: 0  # as :meth:`Policy.claims`
 
     def __call__(self, config: Config) -> Policy:
         """Import the module and make the policy."""
@@ -144,18 +153,14 @@ def create(config: Config) -> Policy:
 
 
 def policy_of(checkpoint: str | Path) -> str:
-    """The policy for a checkpoint, by its name or its ``config.json``; ``openvla`` if neither says."""
+    """Return the policy that claims a checkpoint, by its name or its ``config.json``; the default one if none."""
     if str(checkpoint) in SHIPPED:
         return SHIPPED[str(checkpoint)]
     try:
         config = json.loads((Path(checkpoint).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return "openvla"
-    if not isinstance(config, dict):
-        return "openvla"
-    if config.get("type") in ("pi0", "pi05") or ("action_horizon" in config and "model_type" not in config):
-        return "pi"
-    return "lerobot" if "input_features" in config else "openvla"
+        config = {}
+    return registry.claimant(config if isinstance(config, dict) else {})
 
 
 def options_of(config: Config, kind: type[T]) -> T:

@@ -44,7 +44,11 @@ def _has_head(folder: Path) -> bool:
     )
 
 
-OPENVLA = _OpenVLA(OpenVLAOptions, "vla_ros.policies.openvla.policy:OpenVLAPolicy")
+OPENVLA = _OpenVLA(
+    OpenVLAOptions,
+    "vla_ros.policies.openvla.policy:OpenVLAPolicy",
+    lambda config: 2 * (config.get("model_type") == "openvla"),
+)
 """What the entry point names."""
 
 

@@ -7,8 +7,17 @@ runs; ``tokenizer``, ``prompt``, ``normalization``, ``robots`` and ``processing`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vla_ros.policies.base import LazyPolicy
 from vla_ros.policies.pi.options import PiOptions
 
-PI = LazyPolicy(PiOptions, "vla_ros.policies.pi.policy:PiPolicy")
+
+def _claims(config: Mapping[str, Any]) -> int:
+    openpi = "action_horizon" in config and "model_type" not in config
+    return 2 * (openpi or config.get("type") in ("pi0", "pi05"))
+
+
+PI = LazyPolicy(PiOptions, "vla_ros.policies.pi.policy:PiPolicy", _claims)
 """What the entry point names."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +58,11 @@ class TwoEyes(Policy):
     """Needs the images ``front`` and ``wrist``; answers with two end-effector deltas."""
 
     Options = TwoEyesOptions
+
+    @staticmethod
+    def claims(config: Mapping[str, Any]) -> int:
+        """Its checkpoints look like LeRobot's, and say that they are its own."""
+        return 2 * (config.get("type") == "two_eyes")
 
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, TwoEyesOptions)
