@@ -1,11 +1,11 @@
-"""From one action to one arm's command: motion, kinematics, limits, gripper. Nothing unchecked leaves it.
+"""Turns one action into one arm's command: motion, kinematics, limits, gripper. No command leaves it unchecked.
 
-Two rules decide what a number means:
+Two rules apply to every number:
 
-- A delta counts from the *measured* position (``control.delta_from: measured``): of the joint state that belongs
-  to the frame where the caller has it, else of the newest. An arm that lags behind its commands then cannot run
-  up a debt; ``commanded`` counts from the last command, for arms that sag or stick.
-- Limits count from the newest measured position, always; those of a velocity from where the arm is.
+- A delta is relative to the *measured* position (``control.delta_from: measured``): that of the frame's joint state
+if the caller has it, otherwise the newest. An arm that lags behind its commands then accumulates no error.
+``commanded`` is relative to the last command, for arms that sag or stick.
+- Limits are always relative to the newest measured position; for a velocity, to where the arm is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Made:
 
 
 class ArmController:
-    """Makes commands for one arm, and refuses those that must not be sent. Used from one thread.
+    """Makes the commands for one arm and refuses those that must not be sent. Used from one thread.
 
     Args:
         config: The whole tree; the arm's sections and ``control`` are read.
@@ -145,14 +145,14 @@ class ArmController:
 
     @property
     def binary(self) -> tuple[int, ...]:
-        """The gripper's column in binary mode, else nothing."""
+        """The gripper's column in binary mode; otherwise empty."""
         if self._gripper_column is None or self._arm.gripper.mode != "binary":
             return ()
         return (self._gripper_column,)
 
     @property
     def unused_gripper(self) -> str:
-        """A warning if the policy commands a gripper that has no finger joints to move, else ""."""
+        """A warning if the policy commands a gripper without finger joints, otherwise ""."""
         if self._gripper_column is None or not self._gripper.is_used or self._finger_names:
             return ""
         section = "robot" if self.name == "arm" else self.name
@@ -172,7 +172,7 @@ class ArmController:
         self._speed: FloatArray = self._last_velocity  # from one command to the next
 
     def check_joints(self, joints: JointState) -> None:
-        """Refuse a measurement that no command may be based on; from any thread.
+        """Refuse joint states that no command may be based on. Safe to call from any thread.
 
         Raises:
             Refused: ``joint_state_invalid``, with what is wrong.
@@ -187,7 +187,7 @@ class ArmController:
         dt: float,
         reference: JointState | None = None,
     ) -> Command:
-        """Return the command for one action. Call :meth:`executed` once it was sent.
+        """Return the command for one action. Call :meth:`executed` once it has been sent.
 
         Args:
             action: Float64 [D], un-normalised, finite; all arms' numbers.
@@ -229,7 +229,7 @@ class ArmController:
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
     def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
-        """Return the command between two actions: straight towards the last one's target, or to rest.
+        """Return the command between two actions: straight towards the last target, or decelerating to rest.
 
         Args:
             joints: Newest joint state.
@@ -302,17 +302,17 @@ class ArmController:
                 self._gripper.sent(made.fingers[0])
 
     def hold(self, joints: JointState | None) -> Command:
-        """Keep the last measured position (never zeros); a velocity becomes zero.
+        """Hold the last measured position (never zeros); a velocity becomes zero.
 
-        The position is the one measured when the hold began: an arm that sags does not creep down with its own
-        measurements. It is measured anew once a joint is more than 0.02 rad or m away from it (somebody moved
-        the arm). Fingers keep their last command, so that nothing is dropped, or their measured position before
-        the first one. The next command starts from rest.
+        The position is the one measured when the hold began, so an arm that sags does not creep down after its own
+        measurements. It is updated once a joint is more than 0.02 rad or m away from it (somebody moved the arm).
+        Fingers keep their last command, so that nothing is dropped; before the first command, their measured
+        position. The next command starts from rest.
 
-        Where the measured position is an old one, the arm may have gone on since: no further than one step, because
-        every step begins at the newest measurement (``control.delta_from: commanded``: no further than
-        ``limits.max_joint_step`` from it). The way back takes as long as the velocity limits ask for
-        (``Command.duration``, which trajectories carry).
+        If the measurement is old, the arm may have moved since, but by no more than one step, because every step
+        begins at the newest measurement (``control.delta_from: commanded``: by no more than
+        ``limits.max_joint_step``). The way back takes as long as the velocity limits require (``Command.duration``,
+        which trajectories carry).
 
         Raises:
             Refused: ``joint_state_stale`` or ``joint_state_invalid``: nothing usable was measured, so nothing
@@ -343,7 +343,7 @@ class ArmController:
         )
 
     def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
-        """Return the names and positions of the fingers in a hold; without those neither commanded nor measured.
+        """Return names and positions of the fingers in a hold; fingers neither commanded nor measured are omitted.
 
         Raises:
             Refused: A joint that the driver requires would be missing.
@@ -365,20 +365,20 @@ class ArmController:
         return tuple(known), list(known.values())
 
     def _shortest(self, distance: FloatArray) -> float:
-        """Return the seconds that a motion of ``distance`` [N] takes at the velocity limits."""
+        """Return how many seconds a motion of ``distance`` [N] takes at the velocity limits."""
         seconds = [d / v for d, v in zip(distance.tolist(), self._limits.velocity.tolist(), strict=True) if v > 0]
         return max(seconds, default=0.0)
 
     @property
     def _frame(self) -> str:
-        """Frame of a twist: the base, or what a servo with kinematics of its own is told."""
+        """Frame of a twist: the arm's base, or the one configured for a servo with its own kinematics."""
         if self._kinematics is not None:
             return self._kinematics.base_frame
         robot = self._arm.robot
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
     def _target(self, numbers: FloatArray, start: FloatArray, dt: float) -> FloatArray:
-        """Return the target joint positions [N] of the motion's numbers, counted from ``start`` [N]."""
+        """Return the target joint positions [N] of the motion's numbers, relative to ``start`` [N]."""
         if isinstance(self._motion, JointMotion):
             return self._motion.target(numbers, start, dt)
         assert self._kinematics is not None
@@ -432,7 +432,7 @@ class ArmController:
         return positions, violations
 
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
-        """Return a twist for a servo that does the kinematics itself; only the step limits apply."""
+        """Return a twist for a servo that computes the kinematics itself; only the step limits apply."""
         assert isinstance(self._motion, TipMotion)
         step, violations = limit_pose(
             self._motion.target(numbers, _NOWHERE, self._control), _NOWHERE, self._arm.limits
@@ -472,6 +472,6 @@ class ArmController:
 
 
 def _slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
-    """``speed`` [N] after so many seconds of coming to rest."""
+    """Return the speed [N] after so many seconds of deceleration from ``speed``."""
     change = acceleration * seconds if seconds > 0 else 0.0
     return speed - np.clip(speed, -change, change)

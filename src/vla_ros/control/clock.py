@@ -1,8 +1,7 @@
-"""The injected clock, for everything that reads the time or waits.
+"""The clock that everything uses to read the time or wait; it is injected.
 
 Timeouts are measured on the steady clock, ages of stamps on the ROS clock (see :class:`Now`). A simulated clock
-advances only while somebody waits or works on it, so that replay and tests run the live control loop without
-waiting.
+advances only while code waits or works on it, so replay and tests run the live control loop without real waiting.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class Clock:
         return Now(time.monotonic_ns(), self._ros_ns())
 
     def steady(self) -> float:
-        """Return the seconds of the steady clock."""
+        """Return the steady clock's time in seconds."""
         return time.monotonic()
 
     def ros(self) -> int:
-        """Return the nanoseconds of the ROS clock."""
+        """Return the ROS clock's time in nanoseconds."""
         return self._ros_ns()
 
     def wait_for(self, changed: threading.Condition, ready: Callable[[], bool], timeout: float) -> bool:
@@ -59,7 +58,7 @@ class Clock:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Mark work that takes time, by which a simulated clock advances."""
+        """Mark work that takes time; a simulated clock advances by its duration."""
         yield
 
 
@@ -91,7 +90,7 @@ class SimulatedClock(Clock):
         return Now(self._now - self._begin, self._now)
 
     def steady(self) -> float:
-        """Return the simulated seconds since the beginning."""
+        """Return the simulated seconds since the start."""
         return (self._now - self._begin) / 1e9
 
     @property
@@ -100,11 +99,11 @@ class SimulatedClock(Clock):
         return self._next is None and not self._later
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call ``action`` after so many seconds."""
+        """Call ``action`` after this many seconds."""
         heapq.heappush(self._later, (self._now + math.ceil(seconds * 1e9), next(self._count), action))
 
     def job(self, do: Callable[[], T]) -> tuple[T, float]:
-        """Run ``do``; return its result and the simulated seconds that it takes in the background."""
+        """Run ``do``; return its result and the simulated seconds it takes in the background."""
         began, self._job_seconds = time.perf_counter(), 0.0
         try:
             value = do()
@@ -113,7 +112,7 @@ class SimulatedClock(Clock):
             self._job_seconds = None
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; events on the way happen at their times."""
+        """Let time pass; events in between happen at their times."""
         if self._job_seconds is not None:
             self._job_seconds += seconds
             return
@@ -127,7 +126,7 @@ class SimulatedClock(Clock):
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Advance by the real time that it took, times ``speed``."""
+        """Advance by the real time that the work took, times ``speed``."""
         began = time.perf_counter()
         try:
             yield

@@ -50,24 +50,24 @@ class Command:
 
     @property
     def moves_on(self) -> bool:
-        """True if it moves the arm until another command arrives."""
+        """True if the command moves the arm until another one arrives."""
         return not self.hold and (self.twist is not None or self.velocities is not None)
 
     def stopped(self) -> Command:
-        """Return the same with zero velocity."""
+        """Return the same command with zero velocity."""
         twist = None if self.twist is None else (np.zeros(3), np.zeros(3))
         velocities = None if self.velocities is None else dict.fromkeys(self.velocities, 0.0)
         return replace(self, hold=True, twist=twist, velocities=velocities)
 
 
 def lifetime(config: Config) -> float:
-    """Return the seconds after which a velocity ends at the latest, unless another command follows."""
+    """Return the seconds after which a velocity expires if no other command follows."""
     rate = config.control.rate_hz
     return config.timeouts.twist or (_PERIODS / rate if rate else 0.0)
 
 
 def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command | None]:
-    """The part of the arm and that of ``fingers``, for a gripper whose driver listens elsewhere; None for none."""
+    """Split off the part for ``fingers``, whose driver has its own topic; a missing part is None."""
     is_finger = [name in fingers for name in command.names]
     if not any(is_finger):
         return command, None
@@ -81,7 +81,7 @@ def split(command: Command, fingers: Collection[str]) -> tuple[Command, Command 
 
 
 def message_type(output: str) -> str:
-    """ROS type for a value of ``control.output`` or ``gripper.output``, as ``pkg/msg/Type``."""
+    """Return the ROS type for ``control.output`` or ``gripper.output``, as ``pkg/msg/Type``."""
     return _TYPES[output]
 
 
@@ -90,11 +90,11 @@ def to_message(command: Command, output: str, make: Callable[[str], Any], now: i
 
     A ``JointTrajectory`` starts at its header's stamp, and ros2_control's joint_trajectory_controller rejects one
     that ended in the past. Because the frame's stamp is in the past, the point's ``time_from_start`` is the frame's
-    age plus the command's duration. A hold gets at least 0.1 s, so that it has not ended on arrival. That
-    controller takes a stamp of 0 as "now".
+    age plus the command's duration. A hold gets at least 0.1 s, so that it has not expired on arrival. That
+    controller interprets a stamp of 0 as "now".
 
-    A hold by velocity is stamped with ``now``: standing still is right at any time, and MoveIt Servo ignores
-    messages older than its ``incoming_command_timeout``.
+    A hold by velocity is stamped with ``now``: zero velocity is always safe, and MoveIt Servo ignores messages
+    older than its ``incoming_command_timeout``.
 
     ``make`` returns the class of ``pkg/msg/Type``; ``now`` is in nanoseconds of the ROS clock, None takes the
     stamp.
@@ -159,7 +159,7 @@ def _vector(make: Callable[[str], Any], values: Sequence[float] | FloatArray) ->
 
 
 def _fill(cls: Any, **fields: Any) -> Any:
-    """Return a message. Arrays are lists for rclpy, whose setters refuse numpy's, and numpy arrays for rosbags."""
+    """Return a message; arrays are lists for rclpy, whose setters refuse numpy arrays."""
     if hasattr(cls, "get_fields_and_field_types"):
         fields = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in fields.items()}
     return cls(**fields)

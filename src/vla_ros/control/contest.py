@@ -1,4 +1,4 @@
-"""Detects two publishers of what must be unique, and names their nodes, from discovery data."""
+"""Detects two publishers where only one is allowed, and names their nodes, from discovery data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNNAMED = ("", "_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")  # rmw's wor
 
 
 def gid_of(gid: Iterable[int]) -> bytes:
-    """Return an endpoint's id without padding, from the bytes or numbers of either backend."""
+    """Return an endpoint's id without padding; accepts the format of either backend."""
     return bytes(gid)[:_GID_BYTES]
 
 
@@ -51,7 +51,7 @@ def others(endpoints: Iterable[Any], own: bytes, allowed: Collection[str] = ()) 
 
 
 def named(found: Mapping[bytes, str], more: Iterable[str] = ()) -> str:
-    """List the nodes of :func:`others`, and ``more``, for people."""
+    """List the nodes of :func:`others`, and ``more``, as text for people."""
     names = {node or f"an unknown node (gid {gid.hex('.')})" for gid, node in found.items()}
     return " and ".join(sorted(names.union(more)))
 

@@ -1,4 +1,4 @@
-"""Limits steps of the tip, and checks where the tip would really go."""
+"""Limits the steps of the tip and checks where a command would really move it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def shorten_for_tip(
 
 
 def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Infinite and the violation if ``end`` leaves the box or moves further out of it; else 0."""
+    """Return infinity and the violation if ``end`` leaves the box or moves further out of it, otherwise 0."""
     if limits.workspace_low:
         _, outside = limit_box(end.position, start.position, limits.workspace_low, limits.workspace_high)
         if outside:
@@ -88,7 +88,7 @@ def _out_of_box(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Vi
 
 
 def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violation | None]:
-    """Return the factor by which a step from ``start`` to ``end`` exceeds its limits (at most 1: fine), and how."""
+    """Return by which factor a step from ``start`` to ``end`` exceeds its limits (up to 1 is allowed), and how."""
     if end is start:  # kinematics remembers poses: nothing moves
         return 0.0, None
     worst, wrong = _out_of_box(start, end, limits)
@@ -108,7 +108,8 @@ def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violat
 
 
 def twist_between(start: Pose, end: Pose, dt: float) -> tuple[FloatArray, FloatArray]:
-    """Constant velocity from pose to pose in ``dt`` seconds: linear [3] m/s, angular [3] rad/s, base axes."""
+    """Return the constant velocity between two poses in ``dt`` seconds: linear [3] m/s, angular [3] rad/s, base
+    axes."""
     return (end.position - start.position) / dt, rotation_vector(end.rotation @ start.rotation.T) / dt
 
 

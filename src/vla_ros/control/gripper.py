@@ -1,8 +1,9 @@
-"""From the gripper number of an action to a finger position.
+"""Converts the gripper number of an action to a finger position.
 
 Conventions differ between datasets: OpenVLA's Bridge checkpoints say 1 for open and 0 for closed, LIBERO's
 environment wants -1 for open and 1 for closed and takes the sign (threshold 0.5 on that range), some are
-continuous. All of them are two numbers here: the value that means open and the value that means closed.
+continuous. Here each convention is described by two numbers: the value that means open and the value that means
+closed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from vla_ros.contract.parts import Part
 
 
 class Gripper:
-    """Reads gripper values; remembers whether it is open (binary mode) and where the fingers were sent.
+    """Interprets gripper values; remembers whether it is open (binary mode) and the last finger position sent.
 
     Args:
         part: Says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
@@ -27,7 +28,7 @@ class Gripper:
         self.reset()
 
     def configure(self, config: GripperConfig) -> None:
-        """Apply new options; the state is kept."""
+        """Apply new options and keep the state."""
         self._config = config
         self._closed, self._open_value = config.closed_value, config.open_value
         if self._part is not None and self._part.form:
@@ -50,10 +51,10 @@ class Gripper:
         self._target: float | None = None
 
     def opening(self, value: float) -> float:
-        """Return the opening in [0, 1] that ``value`` means; 1 is open.
+        """Return the opening in [0, 1] for ``value``; 1 is open.
 
-        In binary mode 0 or 1: open above ``threshold + hysteresis``, closed at or below
-        ``threshold - hysteresis``, and between them as before (by the threshold alone at first).
+        In binary mode the result is 0 or 1: open above ``threshold + hysteresis``, closed at or below ``threshold -
+        hysteresis``, unchanged in between (the first time, the threshold alone decides).
 
         Args:
             value: The action's gripper number; clipped beyond what means closed and open.
@@ -81,10 +82,11 @@ class Gripper:
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
-        """Return the finger position to send now, no further than ``max_speed * dt`` from the last one sent.
+        """Return the finger position to send now, at most ``max_speed * dt`` from the last one sent.
 
-        The last *sent* position counts, not the measured one: fingers that grip something never reach their
-        target, and the distance is what presses them together. The first step counts from ``measured``, if known.
+        The step is relative to the last *sent* position, not the measured one: fingers that grip something never
+        reach their target, and the difference is what presses them together. The first step starts at ``measured``,
+        if known.
 
         Returns:
             The position, and True if the speed limit shortened the step. :meth:`sent` makes it the last one.

@@ -1,4 +1,4 @@
-"""The newest inputs besides images: joint states, further feeds and the instruction.
+"""Stores the newest inputs other than images: joint states, further feeds and the instruction.
 
 Receiving threads write, the working thread reads one consistent snapshot. Nothing is queued.
 """

@@ -89,7 +89,7 @@ class RobotController:
             arm.reset()
 
     def check(self, chunk: ActionChunk) -> None:
-        """Refuse a chunk that has a wrong shape or holds NaN or infinity, before its first step is executed.
+        """Refuse a chunk with a wrong shape, NaN or infinity, before its first step is executed.
 
         Raises:
             Refused: ``action_invalid``.
@@ -140,7 +140,7 @@ class RobotController:
         return tuple(each for each in tried if isinstance(each, Command))
 
     def _beside(self, arm: ArmController, made: Command | Refused, joints: ArmJoints) -> Command | Refused:
-        """Return the arm's command or, while others move, a hold at its last good joint state."""
+        """Return the arm's command, or a hold at its last good joint state while other arms move."""
         if isinstance(made, Command):
             self._known[arm.name] = of_arm(joints, arm.name)
             return made

@@ -1,8 +1,8 @@
-"""Whether the arm may move: disarmed, armed, holding or stopped, and why.
+"""Decides whether the arm may move: disarmed, armed, holding or stopped, and why.
 
 Nothing moves until armed. A reason of level hold keeps the arm where it is until that reason has ended; a
-reason of level stop keeps it there until a person resets. The first stop wins: what follows is counted, and the
-arm stays stopped for the first. After a reset the arm is disarmed; arming is a second, separate act.
+reason of level stop keeps it there until a person resets. The first stop wins: later reasons are only counted.
+After a reset the arm is disarmed; arming is a separate, second act.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """One consistent look at the state."""
+    """A consistent snapshot of the state."""
 
     state: State  # what the arm may do
     stopped_by: Reason | None  # the first reason to stop, or None
@@ -65,7 +65,7 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """The state machine. Safe to use from any thread; no method waits for anything but :meth:`motion`.
+    """The state machine. Thread-safe; no method waits for anything but :meth:`motion`.
 
     Args:
         clock: Nanoseconds for events; the system's clock by default.
@@ -94,29 +94,29 @@ class Safety:
 
     @property
     def may_move(self) -> bool:
-        """True only where a motion may be sent now; :meth:`motion` keeps it true while it is sent."""
+        """True if a motion may be sent now; :meth:`motion` keeps this true while it is sent."""
         return self._state is State.ARMED
 
     @property
     def armings(self) -> int:
-        """Number of times it was armed. Work begun under another number began before a person allowed motion."""
+        """How often the node was armed. Work begun under another number began before a person allowed motion."""
         return self._armings
 
     @property
     def interruptions(self) -> int:
-        """How often motion has ended: a hold, a stop, a disarming. A plan from before the last one is void."""
+        """How often motion was ended by a hold, stop or disarm. A plan from before the last one is void."""
         return self._interruptions
 
     @property
     def status(self) -> Status:
-        """State and reasons at one moment."""
+        """The state and its reasons, consistent with each other."""
         with self._lock:
             holds, blocks = MappingProxyType(dict(self._holds)), MappingProxyType(dict(self._blocked))
             return Status(self._state, self._stop, self._stop_detail, holds, blocks)
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """How often each reason began (hold, stop) or was counted (drop), by its value."""
+        """How often each reason began (hold, stop) or was counted (drop), by reason value."""
         with self._lock:
             return dict(self._counters)
 
@@ -127,9 +127,9 @@ class Safety:
 
     @contextmanager
     def motion(self) -> Iterator[bool]:
-        """Send a motion within this: gives :attr:`may_move`, and no stop or hold comes in between.
+        """Context in which a motion is sent: yields :attr:`may_move`, and no stop or hold can intervene.
 
-        So once :meth:`stop` has returned, no motion is sent any more. Keep it short: a stop waits for it.
+        Once :meth:`stop` has returned, no motion is sent any more. Keep the context short: a stop waits for it.
 
             with safety.motion() as allowed:
                 if allowed:
@@ -155,14 +155,14 @@ class Safety:
         return True
 
     def disarm(self) -> None:
-        """Allow no motion. A stop remains a stop."""
+        """Forbid motion. A stop remains a stop."""
         with self._lock:
             self._armed = False
             self._changed("disarm")
         self._deliver()
 
     def hold(self, reason: Reason, detail: str = "") -> None:
-        """Hold for ``reason`` until :meth:`clear`. Called again, only the detail changes.
+        """Hold for ``reason`` until :meth:`clear`. Calling it again only updates the detail.
 
         Raises:
             ValueError: The reason's level is not hold.
@@ -194,10 +194,10 @@ class Safety:
         return first
 
     def report(self, reason: Reason, detail: str = "") -> None:
-        """React as the reason's level demands: count it (drop), hold or stop.
+        """React according to the reason's level: count it (drop), hold or stop.
 
-        A limit that a disarmed arm's action would have broken is counted only: no motion has to be stopped, and a
-        dry run goes on.
+        If a disarmed arm's action would have broken a limit, it is only counted: no motion has to be stopped, and
+        the dry run continues.
         """
         with self._lock:
             if reason.level is Level.HOLD:
@@ -209,14 +209,15 @@ class Safety:
         self._deliver()
 
     def count(self, reason: Reason) -> None:
-        """Count a reason that holds one arm and not the others (``control.arms_hold_alone``)."""
+        """Count a reason that holds only one of several arms (``control.arms_hold_alone``)."""
         with self._lock:
             self._counters[reason.value] += 1
 
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
-        """Apply a watchdog's findings: hold or stop for what is active, clear the ``watched`` holds that are not.
+        """Apply a watchdog's findings: hold or stop for active reasons, clear ``watched`` holds that are not
+        active.
 
-        A reason to stop while disarmed has no motion to stop: it only keeps the arm from being armed.
+        While disarmed there is no motion to stop, so a reason to stop only prevents arming.
 
         Args:
             active: Reasons of level hold or stop, with what was found.
@@ -256,7 +257,7 @@ class Safety:
             return f"holding: {reasons}" if reasons else "armed"
 
     def reset(self) -> bool:
-        """End a stop, by a person's decision, and leave the arm disarmed. Hold reasons stay until they end.
+        """End a stop on a person's request and leave the arm disarmed. Hold reasons remain until they end.
 
         Returns:
             False if it was not stopped (nothing changes).
@@ -289,7 +290,7 @@ class Safety:
         return True
 
     def _changed(self, kind: str, reason: Reason | None = None, detail: str = "") -> None:
-        """Update the state and queue the event. The lock is held."""
+        """Update the state and queue the event. Call with the lock held."""
         before = self._state
         if self._stop is not None:
             self._state = State.STOPPED
@@ -302,9 +303,10 @@ class Safety:
             self._events.append(Event(kind, before, self._state, reason, detail, self._clock()))
 
     def _deliver(self) -> None:
-        """Call the listeners in order and without the lock, on whichever thread comes first.
+        """Call the listeners in order, without the lock, on whichever thread comes first.
 
-        Checked again after each round, so that an event added while another thread was finishing is not lost.
+        The queue is checked again after each round, so that an event added while another thread finishes is not
+        lost.
         """
         while self._events and self._delivering.acquire(blocking=False):
             try:

@@ -1,19 +1,19 @@
 """Decides which step of which chunk comes next, and blends successive chunks.
 
-A step is consumed when it was executed, not by wall clock: an arm that held for a second does not skip a second of
-the plan. A chunk's first action belongs to the time of its observation; steps executed during the inference are
+Steps are consumed when they are executed, not by wall clock: an arm that holds for a second does not skip a second
+of the plan. A chunk's first action belongs to the time of its observation; steps executed during the inference are
 skipped (:attr:`ChunkSchedule.position`).
 
-The schedules (``control.schedule``) differ in when the policy is asked, and in the seam between two chunks:
+The schedules (``control.schedule``) differ in when the policy infers, and in the seam between two chunks:
 
-- ``sync`` asks when no step is left, and the arm waits for the answer. The others ask while the plan is executed.
+- ``sync`` infers when no step is left, and the arm waits. The others infer while the plan is executed.
 - ``append`` takes the newest chunk as it is.
 - ``blend`` interpolates from the old chunk's remaining steps (or from its last action) to the new chunk's over
   ``blend_steps``.
 - ``ensemble`` is ACT's temporal ensembling: the mean of every chunk's prediction for this step, weighted
   exp(-m i) with i = 0 for the oldest (Zhao et al., "Learning Fine-Grained Bimanual Manipulation with Low-Cost
   Hardware", 2023).
-- ``rtc`` takes the newest chunk as it is, because the policy was told what is left of the old one and completes it
+- ``rtc`` takes the newest chunk as it is, because the policy was given the rest of the old one and completes it
   (Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies", 2025).
 """
 
@@ -47,7 +47,7 @@ class _Placed:
     start: int
 
     def at(self, step: int) -> FloatArray | None:
-        """Its action for a step of the episode, or None outside the chunk."""
+        """Return the chunk's action for a step of the episode, or None outside the chunk."""
         index = step - self.start
         return self.chunk.actions[index] if 0 <= index < len(self.chunk.actions) else None
 
@@ -107,11 +107,11 @@ class ChunkSchedule:
         )
 
     def configure(self, config: ControlConfig) -> None:
-        """Take options that may change while running; the plan stays."""
+        """Apply options that may change while running; the plan is kept."""
         self.execute_steps = _steps(config, self.kind)
 
     def reset(self) -> None:
-        """Forget all chunks and the last action; :attr:`position` goes on."""
+        """Forget all chunks and the last action; :attr:`position` keeps counting."""
         self._placed: deque[_Placed] = deque()
         self._since_load = 0
         self._last: FloatArray | None = None
@@ -124,7 +124,7 @@ class ChunkSchedule:
 
     @property
     def left(self) -> int:
-        """Steps that the newest chunk still has, whatever ``execute_steps`` says."""
+        """Remaining steps of the newest chunk, regardless of ``execute_steps``."""
         if not self._placed:
             return 0
         newest = self._placed[-1]
@@ -142,14 +142,14 @@ class ChunkSchedule:
 
     @property
     def wants_chunk(self) -> bool:
-        """True when the policy should be asked: nothing remains to be executed."""
+        """True when a new chunk is needed: nothing remains to be executed."""
         return self.remaining == 0
 
     def rest(self, position: int) -> FloatArray:
         """Return the newest chunk's actions from ``position`` on, float64 [left, D], as the policy predicted them.
 
-        Limits, which may have changed what was sent, are not in them: a policy continues its own numbers, and what
-        it answers passes the same limits.
+        They do not include limits that changed the commands sent: a policy continues its own numbers, and its next
+        chunk passes the same limits.
         """
         if not self._placed:
             return np.zeros((0, 0))
@@ -157,7 +157,7 @@ class ChunkSchedule:
         return newest.chunk.actions[position - newest.start :].copy()
 
     def load(self, chunk: ActionChunk, start: int | None = None) -> None:
-        """Switch to ``chunk``; older chunks only serve for blending.
+        """Switch to ``chunk``; older chunks are only used for blending.
 
         Raises:
             ValueError: Its actions are not [K, D] with 1 <= K.
@@ -173,7 +173,7 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def next(self, *, overrun: bool = False) -> Step | None:
-        """Return the step to execute now; the same one until :meth:`executed` is called.
+        """Return the step to execute now, the same one until :meth:`executed` is called.
 
         Args:
             overrun: Go on to the chunk's end where ``execute_steps`` are used up (the next chunk is on its way).
@@ -225,14 +225,15 @@ class ChunkSchedule:
         return (1 - share) * self._like(before, own) + share * own
 
     def _like(self, other: FloatArray, own: FloatArray) -> FloatArray:
-        """``other`` with its rotations written as those of ``own`` are, so that their mean lies between them."""
+        """Return ``other`` with its rotations expressed like those of ``own``, so that their mean lies between
+        them."""
         found = other.copy()
         for columns, form in self._rotations:
             found[columns] = nearest(other[columns], form, own[columns])
         return found
 
     def _ensemble(self, own: FloatArray) -> FloatArray:
-        """Return the mean of all predictions for the present step, oldest first [n, D], weighted exp(-m i)."""
+        """Return the mean of all predictions [n, D] for the current step, oldest first, weighted by exp(-m i)."""
         placed = (each.at(self._executed) for each in self._placed)
         predictions = [self._like(action, own) for action in placed if action is not None]
         weights = np.exp(-self._decay * np.arange(len(predictions)))
@@ -243,8 +244,7 @@ class ChunkSchedule:
 def choose(schedule: str, spec: PolicySpec) -> str:
     """Return the kind of schedule that ``control.schedule`` means for this policy.
 
-    Single steps leave nothing to do meanwhile, so they are ``sync``. ``auto`` takes ``rtc`` where the policy can,
-    and ``blend`` where it cannot.
+    Policies with single steps are ``sync``. ``auto`` means ``rtc`` if the policy supports it, otherwise ``blend``.
     """
     if spec.horizon == 1:
         return "sync"
@@ -254,5 +254,5 @@ def choose(schedule: str, spec: PolicySpec) -> str:
 
 
 def _steps(config: ControlConfig, kind: str) -> int:
-    """Steps between two questions; ``ensemble`` asks after every step, as ACT does, unless told otherwise."""
+    """Return the steps between two inferences; by default, ``ensemble`` infers after every step, as ACT does."""
     return 1 if kind == "ensemble" and config.execute_steps == 0 else config.execute_steps

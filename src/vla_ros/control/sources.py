@@ -1,7 +1,7 @@
 """Follows one of several sources of the same data, and detects two that alternate. Pure logic.
 
-A restarted driver sends after its predecessor; two that run at once alternate. Sources differ by their publisher's
-id and by the kind of their data, because a relay has one id for everything it passes on.
+A restarted driver publishes after its predecessor; two running drivers alternate. Sources are distinguished by
+their publisher's id and by the kind of their data, because a relay has one id for everything it forwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Contest:
 
 @dataclass
 class _Subject:
-    """What is known about the sources of one subject; times are of a steady clock, ns."""
+    """State of the sources of one subject; times are nanoseconds of a steady clock."""
 
     followed: Source | None = None
     heard: dict[Source, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class _Subject:
 
 
 class Sources:
-    """Follows one source per subject until it is silent. Safe to use from several threads.
+    """Follows one source per subject until it is silent. Thread-safe.
 
     After ``settle`` seconds of silence another kind of the same publisher is followed.
     """
@@ -83,7 +83,7 @@ class Sources:
 
 
 def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
-    """Count a source that sends again after another one did."""
+    """Count a source that publishes again after another one did."""
     last, known.last = known.last, source
     known.heard = {each: at for each, at in known.heard.items() if steady - at <= _MEMORY}
     if last is not None and last != source and source in known.heard:
@@ -97,7 +97,7 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
 
 
 class Continuity:
-    """Separates two courses of one joint that no velocity limit explains, if publishers are indistinguishable.
+    """Separates two trajectories of one joint that no velocity limit explains, if publishers are indistinguishable.
 
     Args:
         speeds: Velocity limit of each joint, rad/s or m/s; joints without one count as continuous.
@@ -108,9 +108,9 @@ class Continuity:
         self._tracks: dict[str, list[tuple[float, int]]] = {}
 
     def track(self, joint: str, position: float, at: int) -> int:
-        """Return the course of a joint that this position continues, 0 or 1.
+        """Return which trajectory of a joint this position continues, 0 or 1.
 
-        Twice the velocity limit is allowed, plus jitter. NaN and infinity belong to the course that was updated
+        Up to twice the velocity limit is allowed, plus jitter. NaN and infinity belong to the trajectory updated
         last. ``at`` is in nanoseconds of a steady clock.
         """
         speed, tracks = self._speeds.get(joint), self._tracks.setdefault(joint, [])

@@ -1,4 +1,4 @@
-"""Detects stale, frozen, late or invalid inputs. Pure logic: callers report events and pass the time.
+"""Detects stale, frozen, late or invalid inputs. Pure logic: callers report events and supply the time.
 
 Silence is measured on a steady clock, so that no clock change can hide or imitate it; ages are measured on the ROS
 clock, which stamps refer to. Report from any thread; call :meth:`Watchdog.active` about ten times a second and pass
@@ -67,7 +67,7 @@ class _Joints:
 
 
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
-    """Return a checksum that differs for different images, from bytes spread evenly over the message's data.
+    """Return a checksum that differs for different images, computed from bytes spread evenly over the message.
 
     A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new (30 us).
     The stride is a multiple of neither 2 nor 3, so that all colour channels are sampled.
@@ -165,7 +165,7 @@ class Watchdog:
                 self._unreadable_since = now.steady
 
     def joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
-        """A joint state came.
+        """Record a joint state.
 
         Args:
             stamp: Its header's stamp; 0 where the driver gives none (then its age is unknown).
@@ -195,7 +195,7 @@ class Watchdog:
             return True
 
     def inference_began(self, now: Now) -> None:
-        """Record that the policy was asked."""
+        """Record that an inference began."""
         with self._lock:
             self._inferring_since = now.steady
 
@@ -211,7 +211,7 @@ class Watchdog:
             return not self._late
 
     def driver(self, subscribers: int, now: Now, topic: str = "") -> None:
-        """Number of matched subscriptions of the command topic; of the one with the fewest, where there are two."""
+        """Record how many drivers subscribe to the command topic; with several topics, pass the smallest number."""
         with self._lock:
             self._driver_topic = topic
             if subscribers > 0:
@@ -280,14 +280,14 @@ class Watchdog:
         return found
 
     def _overdue(self, now: Now) -> str:
-        """How late the pending answer is, or ""."""
+        """How late the pending inference is, or ""."""
         if self._inferring_since is None or not _silent(self._inferring_since, self._config.inference, now):
             return ""
         waited = (now.steady - self._inferring_since) / _SECOND
         return f"{waited:.3g} s for an answer, allowed {self._config.inference:g} s"
 
     def _check_clock(self, now: Now) -> None:
-        """Detect a jump of the ROS clock; until every input was received again, nothing from before it counts."""
+        """Detect a jump of the ROS clock; afterwards only inputs received since the jump count."""
         last = self._last
         if last is not None and now.steady < last.steady:  # another thread read the clock earlier
             return
