@@ -108,8 +108,7 @@ def _excess(start: Pose, end: Pose, limits: LimitsConfig) -> tuple[float, Violat
 
 
 def twist_between(start: Pose, end: Pose, dt: float) -> tuple[FloatArray, FloatArray]:
-    """Return the constant velocity between two poses in ``dt`` seconds: linear [3] m/s, angular [3] rad/s, base
-    axes."""
+    """Return the velocity from pose to pose in ``dt`` seconds: linear [3] m/s, angular [3] rad/s, base axes."""
     return (end.position - start.position) / dt, rotation_vector(end.rotation @ start.rotation.T) / dt
 
 

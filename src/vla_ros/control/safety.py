@@ -214,8 +214,7 @@ class Safety:
             self._counters[reason.value] += 1
 
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
-        """Apply a watchdog's findings: hold or stop for active reasons, clear ``watched`` holds that are not
-        active.
+        """Apply a watchdog's findings: hold or stop for active reasons, clear ``watched`` holds that ended.
 
         While disarmed there is no motion to stop, so a reason to stop only prevents arming.
 

@@ -225,8 +225,7 @@ class ChunkSchedule:
         return (1 - share) * self._like(before, own) + share * own
 
     def _like(self, other: FloatArray, own: FloatArray) -> FloatArray:
-        """Return ``other`` with its rotations expressed like those of ``own``, so that their mean lies between
-        them."""
+        """Return ``other`` with its rotations expressed like those of ``own``, so that they can be averaged."""
         found = other.copy()
         for columns, form in self._rotations:
             found[columns] = nearest(other[columns], form, own[columns])

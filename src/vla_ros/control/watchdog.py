@@ -200,7 +200,7 @@ class Watchdog:
             self._inferring_since = now.steady
 
     def inference_ended(self, now: Now) -> bool:
-        """Records that the policy answered or failed.
+        """Record that an inference succeeded or failed.
 
         Returns:
             True within ``timeouts.inference``; otherwise the answer must be dropped.

@@ -1,4 +1,4 @@
-"""Time of a node of the embedded participant: the system clock, or ``/clock`` when ``use_sim_time`` is set."""
+"""The clock of the embedded participant's nodes: the system clock, or ``/clock`` with ``use_sim_time``."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _EMPTY = "uint8 structure_needs_at_least_one_member"
 
 
 def fields() -> dict[str, Any]:
-    """Return every type by name, as rosbags describes it; those of an action as rosidl derives them."""
+    """Return every type by name in rosbags' format, including the types that rosidl derives for an action."""
     texts = dict(MESSAGES)
     for name, (request, response) in SERVICES.items():
         texts |= {f"{name}_Request": request, f"{name}_Response": response}

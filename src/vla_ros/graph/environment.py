@@ -1,8 +1,7 @@
-"""DDS domain and discovery range from the environment, and Cyclone's settings for them.
+"""Reads DDS domain and discovery range from the environment and makes Cyclone's settings for them.
 
-The variables mean what they mean to rcl ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and
-later); only the default range differs: here it is this host, because a robot should not be driven from the
-neighbour's laptop by accident.
+The variables have rcl's meaning ("Improved Dynamic Discovery" in the documentation of ROS 2 Iron and later). Only
+the default range differs: it is this host, so that nobody drives a neighbour's robot by accident.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MAX_PARTICIPANT_INDEX = 32
 
 @dataclass(frozen=True)
 class DdsEnvironment:
-    """Domain and reach of the embedded participant."""
+    """Domain and discovery range of the embedded participant."""
 
     domain_id: int = 0
     range: str = DEFAULT_RANGE

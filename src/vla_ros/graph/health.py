@@ -1,6 +1,6 @@
-"""Detects what keeps messages from arriving: wrong types, incompatible QoS, no publisher, small buffers.
+"""Detects why messages do not arrive: wrong types, incompatible QoS, no publisher, small buffers.
 
-Works on the Node interface alone, so it is the same under rclpy and under the embedded participant.
+It uses only the Node interface, so it works the same under rclpy and the embedded participant.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _unheard(item: Watched, listener: Any) -> list[Finding]:
 
 
 def _full_name(endpoint: Any) -> str:
-    """Return the namespace and name of its node."""
+    """Return the full name of the endpoint's node."""
     return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
 
 

@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM while a graph spins: KeyboardInterrupt between two callbacks, never inside one.
+"""Turns SIGINT and SIGTERM into KeyboardInterrupt between two callbacks of a spinning graph, never inside one.
 
-Python raises KeyboardInterrupt wherever the thread is. In a destructor, or in a callback from C, it is printed and
-lost, and the loop continues: rclpy's wait creates and deletes such objects a hundred times a second.
+Python raises KeyboardInterrupt wherever the thread is. In a destructor or a callback from C it is printed and lost,
+and the loop continues; rclpy's wait creates and deletes such objects a hundred times a second.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DEFAULTS: dict[signal.Signals, Any] = {
 
 
 class Interrupts:
-    """Within a ``with`` on the main thread, notes SIGINT and SIGTERM unless the program has its own handlers.
+    """Context that records SIGINT and SIGTERM on the main thread, unless the program has its own handlers.
 
-    Handlers that the program has set itself stay. A second signal raises KeyboardInterrupt at once, which ends a
-    callback that hangs. Leaving the ``with`` raises it if a signal came after the last :meth:`check`.
+    The program's own handlers are kept. A second signal raises KeyboardInterrupt at once, which ends a hanging
+    callback. Leaving the context raises it if a signal arrived after the last :meth:`check`.
     """
 
     def __init__(self) -> None:

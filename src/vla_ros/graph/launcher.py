@@ -1,4 +1,4 @@
-"""Ends a process together with its launcher, however the launcher ended.
+"""Ends a process when its launcher has ended, for whatever reason.
 
 `ros2 launch` leaves its processes behind when SIGTERM or SIGKILL ends it, and an armed node would continue
 unattended. Linux's parent-death signal is not used: it is sent when the *thread* that started the process ends, and
@@ -30,7 +30,7 @@ def launched() -> dict[str, str]:
 def end_with_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
     """Send this process SIGTERM once its launcher is gone; does nothing without a launcher.
 
-    The variable is taken out of ``environment``: what this process starts has this process for a launcher, or none.
+    The variable is removed from ``environment``: children of this process have this process as launcher, or none.
     """
     named = environment.pop(VARIABLE, "")
     if named.isdecimal():

@@ -21,7 +21,7 @@ class Logger(Protocol):
         """Log for developers."""
 
     def info(self, message: str) -> Any:
-        """Log for everybody."""
+        """Log for users."""
 
     def warning(self, message: str) -> Any:
         """Log a warning: what is wrong and what to do."""
@@ -36,8 +36,8 @@ Severity = Literal["info", "warning", "error"]
 def say(logger: Logger, message: str, severity: Severity) -> None:
     """Log with a severity that is known only at run time.
 
-    rclpy remembers the severity of each line of code that logs, and raises ValueError where one line logs with
-    another: so each severity has a line of its own here.
+    rclpy remembers the severity of each line of code that logs and raises ValueError if it changes, so each
+    severity has its own line here.
     """
     if severity == "error":
         logger.error(message)
@@ -51,20 +51,20 @@ class Timer(Protocol):
     """A periodic callback."""
 
     def cancel(self) -> None:
-        """Stop it."""
+        """Stop the timer."""
 
 
 class Node(Protocol):
     """A node on the ROS 2 graph: the subset that this package uses."""
 
     def get_name(self) -> str:
-        """Return the name without namespace."""
+        """Return the node's name without its namespace."""
 
     def get_namespace(self) -> str:
         """Namespace, starting with ``/``."""
 
     def get_fully_qualified_name(self) -> str:
-        """Return the namespace and name."""
+        """Return the node's name with its namespace."""
 
     def get_logger(self) -> Any:
         """Return the node's :class:`Logger`."""
@@ -90,10 +90,10 @@ class Node(Protocol):
         """Create a :class:`Timer` that calls ``callback`` every ``timer_period_sec`` seconds."""
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> Any:
-        """Answer requests: ``callback(request, response)`` fills and returns the response."""
+        """Create a service: ``callback(request, response)`` fills and returns the response."""
 
     def create_client(self, srv_type: Any, srv_name: str) -> Any:
-        """Create a client: ``service_is_ready()``; ``call_async(request)`` gives a future of the response."""
+        """Create a client: ``service_is_ready()``; ``call_async(request)`` returns a future of the response."""
 
     def count_publishers(self, topic_name: str) -> int:
         """Return the number of publishers of a topic; the name is expanded but not remapped, as in rclpy."""
@@ -125,22 +125,22 @@ class Node(Protocol):
         """Return the fully qualified name of a service, after remaps."""
 
     def destroy_publisher(self, publisher: Any) -> Any:
-        """Leave a topic."""
+        """Destroy the endpoint."""
 
     def destroy_subscription(self, subscription: Any) -> Any:
-        """Leave a topic."""
+        """Destroy the endpoint."""
 
     def destroy_service(self, service: Any) -> Any:
-        """Answer no more requests."""
+        """Destroy a service."""
 
     def destroy_client(self, client: Any) -> Any:
-        """Ask no more."""
+        """Destroy a client."""
 
     def destroy_timer(self, timer: Any) -> Any:
-        """Stop a timer."""
+        """Stop and destroy a timer."""
 
     def destroy_node(self) -> Any:
-        """Leave the graph. Its publishers then refuse to publish."""
+        """Destroy the node; its publishers then refuse to publish."""
 
 
 EXECUTING, CANCELING, SUCCEEDED, CANCELED, ABORTED = range(2, 7)
@@ -148,25 +148,25 @@ EXECUTING, CANCELING, SUCCEEDED, CANCELED, ABORTED = range(2, 7)
 
 
 class ServedGoal(Protocol):
-    """A goal that an action server has taken."""
+    """A goal that an action server has accepted."""
 
     goal: Any
 
     def publish_feedback(self, feedback: Any) -> None:
-        """Tell the clients how far it is."""
+        """Send feedback to the clients."""
 
     def end(self, status: int, result: Any) -> None:
-        """End it, once, as :data:`SUCCEEDED`, :data:`ABORTED` or, after ``cancel``, :data:`CANCELED`."""
+        """End the goal, once: :data:`SUCCEEDED`, :data:`ABORTED` or, after ``cancel``, :data:`CANCELED`."""
 
 
 class RawSubscription(Protocol):
     """A subscription of :meth:`Vocabulary.subscribe_raw`."""
 
     def poll(self) -> None:
-        """Call back with the messages that wait, on this thread, which need not be the one that spins."""
+        """Run the callback for waiting messages on this thread, which need not be the one that spins."""
 
     def destroy(self) -> Any:
-        """Leave the topic."""
+        """Destroy the subscription."""
 
 
 class Vocabulary(Protocol):
@@ -188,9 +188,9 @@ class Vocabulary(Protocol):
     def create_action_client(self, node: Node, action_type: Any, name: str) -> Any:
         """Create a client of an action server, as ``rclpy.action.ActionClient``: the subset for goals and results.
 
-        ``server_is_ready()``; ``send_goal_async(goal)`` gives a future of a handle with ``accepted`` and
-        ``get_result_async()``, whose future has ``status`` and ``result``; ``destroy()``. Futures end on the thread
-        that spins, and only that one may call.
+        ``server_is_ready()``; ``send_goal_async(goal)`` returns a future of a handle with ``accepted`` and
+        ``get_result_async()``, whose future yields ``status`` and ``result``; ``destroy()``. Futures complete on
+        the thread that spins; call the client only from there.
         """
 
     def create_action_server(
@@ -204,12 +204,12 @@ class Vocabulary(Protocol):
     ) -> Any:
         """Serve an action; returns an object with ``destroy()``.
 
-        On the thread that spins, which nothing may block, ``accept`` says whether to take a goal message, ``start``
-        gets the :class:`ServedGoal` that was taken, and ``cancel`` the one that a client wants to end.
+        These run on the thread that spins and must not block: ``accept`` decides whether to accept a goal message,
+        ``start`` receives the accepted :class:`ServedGoal`, ``cancel`` the one that a client wants to cancel.
         """
 
     def qos(self, name: str) -> Any:
-        """Return the profile by name.
+        """Return the QoS profile called ``name``.
 
         ``camera``, ``command``, ``instruction``, ``state`` (subscriptions), ``state_publisher``, ``diagnostics``
         or ``default``; :mod:`vla_ros.graph.qos` describes each.
@@ -219,7 +219,7 @@ class Vocabulary(Protocol):
         """Create a timer of ``node`` on the steady clock: a watchdog must not stop with simulated time."""
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """Return a message of its CDR bytes."""
+        """Deserialise a message from its CDR bytes."""
 
     def subscribe_raw(
         self, node: Node, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
@@ -245,18 +245,17 @@ class Graph(Vocabulary, Protocol):
         """Create a node; ``--ros-args`` remaps of name and namespace win over the arguments."""
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
-        """Run callbacks until ``until()`` (asked at least every ``period`` seconds) is true.
+        """Run callbacks until ``until()``, checked at least every ``period`` seconds, is true.
 
-        SIGINT and SIGTERM, where the program has no handlers of its own for them, raise KeyboardInterrupt out of
-        it between two callbacks, so the nodes can still publish. An exception of a callback
-        is logged, and the next callback runs.
+        Unless the program has its own handlers, SIGINT and SIGTERM raise KeyboardInterrupt between two callbacks,
+        so that nodes can still publish. Exceptions in a callback are logged, and the next callback runs.
         """
 
     def wake(self) -> None:
-        """Make a spin on another thread ask ``until()`` now."""
+        """Make a spin on another thread check ``until()`` now."""
 
     def close(self) -> None:
-        """Destroy all nodes and leave the graph. Safe to call twice."""
+        """Destroy all nodes and disconnect from the graph. Safe to call twice."""
 
     def __enter__(self) -> Graph: ...
 

@@ -1,4 +1,4 @@
-"""QoS profiles by name, and when two of them are incompatible.
+"""QoS profiles by name, and the rules for their compatibility.
 
 The attributes carry ``rclpy.qos.QoSProfile``'s names, and the members of the enumerations carry rclpy's, so
 that the same code reads a profile of either backend.

@@ -1,4 +1,4 @@
-"""An action server on rclpy whose goals the node ends itself, without a thread for each."""
+"""An action server on rclpy whose goals the node ends itself, without one thread per goal."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class RclpyServedGoal:
         self.ended = Future()
 
     def publish_feedback(self, feedback: Any) -> None:
-        """Tell the clients how far it is."""
+        """Send feedback to the clients."""
         self._handle.publish_feedback(feedback)
 
     def end(self, status: int, result: Any) -> None:
-        """End it, once."""
+        """End the goal, once."""
         handle = self._handle
         {SUCCEEDED: handle.succeed, ABORTED: handle.abort, CANCELED: handle.canceled}[status]()
         self.ended.set_result(result)
 
 
 class RclpyActionServer:
-    """An action server whose results have left when it is destroyed."""
+    """An action server that sends all results before it is destroyed."""
 
     def __init__(self, node: Any, server: ActionServer, goals: Mapping[bytes, RclpyServedGoal]) -> None:
         self._node, self._server, self._goals = node, server, goals
 
     def destroy(self) -> None:
-        """Leave the graph. Results of goals that have ended go out first, if nobody else spins."""
+        """Destroy the server; results of ended goals are sent first, unless another thread spins."""
         deadline, rounds = time.monotonic() + _LAST_WORDS, _ROUNDS
         ended = [goal for goal in self._goals.values() if goal.ended.done()]
         while ended and rounds and time.monotonic() < deadline:

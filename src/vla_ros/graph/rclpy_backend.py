@@ -1,4 +1,4 @@
-"""The graph through rclpy: a real ``rclpy`` node *is* the Node; the loop, profiles and classes are added here."""
+"""The rclpy backend: ``rclpy`` nodes are used directly; loop, profiles and classes are added here."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RclpyVocabulary:
         return create_action_server(*args)
 
     def qos(self, name: str) -> QoSProfile:
-        """Return the profile by name."""
+        """Return the QoS profile called ``name``."""
         found = profile(name)
         return QoSProfile(
             reliability=ReliabilityPolicy[found.reliability.name],
@@ -83,13 +83,13 @@ class RclpyVocabulary:
         return node.create_timer(period, callback, clock=RclpyClock(clock_type=ClockType.STEADY_TIME))
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """Return a message of its CDR bytes."""
+        """Deserialise a message from its CDR bytes."""
         return deserialize_message(bytes(cdr), msg_type)
 
     def subscribe_raw(
         self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
     ) -> RawSubscription:
-        """Past rclpy's copy of each message; see :mod:`vla_ros.graph.rclpy_frames`."""
+        """Subscribe without rclpy's copy of each message; see :mod:`vla_ros.graph.rclpy_frames`."""
         return subscribe_raw(node, msg_type, topic, callback, qos_profile)
 
 
@@ -110,7 +110,7 @@ class RclpyGraph(RclpyVocabulary, SpinningGraph):
         self._nodes: list[Any] = []
 
     def describe(self) -> str:
-        """One line that says which middleware and domain were joined."""
+        """Describe the middleware and the domain in one line."""
         reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE") or "SUBNET (default)"
         if os.environ.get("ROS_LOCALHOST_ONLY", "") == "1":
             reach = "LOCALHOST (ROS_LOCALHOST_ONLY)"

@@ -1,13 +1,13 @@
-"""Camera frames under rclpy without Python's copy of them.
+"""Receives camera frames under rclpy without an extra copy in Python.
 
-A raw subscription of rclpy copies each message out of the rmw's buffer into a new ``bytes``, with the interpreter
-locked; at 1080p that is 6 MB thirty times a second. Here ``rcl_take_serialized_message`` (rcl/subscription.h) is
-called through ctypes: the rmw writes into a buffer that this process keeps, the interpreter runs on meanwhile, and
-the callback gets a view of it. A buffer is reused once no view of it is left.
+rclpy's raw subscription copies each message from the rmw's buffer into a new ``bytes`` while it holds the
+interpreter lock; at 1080p that is 6 MB thirty times a second. Here ``rcl_take_serialized_message``
+(rcl/subscription.h) is called through ctypes: the rmw writes into a buffer owned by this process, without the
+interpreter lock, and the callback gets a view of it. A buffer is reused once no view of it is left.
 
-rclpy's own entities do the waiting: the subscription lies in a callback group that never runs, and a ``Waitable``
-beside it, which every executor of rclpy knows, takes in its place. If rcl cannot be called, the plain raw
-subscription is used.
+rclpy's own entities do the waiting: the subscription is in a callback group that never runs, and a ``Waitable``,
+which every rclpy executor supports, takes its messages. If rcl cannot be called, the plain raw subscription is
+used.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Rcl:
 
 
 class _Buffers:
-    """Buffers that the rmw writes into, each reused once its views are gone."""
+    """Buffers for the rmw to write into, each reused once its views are gone."""
 
     def __init__(self, rcl: _Rcl) -> None:
         self._rcl = rcl
@@ -103,7 +103,7 @@ class _Buffers:
         return memoryview(taken).cast("B").toreadonly(), gid if any(gid) else b""
 
     def close(self) -> None:
-        """Free the buffers without views; the others follow their views."""
+        """Free the buffers without views; the others are freed with their last view."""
         self._closed = True
         while self._spare:
             self._rcl.free(ctypes.byref(self._spare.pop()))
@@ -116,7 +116,7 @@ class _Buffers:
 
 
 class _Silent(CallbackGroup):  # type: ignore[misc]
-    """Its entities never run."""
+    """A callback group whose entities never run."""
 
     def can_execute(self, entity: Any) -> bool:
         return False
@@ -174,13 +174,13 @@ class _Frames(Waitable):  # type: ignore[misc]
 
 
 class _Plain:
-    """A subscription of rclpy's own, without a gid; it can be polled by its executor alone."""
+    """rclpy's own subscription, without a gid; only its executor can poll it."""
 
     def __init__(self, node: Any, subscription: Any) -> None:
         self._node, self._subscription = node, subscription
 
     def poll(self) -> None:
-        """Nothing to do: the next spin takes waiting messages."""
+        """Do nothing: the next spin takes waiting messages."""
 
     def destroy(self) -> None:
         self._node.destroy_subscription(self._subscription)
@@ -191,7 +191,8 @@ def subscribe_raw(
 ) -> RawSubscription:
     """Call ``callback`` with a read-only view of each message's CDR bytes and its publisher's id.
 
-    If rcl cannot be called, with ``bytes`` and b"". The callback may keep the view as long as it likes. The id is a
+    If rcl cannot be called, the callback gets ``bytes`` and b"". The callback may keep the view as long as it
+    likes. The id is a
     gid if the rmw gives one; Cyclone DDS's gives another number, which is different for each publisher.
     """
     try:

@@ -1,4 +1,4 @@
-"""The loop of a graph: one thread at a time runs callbacks, and any thread may close the graph."""
+"""The loop of a graph: one thread at a time runs callbacks; any thread may close the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SpinningGraph(ABC):
 
     @abstractmethod
     def _spin_once(self, period: float) -> None:
-        """Run the callbacks that are due; wait for one at most ``period`` seconds."""
+        """Run the callbacks that are due, waiting at most ``period`` seconds for one."""
 
     @abstractmethod
     def _wake(self) -> None:
@@ -34,7 +34,7 @@ class SpinningGraph(ABC):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Destroy the nodes and leave the ROS graph. Called once, when nobody spins."""
+        """Destroy the nodes and disconnect. Called once, when no thread spins."""
 
     def spin(self, until: Callable[[], bool], period: float = 0.1) -> None:
         """Run callbacks until ``until()`` is true or the graph is closed.
@@ -57,12 +57,12 @@ class SpinningGraph(ABC):
                 self.close()
 
     def wake(self) -> None:
-        """Make a spin ask ``until()`` now; for any thread."""
+        """Make a spin check ``until()`` now. Thread-safe."""
         if not self._closing:
             self._wake()
 
     def close(self) -> None:
-        """Destroy all nodes and leave the graph. Safe to call twice, from callbacks and from other threads."""
+        """Destroy all nodes and disconnect. Safe to call twice, from callbacks and from other threads."""
         with self._lock:
             if not self._closing:
                 self._closing = True

@@ -1,4 +1,4 @@
-"""Endpoints of one node that are created one by one and destroyed together."""
+"""Creates the endpoints of a node one by one and destroys them together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class Wiring:
         self._undo: list[Callable[[], Any]] = []
 
     def publisher(self, type_name: str, topic: str, qos: str) -> Any:
-        """Return a publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
+        """Create a publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
         publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
         self.undo(partial(self.node.destroy_publisher, publisher))
         return publisher
 
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
-        """Return a publisher, and the ``endpoint_gid`` by which discovery knows it.
+        """Create a publisher and return it with its ``endpoint_gid`` in discovery.
 
-        rclpy does not expose it (and rmw_cyclonedds gives another number), so it is the one that discovery adds. A
-        publisher that a node of the same name on another host creates at the same instant is mistaken for it.
+        rclpy does not expose the gid (and rmw_cyclonedds returns another number), so the new entry in discovery is
+        taken. A publisher created at the same instant by a node of the same name on another host would be mistaken
+        for it.
         Raises VlaRosError if discovery does not report it in time.
         """
         node = self.node
@@ -72,18 +73,18 @@ class Wiring:
         return self.subscribe_raw(type_name, topic, on_cdr, qos)
 
     def service(self, type_name: str, name: str, callback: Callable[[Any, Any], Any]) -> None:
-        """Answer requests of ``pkg/srv/Type``."""
+        """Create a service of ``pkg/srv/Type``."""
         service = self.node.create_service(self.graph.service(type_name), name, callback)
         self.undo(partial(self.node.destroy_service, service))
 
     def client(self, type_name: str, name: str) -> Any:
-        """Return a client of ``pkg/srv/Type`` (``service_is_ready()``, ``call_async(request)``)."""
+        """Create a client of ``pkg/srv/Type`` (``service_is_ready()``, ``call_async(request)``)."""
         client = self.node.create_client(self.graph.service(type_name), name)
         self.undo(partial(self.node.destroy_client, client))
         return client
 
     def action_client(self, type_name: str, name: str) -> Any:
-        """Return a client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
+        """Create a client of ``pkg/action/Type`` (:meth:`~vla_ros.graph.node.Vocabulary.create_action_client`)."""
         client = self.graph.create_action_client(self.node, self.graph.action(type_name), name)
         self.undo(client.destroy)
         return client
@@ -106,7 +107,7 @@ class Wiring:
         self.undo(partial(self.node.destroy_timer, made))
 
     def undo(self, action: Callable[[], Any]) -> None:
-        """Run ``action`` at :meth:`close` as well, the last one first."""
+        """Run ``action`` at :meth:`close` as well, in reverse order."""
         self._undo.append(action)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Asks the policy: on the control thread, or ahead of time on another thread while the plan is executed.
+"""Runs inferences: on the control thread, or ahead of time on another thread while the plan is executed.
 
-Ahead, a chunk is asked for when the plan has as few steps left as the answer takes to come (or
-``control.refill_steps``). With the schedule ``rtc`` the observation says what is left of the plan, and how much of
-that will have been executed by then.
+Ahead of time, a chunk is requested when the remaining steps last about as long as an inference (or
+``control.refill_steps`` are left). With the schedule ``rtc``, the observation contains the rest of the plan and how
+much of it will have been executed by then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The last question to the policy."""
+    """The last request to the policy."""
 
     frame: Frame  # of the first camera
     began: float  # when the frame was taken, seconds of the steady clock
@@ -35,10 +35,10 @@ class Question:
 
 
 class Asker:
-    """One question at a time. Used from the control thread.
+    """Runs one inference at a time. Used from the control thread.
 
     Args:
-        changed: Notified when the policy has answered.
+        changed: Notified when an inference has ended.
     """
 
     def __init__(self, context: Context, stepper: Stepper, changed: threading.Condition) -> None:
@@ -49,7 +49,7 @@ class Asker:
 
     @property
     def question(self) -> Question | None:
-        """The question under way or answered; None after :meth:`take`."""
+        """The request that is pending or finished; None after :meth:`take`."""
         return self._question
 
     @property
@@ -58,7 +58,7 @@ class Asker:
         return self._worker.ready
 
     def refill(self, control: ControlConfig, period: float) -> float:
-        """Return the steps left of a plan at which to ask for the next chunk; infinite before the first answer."""
+        """Return how many steps of the plan may be left when the next chunk is requested; infinite at first."""
         overlap = 1 if self._stepper.schedule.kind == "append" else control.blend_steps
         return control.refill_steps or self._worker.seconds / period + overlap
 
@@ -73,10 +73,10 @@ class Asker:
         ahead: bool,
         position: int | None = None,
     ) -> None:
-        """Ask about a frame; without ``ahead``, wait for the answer.
+        """Infer on a frame; without ``ahead``, wait for the result.
 
         Args:
-            frame: Of the first camera.
+            frame: Frame of the first camera.
             data: The newest message of each camera.
             inputs: Joint states, feeds and instruction at that moment.
             task: As :class:`Question`.
@@ -106,7 +106,7 @@ class Asker:
         self._worker.begin(job, beside=ahead)
 
     def take(self) -> tuple[Inference, bool]:
-        """Return the answer, and True if it came within ``timeouts.inference``.
+        """Return the result, and True if it came within ``timeouts.inference``.
 
         Raises:
             ImageError: A frame cannot be decoded.
@@ -116,7 +116,7 @@ class Asker:
         return self._worker.result(), self._in_time
 
     def close(self, timeout: float) -> bool:
-        """Wait for the pending answer; False after ``timeout`` seconds."""
+        """Wait for the pending inference; False after ``timeout`` seconds."""
         return self._worker.close(timeout)
 
     def _ended(self) -> None:

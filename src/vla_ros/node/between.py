@@ -1,4 +1,4 @@
-"""When commands between two steps of the plan are due: on the way to the last one, or to rest."""
+"""Decides when commands between two steps of the plan are due, and during deceleration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SHORTEST = 0.9  # of the time between two commands, where one was late
 
 
 class Between:
-    """Divides steps into ``control.command_rate_hz``, and goes on beyond the last one until the arm rests.
+    """Divides steps according to ``control.command_rate_hz``, and continues after the last one until the arm rests.
 
     Attributes:
-        due: When the next command is due where no step is; infinite for never. Seconds of the steady clock.
+        due: When the next command between steps is due, seconds of the steady clock; infinite for never.
         step: The last step of the plan that was sent, or None.
         rests: True once a command was due after the step's end.
     """
@@ -24,7 +24,7 @@ class Between:
         self.stop()
 
     def configure(self, control: ControlConfig, period: float) -> None:
-        """Follow options: ``period`` is that of the steps in seconds."""
+        """Apply options; ``period`` is the duration of a step in seconds."""
         self._count = max(1, round(period * control.command_rate_hz))
         self._dt = period / self._count
         self._period = period
@@ -46,7 +46,7 @@ class Between:
         self._sent = end - self._period
 
     def ease(self) -> None:
-        """Come to rest from the next command on, which is due when the last one has had its time."""
+        """Decelerate, starting with the next command, which is due when the last one has had its time."""
         if self.step is not None:
             self._end = min(self._end, self.due)
 
@@ -56,7 +56,7 @@ class Between:
         self._sent = 0.0
 
     def next(self, now: float) -> tuple[float, float, float, int]:
-        """Return the command that is due.
+        """Return the timing of the command that is due.
 
         Returns:
             Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; seconds since

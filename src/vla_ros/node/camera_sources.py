@@ -1,4 +1,4 @@
-"""Follows one publisher per camera topic, and checks that its frames stay alike."""
+"""Follows one publisher per camera topic and checks that its frames stay consistent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CameraSources:
         self._known: dict[str, set[str]] = {}
 
     def contest(self, steady: int) -> Contest | None:
-        """Return two sources whose frames alternate on one topic at this steady time; the subject is the topic."""
+        """Return two sources whose frames currently alternate on one topic; the subject is the topic."""
         return self._sources.contest(steady)
 
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
@@ -45,7 +45,7 @@ class CameraSources:
 
 
 def _kind(data: CdrBytes, transport: str) -> str:
-    """Size, encoding and frame id of a frame, for people."""
+    """Describe size, encoding and frame id of a frame for people."""
     if transport == "compressed":
         compressed = read_compressed(data)[0]
         return f"{shown(compressed.format)} (frame_id {shown(compressed.frame_id)})"

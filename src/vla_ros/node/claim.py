@@ -1,8 +1,8 @@
-"""Claims what only one node per host may have: a node name, a command topic.
+"""Claims names that only one node per host may use: a node name, a command topic.
 
-Discovery may take seconds. An abstract Unix socket decides at once, even between nodes that start at the same
-moment, and the kernel frees it with its process. Nodes on other hosts, or in containers with a network of their
-own, are found by discovery only.
+Discovery may take seconds. An abstract Unix socket decides at once, even between nodes that start simultaneously,
+and the kernel releases it when its process ends. Nodes on other hosts, or in containers with their own network, are
+found by discovery only.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Claim:
             self._server = None
 
     def _take(self) -> None:
-        """Become the holder, or connects to it."""
+        """Become the holder, or connect to it."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made.setblocking(False)
         try:

@@ -1,7 +1,7 @@
-"""The control loop: sends the steps of the plan when they are due, and asks the policy for more.
+"""The control loop: sends the steps of the plan when they are due, and requests new chunks.
 
-Receiving threads only store data (mailboxes, inputs); the loop decides and sends. It never waits without a
-bound, and uses a frame once. The live node runs :meth:`ControlLoop.run_once` on a thread of its own; replay and
+Receiving threads only store data (mailboxes, inputs); the loop decides and sends. It never waits without a timeout
+and uses each frame once. The live node runs :meth:`ControlLoop.run_once` on a thread of its own; replay and
 tests call it on a simulated clock.
 """
 
@@ -47,8 +47,8 @@ class ControlLoop:
 
     Args:
         mailboxes: One per ``camera.topics``; the loop follows the first camera, and takes the newest of the others.
-        prepare: Makes the messages of all arms' commands; what it returns sends them, and is called only while
-            motion is allowed.
+        prepare: Makes the messages of all arms' commands and returns a function that sends them, which is called
+            only while motion is allowed.
         supervise: Reports the watchdog's findings to ``safety``; called before each command, so that a frame which
             ends a hold is itself answered.
     """
@@ -117,10 +117,9 @@ class ControlLoop:
             self._refuse(told, self._asker.question.frame)
 
     def run_once(self) -> Did:
-        """Run one iteration: wait at most 0.1 s for what is due next, and do it.
+        """Run one iteration: wait at most 0.1 s for the next thing that is due, and do it.
 
-        That is the next step of the plan, a command on the way to it, an answer of the policy, or a frame to ask
-        about.
+        That is the next step of the plan, a command between steps, a finished inference, or a frame to infer on.
         """
         self._take_options()
         self._wait(min(self._step_due, self._sender.due) - self._clock.steady())
@@ -134,7 +133,7 @@ class ControlLoop:
         return did
 
     def _step(self) -> Did:
-        """Make the step that is due, of an answer or of the plan, and ask the policy in time for the next ones."""
+        """Make the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
         if self._asker.question is None and self._is_time_to_ask:
             frame = self._frames.waiting() if self._planned else self._next_frame()
             if frame is not None:
@@ -149,7 +148,7 @@ class ControlLoop:
 
     @property
     def _step_due(self) -> float:
-        """When the next step may be sent or a frame be taken; infinite while the arm waits for something else.
+        """Return when the next step may be sent or a frame taken; infinite while the arm waits for something else.
 
         In lockstep the simulation sets the rhythm.
         """
@@ -175,14 +174,14 @@ class ControlLoop:
 
     @property
     def _is_time_to_ask(self) -> bool:
-        """True if the plan may end before an answer to a question asked now has come."""
+        """True if the plan may end before a chunk requested now arrives."""
         schedule = self._stepper.schedule
         if schedule.wants_chunk or not self._is_ahead:
             return schedule.wants_chunk
         return schedule.left <= self._asker.refill(self._config.control, self._limiter.period)
 
     def _take_options(self) -> None:
-        """Apply changed options: between two steps, and to the policy not while it infers."""
+        """Apply changed options between two steps; the policy gets them when it is not inferring."""
         config, asking = self._context.options.current, self._asker.question is not None
         if config is not self._config or (self._unconfigured and not asking):
             self._config, self._unconfigured = config, asking
@@ -191,7 +190,7 @@ class ControlLoop:
             self._stepper.configure(config, asking=asking)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for so long, a tenth of a second at most, or until a step is due."""
+        """Wait for this long, a tenth of a second at most, or until a step is due."""
         if seconds > 0:
             with self._ended:
                 self._clock.wait_for(
@@ -201,9 +200,9 @@ class ControlLoop:
                 )
 
     def _discard_void_plan(self) -> None:
-        """Discard a plan of another task, or from before a hold however short: the arm moves on a fresh frame.
+        """Discard a plan that belongs to another task or is from before a hold: the arm resumes with a fresh frame.
 
-        While motion is allowed, the arm comes to rest.
+        While motion is allowed, the arm decelerates to rest.
         """
         if self._asker.question is None:
             self._take_task()
@@ -237,7 +236,7 @@ class ControlLoop:
         return self._frames.newer(frame, self._limiter, patience)
 
     def _ask(self, frame: Frame, position: int | None = None) -> None:
-        """Ask the policy about a frame, and the newest ones of the other cameras (:meth:`Asker.ask`)."""
+        """Infer on a frame and the newest ones of the other cameras (:meth:`Asker.ask`)."""
         self._frames.use(frame)
         if self._config.control.lockstep:
             keys = self._stepper.spec.feeds
@@ -252,7 +251,7 @@ class ControlLoop:
         self._asker.ask(frame, self._frames.data, inputs, task, period, ahead=self._is_ahead, position=position)
 
     def _land(self) -> None:
-        """Put the policy's answer into the schedule, and send the step of it that is due."""
+        """Put the policy's chunk into the schedule and send its step that is due."""
         question = self._asker.question
         assert question is not None
         try:
@@ -283,7 +282,7 @@ class ControlLoop:
             self._ask(frame, position)  # a period later it may be too late
 
     def _load(self, question: Question) -> Inference:
-        """Switch to the chunk that the policy has answered with.
+        """Switch to the chunk that the policy returned.
 
         Raises:
             ImageError: A frame cannot be decoded.
@@ -310,7 +309,7 @@ class ControlLoop:
         return answer
 
     def _tick(self) -> bool:
-        """Wait for the frame with which the simulation asks for the next step of the plan (lockstep)."""
+        """Wait for the frame with which the simulation requests the next step of the plan (lockstep)."""
         frame = self._frames.next(_PATIENCE)
         if frame is not None:
             self._frames.use(frame)
@@ -322,7 +321,7 @@ class ControlLoop:
         self._execute(self._stepper.next_command(self._fresh_joints(), dt), dt, None)
 
     def _execute(self, step: StepResult, dt: float, question: Question | None) -> None:
-        """Send a step that lasts ``dt`` seconds, the first one of an answer or another of the plan."""
+        """Send a step that lasts ``dt`` seconds: the first one of a chunk or a later one of the plan."""
         sent = self._finish(step, dt, question.frame if question else None)
         now = self._clock.steady()
         if question is None or question.ahead:
@@ -336,7 +335,7 @@ class ControlLoop:
             self._sender.begin(step, self._limiter.planned_due)
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
-        """Show the action, and send the step's command if that is allowed; True if it was sent."""
+        """Publish the action, and send the step's command if that is allowed; True if it was sent."""
         self._context.sink.step(step)
         try:
             if step.refused is not None:
@@ -371,7 +370,7 @@ class ControlLoop:
         return sent
 
     def _send_between(self) -> None:
-        """Send the command that is due between two steps, or towards rest after the last."""
+        """Send the command that is due between two steps, or during deceleration after the last."""
         try:
             sent = self._sender.send_between(asking=self._asker.question is not None)
         except Refused as refused:
@@ -381,14 +380,14 @@ class ControlLoop:
             self._rest()
 
     def _rest(self) -> None:
-        """Send nothing more between steps, and hold for what has failed."""
+        """Send nothing more between steps, and hold for the reason given."""
         self._sender.stop()
         failed, self._failed = self._failed, None
         if failed is not None:
             self._refuse(*failed)
 
     def _refuse(self, refused: Refused, frame: Frame | None) -> None:
-        """Hold, stop or count as the reason's level says; a hold ends with the next good step."""
+        """Hold, stop or count according to the reason's level; a hold ends with the next good step."""
         reason, detail = refused.reason, refused.detail
         if frame is None:
             self._safety.report(reason, detail)

@@ -36,7 +36,7 @@ class Frames:
         return self._first.take(patience)
 
     def newer(self, frame: Frame, limiter: RateLimiter, patience: float) -> Frame:
-        """``frame``, or the one about to arrive if the limiter finds it worth waiting for."""
+        """Return ``frame``, or the one about to arrive if the rate limiter decides to wait for it."""
         now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
         wait = min(limiter.patience(now, arrived, arrived + frame.interval), patience)
         newer = self._first.take(wait) if wait else None
@@ -66,7 +66,7 @@ class Frames:
         self._unreported.clear()
 
     def _use(self, index: int, frame: Frame) -> None:
-        """Make a frame its camera's newest; one before it that no step could use was replaced."""
+        """Make a frame its camera's newest; an earlier one that no step has used counts as replaced."""
         before, self._newest[index] = self._newest[index], frame
         if before is not None and index in self._unreported:
             self._context.report(before.outcome(REPLACED))

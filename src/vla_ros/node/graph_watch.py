@@ -1,4 +1,4 @@
-"""Detects other nodes in this one's role, through claims and discovery, ten times a second."""
+"""Detects other nodes that take this one's role, through claims and discovery, ten times a second."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class GraphWatch:
         self.found = MappingProxyType(found)
 
     def servers(self, service: str) -> str:
-        """Return the other nodes that serve ``service`` (``~/enable``), for people; "" if there are none.
+        """Name the other nodes that serve ``service`` (``~/enable``); "" if there are none.
 
-        A call reaches all of them, although the caller meant one robot.
+        A call reaches all of them, although the caller means one robot.
         """
         name, own = self._node.resolve_service_name(service), (self._node.get_name(), self._node.get_namespace())
         if namesakes(self._node):

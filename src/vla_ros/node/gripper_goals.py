@@ -27,10 +27,10 @@ _STATES = ("unknown", "accepted", "executing", "canceling", "succeeded", "cancel
 
 
 class GripperGoals:
-    """Sends a goal when the wanted position of the arm's gripper changes; the newest replaces the one before.
+    """Sends a goal when the target position of the arm's gripper changes; a new goal replaces the previous one.
 
-    Goals leave on the thread that spins, so that no gripper delays the arm. A failure is reported as
-    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has a grip on
+    Goals are sent on the thread that spins, so that no gripper delays the arm. A failed goal is reported as
+    ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has gripped
     something and has not failed.
     """
 
@@ -50,7 +50,7 @@ class GripperGoals:
         wiring.timer(_PERIOD, self.look)
 
     def want(self, fingers: Command | None) -> None:
-        """Set the wanted position, or None; from any thread, within ``safety.motion()``."""
+        """Set the target position, or None; from any thread, within ``safety.motion()``."""
         self._wanted = fingers
 
     def look(self) -> None:
@@ -80,7 +80,7 @@ class GripperGoals:
         return change > _CHANGE * abs(ends[1] - ends[0]) or (change > 0 and position in ends)
 
     def _goal(self, fingers: Command, speed: float, effort: float) -> tuple[str, Any]:
-        """Which of the clients, and its goal."""
+        """Return which client to use, and its goal."""
         message, position = self._make.message, float(fingers.positions[0])
         if self._gripper.output == "gripper_command":
             command = message("control_msgs/msg/GripperCommand")(position=position, max_effort=effort)

@@ -40,7 +40,7 @@ class History:
     def add(self, camera: int, past: Past) -> None:
         """Add a frame, at the camera's own rate.
 
-        A frame older than the previous one means that the clock jumped.
+        A frame older than the previous one means that the clock has jumped.
         """
         frames = self._frames.get(camera)
         if frames is None:

@@ -1,4 +1,4 @@
-"""Ask a policy about one observation from files and print its answer, prepared as in the node.
+"""Run a policy once on an observation from files, prepared as in the node, and print the result.
 
 vla-ros infer --checkpoint DIR --image front.png --instruction "pick up the cup"
 vla-ros infer --config robot.yaml --image front=a.png --image wrist=b.png --state joints=0,0.4,0,-2,0,2,0
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask once and print the answer."""
+    """Infer once and print the result."""
     assignments = list(arguments.param)
     if arguments.checkpoint is not None and not arguments.config:
         assignments = [f"policy.name:={policy_of(arguments.checkpoint)}", *assignments]  # what is said wins
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Path | None = None) -> dict[str, Any]:
-    """Load the policy of ``config`` and ask it once.
+    """Load the policy of ``config`` and run it once.
 
     Args:
         config: Its robot sections may be empty.
@@ -91,7 +91,7 @@ def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Pat
         noise: Array that a sampling policy starts from (``PolicySpec.noise``).
 
     Returns:
-        Question and answer, ready for JSON.
+        Observation and result, ready for JSON.
 
     Raises:
         VlaRosError: The policy does not load or fails, or an image, state or noise is missing or wrong.
@@ -147,7 +147,7 @@ def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
 
 
 def _by_key(given: Sequence[str], keys: Sequence[str], option: str) -> dict[str, list[str]]:
-    """Return the arguments by key; those without a key go to the keys in order."""
+    """Return the arguments by key; those without a key are assigned to the keys in order."""
     found: dict[str, list[str]] = {}
     waiting = list(keys)
     for text in given:
@@ -242,12 +242,12 @@ def _result(config: Config, spec: PolicySpec, observation: Observation, chunk: A
 
 
 def _described(image: UInt8Array) -> dict[str, Any]:
-    """Return the shape and digest of the pixels: if two machines differ here, they differ before the policy."""
+    """Return shape and digest of the pixels, to tell whether two machines differ before the policy."""
     return {"shape": list(image.shape), "sha256": hashlib.sha256(image.tobytes()).hexdigest()}
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """What ``vla-ros infer`` prints."""
+    """Return the output of ``vla-ros infer``."""
     lines = [f"policy '{result['policy']}': {result['instruction']}"]
     lines += [f"image {key}: {'x'.join(map(str, one['shape']))}" for key, one in result["images"].items()]
     lines += [f"state {key}: {numbers}" for key, numbers in result["state"].items()]

@@ -1,8 +1,8 @@
 """``ros2 run vla_ros vla_policy_node``: the managed node in its own process.
 
-Signals only set a flag, which is checked between two callbacks or two steps of loading, because an exception inside
-an import or a library's own ``except`` gets changed or lost. If nothing has checked the flag for :data:`PATIENCE`,
-KeyboardInterrupt is raised wherever the thread is.
+Signals only set a flag, which is checked between two callbacks or two steps of loading, because an exception raised
+inside an import or a library's own ``except`` is changed or lost. If the flag has not been checked for
+:data:`PATIENCE`, KeyboardInterrupt is raised wherever the thread is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATIENCE = 3.0
 
 
 class Signals:
-    """Handles SIGINT and SIGTERM from now on.
+    """Handles SIGINT and SIGTERM from its creation on.
 
     Attributes:
         name: The first one received, or "".
@@ -55,7 +55,7 @@ class Signals:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM; 1 if parameters are wrong or an autostarted node could not start."""
+    """Run the node until SIGINT or SIGTERM; return 1 if parameters are wrong or an autostarted node fails."""
     use_environment("vla_ros.node.lifecycle_main")
     signals = Signals()
     end_with_launcher()

@@ -69,8 +69,8 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     def exit_status(self) -> int | None:
         """The process's exit status, or None to continue.
 
-        An autostarted node that cannot start exits, because nobody retries, and so does one that new processes
-        cannot reach. A finalized node stays until its process is ended.
+        An autostarted node exits if it cannot start, because nobody retries, or if new processes cannot reach it. A
+        finalized node stays until its process is ended.
         """
         lost = self._policy_node is not None and self._policy_node.lost
         return 1 if self._start_failed or lost else None
@@ -78,7 +78,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
     # Transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Load and warm up the model and join the topics; takes as long as loading the checkpoint."""
+        """Load and warm up the model, and create the endpoints; takes as long as the checkpoint needs."""
         node = PolicyNode(RclpyVocabulary(), self, self._config)
         try:
             node.configure(self._progress())
@@ -102,7 +102,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Leave the topics and free the model's memory."""
+        """Destroy publishers and subscriptions, and free the model's memory."""
         self.leave()
         return SUCCESS
 
@@ -118,7 +118,7 @@ class VlaPolicyNode(LifecycleNode):  # type: ignore[misc]
         return SUCCESS
 
     def leave(self) -> None:
-        """Hold, leave the topics and free the model. Safe in every state and bounded in time."""
+        """Hold, destroy the endpoints and free the model. Safe in every state and bounded in time."""
         node, self._policy_node = self._policy_node, None
         if node is not None:
             node.cleanup()

@@ -1,7 +1,7 @@
 """Refuses a second node of the same name, because both would serve ``~/enable``.
 
 On one host a :class:`~vla_ros.node.claim.Claim` decides. Nodes elsewhere are found by discovery, which takes a
-moment and does not tell a new node about processes that were killed before.
+moment and does not report processes that were killed before this node started.
 """
 
 from __future__ import annotations

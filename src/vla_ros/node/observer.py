@@ -47,7 +47,7 @@ class Observer:
 
     @property
     def remembers(self) -> bool:
-        """True if some moment lies in the past, so that every frame must be passed to :meth:`remember`."""
+        """True if any moment lies in the past, so that every frame must be passed to :meth:`remember`."""
         return bool(self._history)
 
     def configure(self, config: Config) -> None:
@@ -64,7 +64,7 @@ class Observer:
         self._history.add(camera, Past(stamp, data if self._looks_back(camera) else None, inputs))
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """As :meth:`vla_ros.node.stepper.Stepper.observe`."""
+        """See :meth:`vla_ros.node.stepper.Stepper.observe`."""
         if not inputs.instruction:
             raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
         raw: dict[str, RawImage] = {}

@@ -51,7 +51,7 @@ class Outputs:
 
     @property
     def subscribers(self) -> tuple[str, int]:
-        """The command topic (action, service) with the fewest drivers that hear it, and their number."""
+        """The command topic (action, service) with the fewest drivers, and their number."""
         counts = {topic: publisher.get_subscription_count() for topic, publisher in self._publishers.items()}
         peers: Mapping[str, GripperGoals | Servo] = {**self._goals, **self._servos}
         counts |= {name: int(peer.is_ready) for name, peer in peers.items()}
@@ -96,8 +96,8 @@ class Outputs:
     def expire(self) -> None:
         """Send zero velocities if no command was sent for ``timeouts.twist``; called about fifty times a second.
 
-        A velocity moves the arm until another one is sent: during a long inference the last one would move it far
-        beyond the intended step. Positions need no expiry.
+        A velocity moves the arm until another one is sent; during a long inference the last one would move it far
+        beyond the intended step. Positions need not expire.
         """
         now = self._context.clock.steady()
         if not any(now >= expires for _, expires in self._standing.values()):

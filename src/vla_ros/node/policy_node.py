@@ -1,8 +1,8 @@
 """The node: wires the graph to the control loop. No torch, no model, no arithmetic on actions.
 
-Its states are those of a managed ROS 2 node (the ROS 2 design article "Managed nodes"):
-``configure`` loads, ``activate`` runs, ``deactivate`` holds, ``cleanup`` frees. `vla-ros run` and the rclpy
-lifecycle node walk through the same methods.
+Its states are those of a managed ROS 2 node (the ROS 2 design article "Managed nodes"): ``configure`` loads,
+``activate`` runs, ``deactivate`` holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node call the same
+methods.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PolicyNode:
 
     Args:
         graph: Makes messages and QoS profiles.
-        node: The node to live on (``graph.create_node``, or a rclpy node); callbacks run on the thread that spins
+        node: The ROS node to use (``graph.create_node``, or a rclpy node); callbacks run on the thread that spins
             it.
     """
 
@@ -70,17 +70,17 @@ class PolicyNode:
 
     @property
     def config(self) -> Config:
-        """The options in force; :meth:`reconfigure` changes those that may change."""
+        """The options in force; :meth:`reconfigure` changes the live ones."""
         return self._options.current
 
     # The life of a managed node
 
     def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
-        """Load the policy and join the topics; nothing moves. ``policy`` replaces the one of ``policy.name``.
+        """Load the policy and create the endpoints; nothing moves. ``policy`` replaces the one of ``policy.name``.
 
         Raises:
-            VlaRosError: The policy does not load, options, robot and policy do not belong together, or another
-                node has this node's name. What was begun is undone.
+            VlaRosError: The policy does not load, does not fit robot and options, or another node has this node's
+                name. Partial work is undone.
         """
         stepper = Stepper(self.config, policy or create(self.config))
         try:
@@ -110,7 +110,7 @@ class PolicyNode:
                 self._logger.warning(arm.unused_gripper)
 
     def activate(self) -> None:
-        """Begin to infer on frames. The arm moves with ``control.armed``, else after ``~/enable``."""
+        """Start to infer on frames. The arm moves after ``~/enable``, or at once with ``control.armed``."""
         assert self._stepper is not None, "configure() comes first"
         self._loop = ControlLoop(
             self._context, self._stepper, self._mailboxes, self._outputs.prepare, self._supervise
@@ -124,7 +124,7 @@ class PolicyNode:
             self._logger.info("disarmed: actions are shown, nothing is commanded; call ~/enable to move")
 
     def deactivate(self) -> bool:
-        """Hold and infer on no more frames; everything stays loaded.
+        """Hold and stop inferring; everything stays loaded.
 
         Returns:
             False if an inference did not end in time; it is abandoned, and its command is not sent.
@@ -137,7 +137,7 @@ class PolicyNode:
         return ended
 
     def cleanup(self) -> None:
-        """Leave the topics and free the policy. Safe to call in every state."""
+        """Destroy the endpoints and free the policy. Safe to call in every state."""
         self.deactivate()
         self._throttled.flush()
         self._telemetry = None
@@ -157,7 +157,7 @@ class PolicyNode:
         """Arm or disarm.
 
         Returns:
-            True if that is the state now, and a sentence.
+            Whether this is the state now, and a sentence for the caller.
         """
         if not armed:
             self.safety.disarm()
@@ -175,10 +175,10 @@ class PolicyNode:
         return True, self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
-        """End a stop and forget the plan; leaves the node disarmed.
+        """End a stop and forget the plan; the node is disarmed afterwards.
 
         Returns:
-            True, and a sentence.
+            True, and a sentence for the caller.
         """
         self.inputs.new_epoch()
         if self._stepper is not None:
@@ -195,7 +195,8 @@ class PolicyNode:
         """Give an instruction.
 
         Returns:
-            True if it was accepted, and a sentence. One that is too long or empty is ignored.
+            Whether it was accepted, and a sentence for the caller. An instruction that is too long or empty is
+            ignored.
         """
         text = instruction.strip()
         longest = self.config.policy.max_instruction_length
@@ -211,7 +212,7 @@ class PolicyNode:
         return True, ""
 
     def reconfigure(self, config: Config) -> None:
-        """Apply changed options at once; only those that may change while running (``Option.live``)."""
+        """Apply changed options at once; only live ones (``Option.live``) may change while running."""
         changed = config.policy.instruction != self.config.policy.instruction
         self._options.current = config
         if changed:
@@ -283,7 +284,7 @@ class PolicyNode:
     # What arrives
 
     def _contests(self) -> list[tuple[Reason, str, Contest]]:
-        """Return two sources of one thing, with the topic."""
+        """Return each contested topic with its two sources."""
         steady = self._clock.now().steady
         camera = self._cameras.contest(steady)
         found = [(Reason.CAMERA_CONTESTED, camera.subject, camera)] if camera is not None else []
@@ -314,7 +315,7 @@ class PolicyNode:
         return response
 
     def _ambiguous(self, service: str) -> str:
-        """Why a call does not count as a person's consent ("" if it does): another server received it, too."""
+        """Return why a call is no consent ("" if it is): another server received it, too."""
         who = self._watch.servers(service)
         if who:
             who = (
@@ -341,7 +342,7 @@ class PolicyNode:
             self._telemetry.changed()
 
     def _hold(self) -> None:
-        """Send a hold at the newest joint states, including those that a busy graph thread has not taken yet."""
+        """Send a hold at the newest joint states, including those that a busy graph thread has not read yet."""
         if self._stepper is None:
             return
         try:
@@ -358,7 +359,7 @@ class PolicyNode:
                 send()
 
     def _supervise(self) -> None:
-        """Apply what the watchdog finds, and end expired twists: fifty times a second and before each command."""
+        """Apply the watchdog's findings and end expired twists, fifty times a second and before each command."""
         now = self._clock.now()
         topic, subscribers = self._outputs.subscribers
         self._watchdog.driver(subscribers, now, topic)

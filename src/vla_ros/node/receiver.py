@@ -1,4 +1,4 @@
-"""Receives messages on the graph thread: checks them, and passes them to the control loop or drops them.
+"""Receives messages on the graph thread, checks them, and passes them to the control loop or drops them.
 
 A camera frame stays serialised here: its stamp is read, nothing is decoded.
 """
@@ -99,7 +99,7 @@ class FrameReceiver:
         context.stats.record({"transport": (now.ros - stamp) / 1e6, "receive": took})
 
     def _warn_of_no_stamp(self, topic: str) -> None:
-        """Warn of frames without a stamp, which many drivers send; their time of arrival counts instead."""
+        """Warn of frames without a stamp, which many drivers send; their time of arrival is used instead."""
         self._context.stats.unstamped()
         if topic not in self._unstamped:
             self._unstamped.add(topic)
@@ -117,7 +117,7 @@ class StateReceiver:
     """Receives joint states, of one publisher or several, and further feeds.
 
     Attributes:
-        topics: Of joint states.
+        topics: The joint-state topics.
     """
 
     def __init__(self, context: Context, controller: RobotController) -> None:
@@ -140,7 +140,7 @@ class StateReceiver:
         }
 
     def contests(self, steady: int) -> Iterator[tuple[str, Contest]]:
-        """Two publishers that alternate on an arm's joint at this time of the steady clock, with the topic."""
+        """Return publishers that currently alternate on an arm's joint, with the topic."""
         for topic, arms in self.topics.items():
             for contest in filter(None, (self._joint_states[arm].contest(steady) for arm in arms)):
                 yield topic, contest
@@ -159,7 +159,7 @@ class StateReceiver:
         """Make a complete joint state the arm's newest one, if the watchdog accepts it.
 
         Args:
-            joints: Of all the arm's joints.
+            joints: Joint state with all of the arm's joints.
             stamp: Stamp of its header; 0 if the driver sets none.
             arm: The arm's name.
         """
@@ -192,12 +192,12 @@ class StateReceiver:
 
 
 def stamp_of(message: Any) -> int:
-    """Return the nanoseconds of a message's header."""
+    """Return the stamp of a message's header in nanoseconds."""
     return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
 
 
 def joint_state_of(message: Any, now: int) -> JointState:
-    """Return a ``sensor_msgs/JointState`` as numbers; without a stamp its time of arrival counts."""
+    """Convert a ``sensor_msgs/JointState``; without a stamp, its time of arrival is used."""
     numbers = [np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort)]
     positions = np.asarray(message.position, dtype=np.float64)
     return JointState(tuple(message.name), positions, stamp_of(message) or now, *numbers)

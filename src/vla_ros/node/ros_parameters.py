@@ -99,10 +99,10 @@ def _declare_one(node: Any, entry: Entry, default: Any) -> str:
 
 
 def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any]) -> list[str]:
-    """Overrides that are not options.
+    """Return overrides that are not options.
 
-    rclpy ignores them, and a misspelt limit would be no limit. Files and single parameters cannot be told apart
-    here, so options of another policy in a file look like mistakes: they are ignored with a warning.
+    rclpy ignores them, so a misspelt limit would not apply. Files and single parameters cannot be told apart here,
+    so options of another policy in a file look like mistakes: they are ignored with a warning.
     """
     problems = []
     for name in given:

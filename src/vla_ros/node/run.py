@@ -127,8 +127,8 @@ def serve(
 def follow(requests: Sequence[str], node: PolicyNode) -> list[str]:
     """Carry out requests that arrived together as signals; return a sentence for each.
 
-    Signals have no order: a busy process may see a reset before an earlier request to arm, and would arm although
-    nobody armed after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
+    Signals are not ordered: a busy process may see a reset before an earlier request to arm, and would arm although
+    nobody armed it after the reset. So a request to ``arm`` counts only without ``disarm`` and ``reset``.
     """
     said = []
     if "disarm" in requests:

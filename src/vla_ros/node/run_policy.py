@@ -1,4 +1,4 @@
-"""The action server ``~/run_policy``, which behaviour trees call: one goal is one instruction, until it ends."""
+"""The action server ``~/run_policy`` for behaviour trees: each goal sets one instruction until it ends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def has_run_policy(graph: Vocabulary) -> bool:
 
 
 class RunPolicy:
-    """Runs one goal at a time: gives its prompt as the instruction, and takes it back when the goal ends.
+    """Runs one goal at a time: sets its prompt as the instruction and clears it when the goal ends.
 
-    A goal does not arm: with a disarmed or stopped arm it is aborted, and says why. It succeeds when
-    ``topics.success`` says so; it is aborted by a stop, by disarming, by another instruction, and after
-    ``timeouts.run``. However it ends, the arm holds (``no_instruction``).
+    A goal does not arm: if the arm is disarmed or stopped, the goal is aborted with the reason. It succeeds when
+    ``topics.success`` becomes true; it is aborted by a stop, by disarming, by another instruction, and after
+    ``timeouts.run``. However it ends, the arm then holds (``no_instruction``).
 
     Args:
-        instruct: Gives an instruction; whether it was taken, and a sentence.
+        instruct: Sets an instruction; returns whether it was accepted, and a sentence.
         remaining: Remaining steps of the plan.
     """
 
@@ -87,7 +87,7 @@ class RunPolicy:
             self._end(ABORTED, "the node was shut down")
 
     def _look(self) -> None:
-        """End the goal if it is over, else send feedback."""
+        """End the goal if it is over, otherwise send feedback."""
         goal, now, safety = self._goal, self._context.clock.steady(), self._context.safety
         if goal is None:
             return

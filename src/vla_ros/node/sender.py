@@ -1,4 +1,4 @@
-"""Sends commands while they are allowed: of the plan's steps, between them, and to rest."""
+"""Sends commands while they are allowed: for the plan's steps, between them, and during deceleration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SUPERVISION_VALID = 0.05  # s; what the watchdog saw is old after this
 
 
 class Sender:
-    """Used from the control thread.
+    """Sends the commands of all arms. Used from the control thread.
 
     Args:
-        prepare: Makes the messages of all arms' commands; what it returns sends them, and is called only while
-            motion is allowed.
+        prepare: Makes the messages of all arms' commands and returns a function that sends them, which is called
+            only while motion is allowed.
         supervise: Reports the watchdog's findings to ``safety``; called before each command, so that a frame which
             ends a hold is itself answered.
 
@@ -47,18 +47,18 @@ class Sender:
         self.ended = False
 
     def configure(self, config: Config, period: float) -> None:
-        """Follow options; ``period`` is that of the steps in seconds."""
+        """Apply options; ``period`` is the duration of a step in seconds."""
         self._config, self._period = config, period
         self._between.configure(config.control, period)
 
     @property
     def due(self) -> float:
-        """When :meth:`send_between` is due where no step is; infinite for never. Seconds of the steady clock."""
+        """When :meth:`send_between` is due, seconds of the steady clock; infinite for never."""
         return self._between.due
 
     @property
     def rest_due(self) -> float:
-        """As :attr:`due` while the arm comes to rest: a step must not follow such a command any sooner."""
+        """Like :attr:`due`, while the arm decelerates: a step must not follow such a command any sooner."""
         return self._between.due if self._between.rests else -math.inf
 
     def is_void(self, task: tuple[int, int]) -> bool:
@@ -66,12 +66,12 @@ class Sender:
         return task != (self._context.inputs.snapshot.epoch, self._safety.armings)
 
     def is_interrupted(self) -> bool:
-        """Return True if motion is not allowed, or was not at some moment since the last call."""
+        """Return True if motion is not allowed, or was interrupted since the last call."""
         before, self._interruptions = self._interruptions, self._safety.interruptions
         return before != self._interruptions or not self._safety.may_move
 
     def ease(self) -> bool:
-        """Come to rest by further commands; False if none are needed."""
+        """Decelerate by further commands; False if none are needed."""
         self._between.ease()
         return self._between.step is not None and self._stepper.is_moving
 
@@ -80,13 +80,13 @@ class Sender:
         self._between.stop()
 
     def check_age(self, step: StepResult, late: int = 0) -> None:
-        """Refuse motion on a frame that is older than its maximal age plus inference and its period.
+        """Refuse motion on a frame that is too old: its allowed age plus inference time plus the step's offset.
 
-        The watchdog checks frames on arrival. This catches what happens to them later: a process that was
-        suspended, or a frame that waited behind a slow answer.
+        The watchdog checks frames on arrival. This catches delays after that: a suspended process, or a frame that
+        waited for a slow inference.
 
         Args:
-            step: Of the plan.
+            step: Step of the plan.
             late: By how many periods its motion may be later than the step.
 
         Raises:
@@ -116,13 +116,13 @@ class Sender:
         return True
 
     def begin(self, step: StepResult, end: float) -> None:
-        """Send commands on the way to a step that was sent; the next one is due at ``end``."""
+        """Start commands between a step that was sent and the next one, due at ``end``."""
         self._between.begin(step, end)
 
     def send_between(self, *, asking: bool) -> bool:
-        """Send the command that is due between two steps, or towards rest after the last; True if sent.
+        """Send the command that is due between two steps, or during deceleration after the last; True if sent.
 
-        Once the arm rests, nothing more is sent. ``asking``: the policy has not answered in time.
+        Once the arm rests, nothing more is sent. ``asking``: the policy is late.
 
         Raises:
             Refused: Nothing may be made or sent.
@@ -145,9 +145,9 @@ class Sender:
     def _send(self, commands: Sequence[Command], done: Callable[[], None], *, to_rest: bool = False) -> bool:
         """Send the commands if that is allowed, and call ``done``; True if they were sent.
 
-        A process that was suspended between the watchdog's check and the sending checks again. What remains is the
-        sending itself: a driver that wants certainty looks at the stamp. A loop that was told to end sends nothing:
-        it may have been left behind, and the arm be armed for another. Coming to rest needs no valid task.
+        If the process was suspended after the watchdog's check, the check is repeated. Only the send call itself
+        remains unprotected; a driver can check the stamp. A loop that was told to end sends nothing: it may have
+        been abandoned, and another loop may own the arm. Deceleration needs no valid task.
         """
         send = self._prepare(commands)
         while not self.ended:

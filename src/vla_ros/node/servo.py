@@ -1,4 +1,4 @@
-"""Switches MoveIt Servo to twists, which it ignores until then."""
+"""Switches MoveIt Servo to twist commands, which it ignores until then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Servo:
     """Calls ``switch_command_type`` when the service appears, and again when it comes back.
 
     Attributes:
-        name: Of the service.
+        name: Name of the service.
         is_ready: Servo has switched to twists, and is still there.
     """
 

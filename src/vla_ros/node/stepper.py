@@ -1,7 +1,7 @@
 """From camera bytes to a command, the same for the live node and for replay.
 
-:meth:`Stepper.infer` makes the observation and asks the policy, :meth:`Stepper.next_command` turns the next step of
-its chunk into a command. The caller provides the frames and sends the commands.
+:meth:`Stepper.infer` builds the observation and runs the policy, :meth:`Stepper.next_command` turns the next step
+of its chunk into a command. The caller provides the frames and sends the commands.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vla_ros.vision.messages import CdrBytes
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """An answer of the policy and what it was asked."""
+    """A result of the policy and the observation behind it."""
 
     observation: Observation
     chunk: ActionChunk  # its answer, checked for shape and NaN
@@ -42,9 +42,9 @@ class Inference:
 
 
 class Stepper:
-    """A loaded policy with everything around it.
+    """A loaded policy with the observer, schedule and controllers around it.
 
-    One thread uses it, and one more :meth:`ask`; any thread may call `hold` and `forget_commands`.
+    One thread uses it, and one more may call :meth:`ask`; any thread may call `hold` and `forget_commands`.
     """
 
     def __init__(self, config: Config, policy: Policy) -> None:
@@ -90,7 +90,7 @@ class Stepper:
         return self.schedule.wants_chunk
 
     def configure(self, config: Config, *, asking: bool = False) -> None:
-        """Apply changed options from the next step on; not to the policy while it infers."""
+        """Apply changed options from the next step on; the policy gets them when it is not inferring."""
         self._config = config
         with self._lock:
             self.controller.configure(config)
@@ -103,20 +103,20 @@ class Stepper:
     def new_task(self) -> None:
         """Begin another task: forget the chunk and the session's state.
 
-        The last command is kept, because arm and fingers do not change with the instruction: a hold that comes now
-        must not drop what is gripped.
+        The last command is kept, because arm and fingers do not change with the instruction: a hold now must not
+        drop a gripped object.
         """
         self._session.reset()
         self.schedule.reset()
         self.observer.begin()
 
     def reset(self) -> None:
-        """Begin an episode: forget the chunk, the last command and the session's state."""
+        """Begin an episode: forget the chunk, the last command and the session state."""
         self.new_task()
         self.forget_commands()
 
     def forget_commands(self) -> None:
-        """Forget the last command, because a person has taken over. From any thread."""
+        """Forget the last command, because a person has taken over. Thread-safe."""
         with self._lock:
             self.controller.reset()
 
@@ -126,7 +126,7 @@ class Stepper:
             return self.controller.hold(joints)
 
     def observe(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Observation:
-        """Decode the images that the policy needs; orientation, crop and resize are deferred until first access.
+        """Build an observation: decode the images; orientation, crop and resize are deferred until first access.
 
         Args:
             frames: One serialised camera message per ``camera.topics``; None if none has come yet.
@@ -139,7 +139,7 @@ class Stepper:
         return self.observer.observe(frames, inputs)
 
     def infer(self, frames: Sequence[CdrBytes | None], inputs: Snapshot) -> Inference:
-        """Ask the policy about one set of frames (as :meth:`observe`), and put its answer into the schedule.
+        """Infer on one set of frames (see :meth:`observe`) and put the chunk into the schedule.
 
         Raises as :meth:`observe`, and Refused if the policy failed, or its answer has a wrong shape or holds NaN.
         """
@@ -151,9 +151,9 @@ class Stepper:
     def ask(
         self, frames: Sequence[CdrBytes | None], inputs: Snapshot, previous: PreviousChunk | None = None
     ) -> Inference:
-        """As :meth:`infer`, but leaves the schedule alone: another thread may execute the plan meanwhile.
+        """Like :meth:`infer`, but leave the schedule alone: another thread may execute the plan meanwhile.
 
-        ``previous`` is what the policy is to continue.
+        ``previous`` is the plan that the policy should continue.
         """
         began = time.perf_counter()
         observation = self.observe(frames, inputs)
@@ -219,7 +219,7 @@ class Stepper:
 
     @property
     def is_moving(self) -> bool:
-        """True if the arm must come to rest by further commands."""
+        """True if the arm needs further commands to decelerate."""
         with self._lock:
             return self.controller.is_moving
 
@@ -234,7 +234,7 @@ class Stepper:
             self.controller.executed()
 
     def executed(self) -> None:
-        """As :meth:`sent`, of a step, which the schedule counts."""
+        """Like :meth:`sent`, for a step of the schedule, which counts it."""
         self.schedule.executed()
         self.sent()
 
@@ -245,7 +245,7 @@ class Stepper:
         dt: float,
         reference: ArmJoints = None,
     ) -> StepResult:
-        """Infer on one set of frames and make the first command, where no time passes in between.
+        """Infer on one set of frames and make the first command, without time passing in between.
 
         Raises as :meth:`infer`; what only the command lacks is in the result.
         """

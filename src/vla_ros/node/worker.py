@@ -1,4 +1,4 @@
-"""Runs jobs on a thread of its own: whoever hands over a job goes on meanwhile, and asks whether it has ended."""
+"""Runs jobs on a separate thread; the caller continues and polls for the result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _REMEMBERED = 20
 
 
 class Worker(Generic[T]):
-    """Does one job at a time. Begin another only after :meth:`result`.
+    """Runs one job at a time. Begin another only after :meth:`result`.
 
-    On a simulated clock a job is done at once, and has ended once its time has passed (:meth:`SimulatedClock.job`).
+    On a simulated clock a job runs at once and counts as ended when its duration has passed
+    (:meth:`SimulatedClock.job`).
     ``changed`` is notified when a job has ended; before that ``ended`` is called on the thread that did it.
     """
 
@@ -37,7 +38,7 @@ class Worker(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long a job takes: the 95th percentile of the last 20 that did not fail; infinite before the first."""
+        """Expected duration: the 95th percentile of the last 20 jobs that did not fail; infinite at first."""
         return float(np.percentile(self._took, 95)) if self._took else math.inf
 
     @property
@@ -46,7 +47,7 @@ class Worker(Generic[T]):
         return self._outcome is not None
 
     def begin(self, job: Callable[[], T], *, beside: bool = True) -> None:
-        """Hand over a job and return at once; where not ``beside``, do it on this thread."""
+        """Start a job and return at once; unless ``beside``, run it on this thread."""
         assert not self._busy, "one job at a time"
         self._outcome, self._busy, self._began = None, True, self._clock.steady()
         if not beside:
@@ -64,7 +65,7 @@ class Worker(Generic[T]):
         self._jobs.put(job)
 
     def result(self) -> T:
-        """What the job returned or raised; it has ended."""
+        """Return or raise what the job, which must have ended, returned or raised."""
         assert self._outcome is not None, "it has not ended"
         (value, error), self._outcome, self._busy = self._outcome, None, False
         if error is not None:
@@ -72,7 +73,7 @@ class Worker(Generic[T]):
         return value  # type: ignore[return-value]
 
     def close(self, timeout: float) -> bool:
-        """End after the job under way; False if that took longer than ``timeout`` seconds."""
+        """End after the current job; False if that takes longer than ``timeout`` seconds."""
         self._jobs.put(None)
         if self._thread is None:
             return True

@@ -1,4 +1,4 @@
-"""Actions: on the wire three services and two topics. A client needs goal and result alone."""
+"""Actions: three services and two topics on the wire. The client only implements goals and results."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class DdsGoalHandle:
         self._client, self._goal_id, self.accepted = client, goal_id, accepted
 
     def get_result_async(self) -> Future[Any]:
-        """Ask for the result; the future has an object with ``status`` and ``result`` when the goal has ended."""
+        """Request the result; when the goal has ended, the future yields its ``status`` and ``result``."""
         return self._client.ask(self._goal_id)
 
 
 class DdsActionClient:
-    """The subset of ``rclpy.action.ActionClient`` that this package uses. Futures end on the thread that spins."""
+    """The subset of ``rclpy.action.ActionClient`` used here. Futures complete on the thread that spins."""
 
     def __init__(self, node: DdsNode, action_type: Any, name: str) -> None:
         self._node, self._type = node, action_type
@@ -43,7 +43,7 @@ class DdsActionClient:
         return self._goals.service_is_ready() and self._results.service_is_ready()
 
     def send_goal_async(self, goal: Any) -> Future[DdsGoalHandle]:
-        """Send a goal; the future has a handle when the server has accepted or rejected it."""
+        """Send a goal; the future yields a handle when the server has accepted or rejected it."""
         request = self._type.SendGoal.Request(goal=goal)
         request.goal_id.uuid = uuid.uuid4().bytes
         answered: Future[DdsGoalHandle] = Future()
@@ -73,11 +73,11 @@ class DdsServedGoal:
         self.result: Future[Any] = Future()
 
     def publish_feedback(self, feedback: Any) -> None:
-        """Tell the clients how far it is."""
+        """Send feedback to the clients."""
         self._server.publish_feedback(self.goal_id, feedback)
 
     def end(self, status: int, result: Any) -> None:
-        """End it with a final status, and send the result to those who asked for it."""
+        """End the goal with a final status and send the result to the clients that requested it."""
         self.status = status
         self._server.publish_status()
         self.result.set_result((status, result))
@@ -113,7 +113,7 @@ class DdsActionServer:
         self._destroy += [partial(node.destroy_publisher, each) for each in (self._status, self._feedback)]
 
     def publish_feedback(self, goal_id: Any, feedback: Any) -> None:
-        """Send a goal's feedback, and all states: a client misses those from before it knew its goal."""
+        """Send a goal's feedback and all states, because a client misses those from before it knew its goal."""
         self.publish_status()
         self._feedback.publish(self._type.FeedbackMessage(goal_id=goal_id, feedback=feedback))
 
@@ -158,7 +158,7 @@ class DdsActionServer:
         return answer
 
     def _on_cancel(self, request: Any, response: Any) -> Any:
-        """An id of zeros means every goal."""
+        """Cancel a goal, or all goals if the id is zero."""
         key, running = (
             bytes(request.goal_info.goal_id.uuid),
             [g for g in self._goals.values() if g.status == EXECUTING],

@@ -1,4 +1,4 @@
-"""Who is on the graph: DDS endpoints from the built-in topics, and node names from ``ros_discovery_info``.
+"""Discovers the graph: DDS endpoints from the built-in topics, node names from ``ros_discovery_info``.
 
 ``rmw_dds_common/msg/ParticipantEntitiesInfo`` lists the endpoints of each node of a participant; each
 ROS process publishes its own, transient-local, whenever something changes.
@@ -80,7 +80,7 @@ class Discovery:
         participant.waitset.attach(self._condition)
 
     def announce(self, key: Any, node: NodeEntities | None) -> None:
-        """Announce the endpoints of an own node, None when it ends. Nodes of one name differ in ``key``."""
+        """Announce the endpoints of an own node, None when it ends; ``key`` tells namesakes apart."""
         with self._lock:
             if self._closed:
                 return
@@ -91,7 +91,7 @@ class Discovery:
             self._writer.write(self._sample(self._serialized()))
 
     def update(self) -> None:
-        """Process the announcements of others."""
+        """Process announcements of other participants."""
         with self._lock:
             if self._closed:
                 return
@@ -150,7 +150,7 @@ class Discovery:
             ]
 
     def _known(self, kind: int) -> list[Any]:
-        """Return every publisher or subscription. The lock is held."""
+        """Return every publisher or subscription. Call with the lock held."""
         if self._closed:
             return []
         known = self._endpoints[kind]
@@ -185,7 +185,7 @@ class Discovery:
             return
 
     def _formats(self) -> Iterable[MessageTypes]:
-        """Our own distribution's GID size first, then the other one: a graph may be mixed."""
+        """Both message formats, our own distribution's GID size first, because a graph may be mixed."""
         yield self._participant.types
         yield message_types("jazzy" if self._participant.environment.distro == "humble" else "humble")
 

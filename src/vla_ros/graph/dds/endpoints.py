@@ -1,4 +1,4 @@
-"""Publishers, subscriptions and timers of the embedded participant, with the members that rclpy's have."""
+"""Publishers, subscriptions and timers of the embedded participant, with rclpy's interface."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DdsPublisher:
             return len(self._writer.get_matched_subscriptions()) if self._writer is not None else 0
 
     def destroy(self) -> None:
-        """Leave the topic. Safe to call twice."""
+        """Destroy the endpoint. Safe to call twice."""
         with self._lock:
             if self._writer is not None:
                 delete(self._writer)
@@ -67,7 +67,7 @@ class DdsPublisher:
 
 
 class Inbox(ABC):
-    """A reader whose samples wake the graph's spin, which takes them and calls :meth:`dispatch` with each."""
+    """A reader whose samples wake the graph's spin, which calls :meth:`dispatch` with each."""
 
     def __init__(self, participant: Participant, reader: DataReader[Any], name: str, depth: int) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class Inbox(ABC):
         """Pass one sample to the callback."""
 
     def destroy(self) -> None:
-        """Leave the topic. Safe to call twice."""
+        """Destroy the endpoint. Safe to call twice."""
         with self._lock:
             if self._reader is not None:
                 self._participant.waitset.detach(self._condition)
@@ -103,7 +103,7 @@ class Inbox(ABC):
                     delete(entity)
 
     def _publisher(self, item: Any) -> bytes:
-        """Return the gid of a sample's publisher, or b"" if it is not needed. The lock is held."""
+        """Return the gid of a sample's publisher, or b"" if it is not needed. Call with the lock held."""
         return b""
 
 
@@ -137,7 +137,7 @@ class DdsSubscription(Inbox):
         self.callback(*((message, publisher) if self.tells_publisher else (message,)))
 
     def _publisher(self, item: Any) -> bytes:
-        """Return the gid of a sample's publisher, or its handle if that has left already. The lock is held."""
+        """Return the gid of a sample's publisher, or its handle if it has already left. Call with the lock held."""
         handle = int(item.sample_info.publication_handle)
         if self.tells_publisher and handle not in self._publishers:
             assert self._reader is not None
@@ -161,11 +161,11 @@ class DdsTimer:
         self.canceled = False
 
     def cancel(self) -> None:
-        """Stop it. Safe to call twice."""
+        """Stop the timer. Safe to call twice."""
         self.canceled = True
 
     def expire(self, now: float) -> bool:
-        """Return whether it is due at ``now`` (monotonic seconds); when it is, the next call is set."""
+        """Return whether the timer is due at ``now`` (monotonic seconds), and if so, schedule the next call."""
         if self.canceled or now < self.due:
             return False
         self.due += self.period

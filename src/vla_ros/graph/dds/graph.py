@@ -1,4 +1,4 @@
-"""The graph of the embedded participant: nodes, message classes, and the loop that runs callbacks."""
+"""The embedded participant's graph: nodes, message classes, and the loop that runs callbacks."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class DdsRawSubscription:
     subscription: DdsSubscription
 
     def poll(self) -> None:
-        """Call back with the samples that wait, on this thread."""
+        """Run the callback for waiting samples on this thread."""
         for sample in self.subscription.take():
             self.subscription.dispatch(sample)
 
     def destroy(self) -> None:
-        """Leave the topic. Safe to call twice."""
+        """Destroy the subscription. Safe to call twice."""
         self.node.destroy_subscription(self.subscription)
 
 
 class DdsGraph(SpinningGraph):
     """See :class:`vla_ros.graph.node.Graph`.
 
-    Callbacks run on the thread that calls :meth:`spin`, which itself waits on the wait set: nothing lies between
-    the arrival of a sample and its callback.
+    Callbacks run on the thread that calls :meth:`spin`, which waits on the wait set directly, so a sample's
+    callback runs as soon as it arrives.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DdsGraph(SpinningGraph):
         return "dds"
 
     def describe(self) -> str:
-        """One line that says which domain was joined and how far discovery reaches."""
+        """Describe the domain and the discovery range in one line."""
         return f"embedded DDS participant: {self.environment.describe()}"
 
     def create_node(self, name: str, namespace: str | None = None) -> DdsNode:
@@ -108,21 +108,21 @@ class DdsGraph(SpinningGraph):
         return DdsActionServer(node, self.participant.types, action_type, name, accept, start, cancel)
 
     def qos(self, name: str) -> QoSProfile:
-        """Return the profile by name."""
+        """Return the QoS profile called ``name``."""
         return profile(name)
 
     def create_steady_timer(self, node: Any, period: float, callback: Callable[[], Any]) -> Any:
-        """Create a timer; all of this participant's are steady."""
+        """Create a timer; all timers of this backend use the steady clock."""
         return node.create_timer(period, callback)
 
     def deserialize(self, cdr: Any, msg_type: Any) -> Any:
-        """Return a message of its CDR bytes."""
+        """Deserialise a message from its CDR bytes."""
         return self.participant.types.deserialize(cdr, msg_type)
 
     def subscribe_raw(
         self, node: Any, msg_type: Any, topic: str, callback: Callable[[Any, bytes], None], qos_profile: Any
     ) -> DdsRawSubscription:
-        """As the node's own raw subscription, which copies once; with the publisher's gid."""
+        """Subscribe like the node's own raw subscription, which copies once, but with the publisher's gid."""
         made = node.create_subscription(msg_type, topic, callback, qos_profile, raw=True)
         made.tells_publisher = True
         return DdsRawSubscription(node, made)

@@ -51,7 +51,7 @@ class DdsNode:
             self.create_subscription(clock, "/clock", self._clock.on_clock, PROFILES["clock"])
 
     def get_name(self) -> str:
-        """Return the name without namespace."""
+        """Return the node's name without its namespace."""
         return self._name
 
     def get_namespace(self) -> str:
@@ -59,7 +59,7 @@ class DdsNode:
         return self._namespace
 
     def get_fully_qualified_name(self) -> str:
-        """Return the namespace and name."""
+        """Return the node's name with its namespace."""
         return f"{'' if self._namespace == '/' else self._namespace}/{self._name}"
 
     def get_logger(self) -> NodeLogger:
@@ -114,7 +114,7 @@ class DdsNode:
         return timer
 
     def create_client(self, srv_type: Any, srv_name: str) -> DdsClient:
-        """Call servers on rmw_cyclonedds."""
+        """Create a client for servers on rmw_cyclonedds."""
         name = self.resolve_service_name(srv_name)
         with self._alive():
             client = DdsClient(self._context.participant, srv_type, name)
@@ -123,7 +123,7 @@ class DdsNode:
         return client
 
     def create_service(self, srv_type: Any, srv_name: str, callback: Callable[[Any, Any], Any]) -> DdsService:
-        """Answer requests of clients on rmw_cyclonedds; the callback may return a future of the response."""
+        """Create a service for clients on rmw_cyclonedds; the callback may return a future of the response."""
         name = self.resolve_service_name(srv_name)
         with self._alive():
             service = DdsService(self._context.participant, srv_type, name, callback)
@@ -132,7 +132,7 @@ class DdsNode:
         return service
 
     def destroy_timer(self, timer: DdsTimer) -> bool:
-        """Stop a timer and forget it."""
+        """Stop and destroy a timer."""
         timer.cancel()
         with self._lock:
             known = timer in self.timers
@@ -140,19 +140,19 @@ class DdsNode:
         return known
 
     def destroy_subscription(self, subscription: DdsSubscription) -> bool:
-        """Leave a topic."""
+        """Destroy the endpoint."""
         return self._destroy(subscription)
 
     def destroy_service(self, service: DdsService) -> bool:
-        """Answer no more requests."""
+        """Destroy a service."""
         return self._destroy(service)
 
     def destroy_client(self, client: DdsClient) -> bool:
-        """Call no more."""
+        """Destroy a client."""
         return self._destroy(client)
 
     def destroy_publisher(self, publisher: DdsPublisher) -> bool:
-        """Leave a topic."""
+        """Destroy the endpoint."""
         return self._destroy(publisher)
 
     def count_publishers(self, topic_name: str) -> int:
@@ -186,7 +186,7 @@ class DdsNode:
         return [name for name, _ in self.get_node_names_and_namespaces()]
 
     def destroy_node(self) -> None:
-        """Leave the graph. Safe to call twice."""
+        """Destroy the node and its endpoints. Safe to call twice."""
         with self._lock:
             if self._destroyed:
                 return
@@ -230,5 +230,5 @@ def _without(items: tuple[T, ...], left_out: object) -> tuple[T, ...]:
 
 
 def _profile(value: QoSProfile | int) -> QoSProfile:
-    """As in rclpy, a number is the depth of a reliable, volatile profile."""
+    """Return the profile; as in rclpy, a number means a reliable, volatile profile of that depth."""
     return QoSProfile(depth=value) if isinstance(value, int) else value

@@ -20,7 +20,7 @@ from vla_ros.graph.qos import QoSProfile
 
 
 class _Domains:
-    """Domains of this process. DDS has one per number, and its configuration is that of the first user."""
+    """Domains of this process. DDS has one per number, configured by its first user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,12 +61,12 @@ _domains = _Domains()
 
 
 def delete(entity: Entity) -> None:
-    """Delete a DDS entity now. cyclonedds ties it to garbage collection only; its finaliser may run twice."""
+    """Delete a DDS entity now; cyclonedds only does so on garbage collection, and its finaliser may run twice."""
     entity.__del__()
 
 
 class Participant:
-    """A DDS participant with its wait set. Thread-safe as DDS is; Call :meth:`close` once."""
+    """A DDS participant with its wait set. As thread-safe as DDS; call :meth:`close` once."""
 
     def __init__(self, environment: DdsEnvironment, types: MessageTypes) -> None:
         keep_freed_memory()
@@ -92,7 +92,7 @@ class Participant:
         self._guard.set(True)
 
     def wait(self, seconds: float) -> None:
-        """Wait for data, for :meth:`wake`, or for some time. The interpreter lock is free meanwhile."""
+        """Wait for data, for :meth:`wake` or until the timeout, without holding the interpreter lock."""
         self.waitset.wait(max(0, int(seconds * 1e9)))
         self._guard.set(False)
 

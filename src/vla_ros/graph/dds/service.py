@@ -1,6 +1,6 @@
 """Services in the format of rmw_cyclonedds: a request header before the payload, on a pair of topics.
 
-Peers on rmw_fastrtps are not reached: theirs are matched by RTPS headers that this library cannot write.
+Peers on rmw_fastrtps cannot be reached: they match responses by RTPS headers that this library cannot write.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _End(Inbox):
 
 
 class DdsService(_End):
-    """Answers requests; ``callback(request, response)`` returns the response, or a future of it."""
+    """A service; ``callback(request, response)`` returns the response, or a future of it."""
 
     def __init__(
         self, participant: Participant, srv_type: Any, name: str, callback: Callable[[Any, Any], Any]
@@ -85,7 +85,7 @@ class DdsService(_End):
 
 
 class DdsClient(_End):
-    """Calls a service. Responses arrive on the thread that spins."""
+    """A service client. Responses arrive on the thread that spins."""
 
     def __init__(self, participant: Participant, srv_type: Any, name: str) -> None:
         super().__init__(participant, srv_type, name, "client")
@@ -101,7 +101,7 @@ class DdsClient(_End):
             return bool(self._writer.get_matched_subscriptions() and self._reader.get_matched_publications())
 
     def call_async(self, request: Any) -> Future[Any]:
-        """Send a request; the future has the response, which may never come."""
+        """Send a request; the future yields the response, which may never come."""
         number, future = next(self._count), Future[Any]()
         self._waiting[number] = future
         self._waiting.pop(number - _PENDING, None)
@@ -109,7 +109,7 @@ class DdsClient(_End):
         return future
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
-        """Take a response; those to other clients are on the topic as well."""
+        """Handle a response; responses to other clients arrive on the same topic and are ignored."""
         header, response = self._read(sample[0], self.srv_type.Response)
         client, number = _HEADER.unpack(header)
         future = self._waiting.pop(number, None) if client == self._own else None

@@ -1,4 +1,4 @@
-"""DDS types of ROS messages whose samples are CDR blobs, and the names that ROS gives them on the wire."""
+"""DDS types for ROS messages whose samples are CDR bytes, and their names on the wire."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _DDS_TYPE = re.compile(r"(\w+)::(\w+)::dds_::(\w+)_")
 
 
 def dds_type_name(name: str) -> str:
-    """``pkg/msg/Type`` as ROS calls it in DDS discovery."""
+    """Return the name that ``pkg/msg/Type`` has in DDS discovery."""
     package, kind, base = name.split("/")
     return f"{package}::{kind}::dds_::{base}_"
 
 
 def ros_type_name(name: str) -> str:
-    """``pkg/msg/Type`` of a type name in DDS discovery; a foreign name stays as it is."""
+    """Return ``pkg/msg/Type`` for a type name in DDS discovery; other names are returned unchanged."""
     found = _DDS_TYPE.fullmatch(name)
     return "/".join(found.groups()) if found else name
 
@@ -60,7 +60,7 @@ def _deserialize(cls: Any, data: bytes, has_header: bool = True, use_version_2: 
 
 @functools.cache
 def wire_type(types: MessageTypes, name: str) -> Any:
-    """DDS type of a ROS type (``pkg/msg/Type``), described field by field, with samples that are CDR blobs.
+    """Return the DDS type of a ROS type (``pkg/msg/Type``), described field by field, with CDR bytes as samples.
 
     A sample is made from its CDR with the 4-byte header, and has the attributes ``cdr`` and, once received,
     ``sample_info``.
@@ -103,7 +103,7 @@ def _field(types: MessageTypes, description: Any) -> Any:
 
 
 def endpoint_qos(profile: QoSProfile, user_data: str, *, ignore_local: bool = False) -> Qos:
-    """DDS policies of a reader or writer with a profile, as the ROS middlewares set them."""
+    """Return the DDS policies of a reader or writer with this profile, as the RMWs set them."""
     policies: list[Any] = [
         # Zero: a write that would have to wait fails instead.
         Policy.Reliability.Reliable(0)
@@ -128,7 +128,7 @@ def endpoint_qos(profile: QoSProfile, user_data: str, *, ignore_local: bool = Fa
 
 
 def ros_profile(qos: Qos) -> QoSProfile:
-    """Profile that an endpoint announced. History is not announced by DDS; depth is what the policy list has."""
+    """Return the profile that an endpoint announced; DDS does not announce the history."""
     history = qos[Policy.History]
     return QoSProfile(
         reliability=ReliabilityPolicy.RELIABLE
