@@ -14,23 +14,19 @@ from cv_bridge import CvBridge
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image
 
-from vla_ros.vision.decode import ENCODINGS, decode_image
-from vla_ros.vision.wide import WIDE_ENCODINGS
+from vla_ros.vision.decode import decode_image
+from vla_ros.vision.encodings import ENCODINGS
 
 pytestmark = pytest.mark.ros
 
-BYTES = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1} | {
-    name: layout.pixel_bytes for name, layout in WIDE_ENCODINGS.items()
-}
-YUV = 2
 UNKNOWN_TO_CV_BRIDGE = {"uyvy", "yuyv"}  # newer names of yuv422 and yuv422_yuy2, whose layouts they share
 
 
-@pytest.mark.parametrize("encoding", sorted({*ENCODINGS, *WIDE_ENCODINGS} - UNKNOWN_TO_CV_BRIDGE))
+@pytest.mark.parametrize("encoding", sorted(ENCODINGS.keys() - UNKNOWN_TO_CV_BRIDGE))
 @pytest.mark.parametrize("padding", [0, 2])  # pixels: cv_bridge shears rows that end within one
 def test_the_same_rgb_as_cv_bridge(encoding: str, padding: int) -> None:
     height, width = 48, 64
-    step = (width + padding) * BYTES.get(encoding, YUV)
+    step = (width + padding) * ENCODINGS[encoding].pixel_bytes
     data = np.random.default_rng(5).integers(0, 256, height * step, np.uint8)
     message = Image(height=height, width=width, encoding=encoding, step=step, data=data.tobytes())
     message.is_bigendian = int(sys.byteorder == "big")

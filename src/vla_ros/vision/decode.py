@@ -1,7 +1,7 @@
 """Decodes camera messages to RGB without ROS and without a per-pixel Python loop.
 
-Encoding names and layouts are those of ``sensor_msgs/image_encodings.hpp``; the ``format`` strings of compressed
-images are those that ``compressed_image_transport`` writes. Any input either decodes or raises `ImageError`.
+The ``format`` strings of compressed images are those that ``compressed_image_transport`` writes. Any input either
+decodes or raises `ImageError`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from PIL import Image
 
 from vla_ros.errors import ImageError
 from vla_ros.types import UInt8Array
+from vla_ros.vision.encodings import ENCODINGS, to_rgb
 from vla_ros.vision.exif import jpeg_exif, turned
 from vla_ros.vision.messages import (
     COMPRESSED_IMAGE,
@@ -27,7 +28,6 @@ from vla_ros.vision.messages import (
     read_image,
     shown,
 )
-from vla_ros.vision.wide import WIDE_ENCODINGS, wide_to_rgb
 
 MAX_SIDE = 16384
 """Largest accepted width and height in pixels."""
@@ -48,34 +48,6 @@ class DecodedImage:
     encoding: str  # ``encoding`` of a raw image, ``format`` of a compressed one
 
 
-@dataclass(frozen=True)
-class _Encoding:
-    """Layout of an 8-bit encoding: bytes per pixel, conversion to RGB, and the divisor of valid widths."""
-
-    channels: int
-    code: int | None  # of cv2.cvtColor; None if the bytes are RGB already
-    multiple: int = 1
-
-
-_UYVY = _Encoding(2, cv2.COLOR_YUV2RGB_UYVY, multiple=2)
-_YUY2 = _Encoding(2, cv2.COLOR_YUV2RGB_YUY2, multiple=2)
-
-# The YUV formats are BT.601 with limited range, as UVC cameras send them and cv_bridge converts them.
-_ENCODINGS = {
-    "rgb8": _Encoding(3, None),
-    "bgr8": _Encoding(3, cv2.COLOR_BGR2RGB),
-    "rgba8": _Encoding(4, cv2.COLOR_RGBA2RGB),
-    "bgra8": _Encoding(4, cv2.COLOR_BGRA2RGB),
-    "mono8": _Encoding(1, cv2.COLOR_GRAY2RGB),
-    "yuv422": _UYVY,
-    "uyvy": _UYVY,
-    "yuv422_yuy2": _YUY2,
-    "yuyv": _YUY2,
-}
-
-ENCODINGS = tuple(_ENCODINGS)
-"""Encodings of ``sensor_msgs/Image`` that take next to no time; those of :mod:`vla_ros.vision.wide` take some."""
-
 _DEPTH = ("16uc1", "16sc1", "mono16", "32fc1", "64fc1")
 
 
@@ -91,13 +63,14 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
     """
     header, data = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
-    if header.encoding in _ENCODINGS:
-        image = _decode_known(header, data, _ENCODINGS[header.encoding])
-    elif header.encoding in WIDE_ENCODINGS:
-        wide = WIDE_ENCODINGS[header.encoding]
-        image = wide_to_rgb(_rows(header, data, wide.pixel_bytes), wide, big_endian=header.is_bigendian)
-    else:
+    layout = ENCODINGS.get(header.encoding)
+    if layout is None:
         raise _other(header)
+    if header.width % layout.multiple:
+        raise ImageError(
+            f"{IMAGE}: width {header.width} with {header.encoding} found, expected a multiple of {layout.multiple}"
+        )
+    image = to_rgb(_rows(header, data, layout.pixel_bytes), layout, big_endian=header.is_bigendian)
     return DecodedImage(image, header.stamp, header.frame_id, header.encoding)
 
 
@@ -147,18 +120,6 @@ def _check_size(message: str, height: int, width: int) -> None:
         )
 
 
-def _decode_known(header: ImageHeader, data: memoryview, layout: _Encoding) -> UInt8Array:
-    """Convert an 8-bit encoding to RGB; return a view of ``data`` if that is RGB already."""
-    height, width = header.height, header.width
-    if width % layout.multiple:
-        raise ImageError(
-            f"{IMAGE}: width {width} with {header.encoding} found, expected a multiple of {layout.multiple}"
-        )
-    # Splitting the last axis gives a view in spite of padding.
-    pixels = _rows(header, data, layout.channels).reshape(height, width, layout.channels)
-    return pixels if layout.code is None else np.asarray(cv2.cvtColor(pixels, layout.code), np.uint8)
-
-
 def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
     """View of the pixel bytes without padding, [height, width * pixel_bytes]."""
     height, width = header.height, header.width
@@ -179,9 +140,10 @@ def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array
 def _other(header: ImageHeader) -> ImageError:
     """Explain why an encoding is not supported, and what to do."""
     _refuse_depth(IMAGE, "encoding", header.encoding)
+    known = ", ".join(name for name in ENCODINGS if not name.startswith("bayer_"))
     return ImageError(
-        f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {', '.join(ENCODINGS)}, a Bayer mosaic"
-        " or rgb16; set the camera driver to one of them (8UC3 and the like do not say which channel is red)"
+        f"{IMAGE}: encoding {shown(header.encoding)} found, expected one of {known} or a Bayer mosaic; set the"
+        " camera driver to one of them (8UC3 and the like do not say which channel is red)"
     )
 
 

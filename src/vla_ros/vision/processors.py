@@ -18,7 +18,7 @@ from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import ImageProcessor, JpegRoundTrip, Padding, Resampling, UInt8Array
 from vla_ros.vision import resample
 from vla_ros.vision.geometry import center_crop_box
-from vla_ros.vision.resize_with_pad import centred_corner, fitted_size, resize_with_pad
+from vla_ros.vision.resize_with_pad import centred_corner, fitted_size, pillow_resized, resize_with_pad
 
 Levels = NDArray[np.float32]
 
@@ -26,16 +26,8 @@ _JPEG_QUALITY = 95  # tf.io.encode_jpeg's default, with its default 4:2:0
 
 
 def resize_bicubic(image: UInt8Array, size: tuple[int, int] = (224, 224)) -> UInt8Array:
-    """Pillow's antialiased bicubic resize: ``resize-naive`` of the OpenVLA processor.
-
-    Columns first, then rows, with rounding to 8 bits in between, as in the Pillow versions with which the
-    checkpoints were trained. Newer versions may choose another order for tall images.
-    """
-    height, width = size
-    resized = Image.fromarray(np.ascontiguousarray(image))
-    for step in ((width, resized.height), (width, height)):
-        if resized.size != step:
-            resized = resized.resize(step, Image.Resampling.BICUBIC)
+    """Pillow's antialiased bicubic resize: ``resize-naive`` of the OpenVLA processor."""
+    resized = pillow_resized(image, size, Image.Resampling.BICUBIC)
     return np.array(resized, np.uint8)  # a copy: torch dislikes Pillow's read-only memory
 
 

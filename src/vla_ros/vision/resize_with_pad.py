@@ -33,12 +33,21 @@ def resize_with_pad(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> 
     """
     if image.shape[:2] == target:
         return image
-    height, width = fitted_size(image.shape[:2], target)
-    small = Image.fromarray(np.ascontiguousarray(image))
-    for step in ((width, small.height), (width, height)):  # newer versions may begin with the rows of tall images
-        if small.size != step:
-            small = small.resize(step, Image.Resampling.BILINEAR)
+    small = pillow_resized(image, fitted_size(image.shape[:2], target), Image.Resampling.BILINEAR)
     return _centred(np.asarray(small), target)
+
+
+def pillow_resized(image: UInt8Array, size: tuple[int, int], kernel: Image.Resampling) -> Image.Image:
+    """Resize to (height, width) with Pillow: columns first, then rows, with rounding to 8 bits in between.
+
+    So do the versions with which checkpoints were trained; newer ones may begin with the rows of tall images.
+    """
+    height, width = size
+    resized = Image.fromarray(np.ascontiguousarray(image))
+    for step in ((width, resized.height), (width, height)):
+        if resized.size != step:
+            resized = resized.resize(step, kernel)
+    return resized
 
 
 def resize_with_pad_linear(image: UInt8Array, target: tuple[int, int] = (224, 224)) -> Levels:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from vla_ros.errors import ImageError
 from vla_ros.vision.decode import decode_image
+from vla_ros.vision.encodings import ENCODINGS
 from vla_ros.vision.messages import encode_image
-from vla_ros.vision.wide import WIDE_ENCODINGS
 
+WIDE = [name for name in ENCODINGS if name.startswith("bayer") or name.endswith("16")]
 COLOURS = {"red": (200, 0, 0), "green": (0, 150, 0), "blue": (0, 0, 100), "grey": (90, 90, 90)}
 
 
@@ -59,9 +60,9 @@ def test_a_mosaic_of_16_bits(serialize, big_endian: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(WIDE_ENCODINGS)), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+@given(st.sampled_from(WIDE), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
 def test_any_size_gives_an_image_of_that_size(encoding: str, height: int, width: int, padding: int) -> None:
-    raw = np.full((height, width, WIDE_ENCODINGS[encoding].pixel_bytes), 7, np.uint8)
+    raw = np.full((height, width, ENCODINGS[encoding].pixel_bytes), 7, np.uint8)
     step = raw.shape[1] * raw.shape[2] + padding
     image = decode_image(encode_image(raw, 1, "cam", encoding, step=step)).image
     assert (image.shape, image.dtype) == ((height, width, 3), np.uint8)
