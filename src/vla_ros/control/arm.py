@@ -20,12 +20,14 @@ import numpy as np
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.contract.parts import Part
 from vla_ros.control.command import Command, lifetime
-from vla_ros.control.end_effector import limit_pose, shorten_for_tip, twist_between
+from vla_ros.control.end_effector import limit_pose, twist_between
+from vla_ros.control.envelope import Envelope
 from vla_ros.control.gripper import Gripper
-from vla_ros.control.limits import JointLimits, Violation, limit_joints
+from vla_ros.control.hold import Holder
+from vla_ros.control.limits import JointLimits, Violation
 from vla_ros.control.measured import MeasuredArm, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, make_motion
-from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.transforms import Pose, rotation_vector
@@ -33,10 +35,7 @@ from vla_ros.types import FloatArray, JointState
 
 _FAR = 1e9  # far beyond every limit, and no product of it overflows
 _REACHED = 0.005  # m
-# Their drivers refuse a message that lacks a joint.
-_WHOLE = ("float64_multi_array", "joint_trajectory", "joint_group_command")
 _STANDS = 1e-6  # rad/s or m/s
-_SAG = 0.02  # rad or m; an arm that sags by less is held where it was
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
 
@@ -101,6 +100,7 @@ class ArmController:
         self._gripper_column = grippers[0][1].start if grippers else None
         self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)
         self._measured = MeasuredArm(self.arm_names, kinematics)
+        self._holder = Holder(name, self.arm_names, self._measured, self._gripper)
         self.configure(config)
         self._check_fit()
         self.names = self.arm_names + self._finger_names
@@ -114,7 +114,7 @@ class ArmController:
         """
         arm = next(each for each in config.arms if each.name == self.name)
         kinematics, wide = self._kinematics, np.full(len(self.arm_names), math.inf)
-        self._limits = JointLimits.from_config(
+        limits = JointLimits.from_config(
             arm.limits,
             self.arm_names,
             kinematics.position_low if kinematics else -wide,
@@ -125,10 +125,13 @@ class ArmController:
         self._arm, self._control = arm, config.control
         self._sends_velocities = arm.output in VELOCITY_OUTPUTS
         self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
-        self._lifetime = lifetime(config)
+        self._envelope = Envelope(
+            limits, arm.limits, kinematics, lifetime(config) if self._sends_joint_velocities else 0.0
+        )
         self._posture = np.array(arm.robot.home) if arm.robot.home else None
         used = self._gripper.is_used and self._gripper_column is not None
         self._finger_names = arm.robot.gripper_joint_names if used else ()
+        self._holder.configure(arm, self._finger_names, limits.velocity, self._frame)
 
     def _check_fit(self) -> None:
         arm, section = self._arm, "robot" if self.name == "arm" else self.name
@@ -166,7 +169,7 @@ class ArmController:
         self._gripper.reset()
         self._last: FloatArray | None = None
         self._last_velocity: FloatArray = np.zeros(len(self.arm_names))
-        self._held: FloatArray | None = None
+        self._holder.release()
         self._made: _Made | None = None  # the last command, until it was sent
         self._goal: _Made | None = None  # of the last action
         self._speed: FloatArray = self._last_velocity  # from one command to the next
@@ -206,16 +209,20 @@ class ArmController:
         self._measured.check(measured)
         origin = measured
         if self._last is not None and self._control.delta_from == "commanded" and not self._sends_joint_velocities:
-            reach = self._limits.step
+            reach = self._envelope.joints.step
             origin = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
         start = origin
         is_delta = self._motion.quantity in ("tip_delta", "joint_delta")
         if is_delta and origin is measured and reference is not None and reference is not joints:
             start = self._measured.positions(reference)
         target = self._target(numbers, start, dt)
-        positions, violations = self._limited(
-            self._limits, target, measured, origin, origin, self._last_velocity, dt
+        positions, violations, wrong = self._envelope.limit(
+            target, measured, origin, origin, self._last_velocity, dt
         )
+        if wrong is not None and isinstance(self._motion, TipMotion):
+            self.counters["tip_shortened"] += 1  # the target was right: what bent its path is not the policy
+        elif wrong is not None:
+            violations.append(wrong)
         self._apply(violations)
         command = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
         self._goal = self._made
@@ -224,7 +231,7 @@ class ArmController:
     @property
     def is_moving(self) -> bool:
         """True if the arm needs further commands to come to rest from the last one."""
-        if self._goal is None or not (self._sends_velocities or math.isfinite(self._limits.acceleration)):
+        if self._goal is None or not (self._sends_velocities or math.isfinite(self._envelope.joints.acceleration)):
             return False
         return bool(np.any(np.abs(self._speed) > _STANDS))
 
@@ -249,21 +256,16 @@ class ArmController:
         measured = self._measured.positions(joints)
         self._measured.check(measured)
         origin = measured if self._last is None or self._sends_velocities else self._last
-        before = self._speed
+        before, limits = self._speed, self._envelope.joints
         if left > 0:
             target = origin + (goal.positions - origin) * min(1.0, dt / left)
         else:
-            before = _slower(before, self._limits.acceleration, passed - dt)
-            target = origin + dt * _slower(before, self._limits.acceleration, dt)
+            before = _slower(before, limits.acceleration, passed - dt)
+            target = origin + dt * _slower(before, limits.acceleration, dt)
         # As of the action, velocity and the tip's step count from the measured position, too. The action was
         # checked: what inertia and interpolation would exceed is shortened, and stops nothing.
-        reach = self._limits.velocity * goal.dt
-        limits = replace(
-            self._limits,
-            low=np.maximum(self._limits.low, measured - reach),
-            high=np.minimum(self._limits.high, measured + reach),
-        )
-        positions, _ = self._limited(limits, target, measured, origin, measured, before, dt)
+        envelope = self._envelope.around(measured, limits.velocity * goal.dt)
+        positions, _, _ = envelope.limit(target, measured, origin, measured, before, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
     def _command(
@@ -297,7 +299,8 @@ class ArmController:
         if made is not None:
             last = None if self._sends_velocities else self._last
             self._speed = made.velocity if last is None else (made.positions - last) / made.dt
-            self._last, self._last_velocity, self._held = made.positions, made.velocity, None
+            self._last, self._last_velocity = made.positions, made.velocity
+            self._holder.release()
             if made.fingers:
                 self._gripper.sent(made.fingers[0])
 
@@ -321,53 +324,7 @@ class ArmController:
         before, self._last = self._last, None
         self._speed = self._last_velocity = np.zeros(len(self.arm_names))
         self._made = self._goal = None
-        if self._arm.output in VELOCITY_OUTPUTS:
-            names, positions = self._held_fingers(joints)
-            stamp = joints.stamp if joints else 0
-            held = Command(names, np.array(positions), stamp, arm=self.name, hold=True, frame_id=self._frame)
-            if self._sends_joint_velocities:
-                return replace(held, velocities=dict.fromkeys(self.arm_names, 0.0))
-            return replace(held, twist=(np.zeros(3), np.zeros(3)))
-        measured = self._measured.positions(joints)
-        assert joints is not None
-        if self._held is None or np.any(np.abs(measured - self._held) > _SAG):
-            self._held = measured
-        names, positions = self._held_fingers(joints)
-        return Command(
-            self.arm_names + names,
-            np.array(self._held.tolist() + positions),
-            joints.stamp,
-            arm=self.name,
-            hold=True,
-            duration=0.0 if before is None else self._shortest(np.abs(self._held - before)),
-        )
-
-    def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
-        """Return names and positions of the fingers in a hold; fingers neither commanded nor measured are omitted.
-
-        Raises:
-            Refused: A joint that the driver requires would be missing.
-        """
-        target = self._gripper.target
-        found = {name: target if target is not None else position_of(joints, name) for name in self._finger_names}
-        known = {name: position for name, position in found.items() if position is not None}
-        if len(known) == len(found):
-            return tuple(known), list(known.values())
-        if self._arm.gripper_topic:  # not commanded yet: there is nothing to end
-            return (), []
-        if self._arm.output in _WHOLE:
-            missing = sorted(set(found) - set(known))
-            raise Refused(
-                Reason.JOINT_STATE_INVALID,
-                f"finger joints {missing} are neither measured nor commanded yet, and {self._arm.output} must name "
-                "every joint",
-            )
-        return tuple(known), list(known.values())
-
-    def _shortest(self, distance: FloatArray) -> float:
-        """Return how many seconds a motion of ``distance`` [N] takes at the velocity limits."""
-        seconds = [d / v for d, v in zip(distance.tolist(), self._limits.velocity.tolist(), strict=True) if v > 0]
-        return max(seconds, default=0.0)
+        return self._holder.command(joints, before)
 
     @property
     def _frame(self) -> str:
@@ -385,51 +342,11 @@ class ArmController:
         pose = self._kinematics.forward(start)
         wanted, violations = limit_pose(self._motion.target(numbers, pose, self._control), pose, self._arm.limits)
         self._apply(violations)
-        low, high = self._limits.low, self._limits.high
+        low, high = self._envelope.joints.low, self._envelope.joints.high
         solved = self._kinematics.solve(start, wanted, low=low, high=high, posture=self._posture)
         if math.dist(self._kinematics.forward(solved).position.tolist(), wanted.position.tolist()) > _REACHED:
             self.counters["not_reached"] += 1
         return solved
-
-    def _limited(
-        self,
-        limits: JointLimits,
-        target: FloatArray,
-        measured: FloatArray,
-        origin: FloatArray,
-        tip_from: FloatArray,
-        before: FloatArray,
-        dt: float,
-    ) -> tuple[FloatArray, list[Violation]]:
-        """Positions [N] that may be sent, on the way from ``origin`` to ``target``, and what was wrong with it.
-
-        Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
-
-        Args:
-            limits: Of the joints.
-            target: Wanted positions [N].
-            measured: Newest measured positions [N], from which the distance counts.
-            origin: Where the command starts, [N].
-            tip_from: From which the tip's step counts, [N].
-            before: Velocity of the command before, [N].
-            dt: Seconds until the next command.
-        """
-        stands = 1.0
-        if self._sends_joint_velocities:
-            stands = max(1.0, self._lifetime / dt)
-            low, high = origin + (limits.low - origin) / stands, origin + (limits.high - origin) / stands
-            limits = replace(limits, low=low, high=high)
-        positions, violations = limit_joints(target, measured, origin, before, dt, limits)
-        if self._kinematics is None:
-            return positions, violations
-        positions, wrong = shorten_for_tip(
-            self._kinematics, origin, positions, self._arm.limits, stands, start=tip_from
-        )
-        if wrong is not None and isinstance(self._motion, TipMotion):
-            self.counters["tip_shortened"] += 1  # the target was right: what bent its path is not the policy
-        elif wrong is not None:
-            violations.append(wrong)
-        return positions, violations
 
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
         """Return a twist for a servo that computes the kinematics itself; only the step limits apply."""
