@@ -71,6 +71,7 @@ class LiveLoop:
         )
         self.outcomes: list[FrameOutcome] = []
         self.steps: list[StepResult] = []
+        self.made: list[float] = []  # when
         self.sent: list[tuple[float, Command]] = []
         safety, inputs = Safety(self.clock.ros), Inputs(self.clock, config.policy.instruction)
         watchdog = Watchdog(self.options, config.camera.topics, tuple(arm.name for arm in config.arms))
@@ -94,6 +95,7 @@ class LiveLoop:
 
     def step(self, step: StepResult) -> None:
         self.steps.append(step)
+        self.made.append(self.clock.steady())
 
     def frame(self, outcome: FrameOutcome) -> None:
         self.outcomes.append(outcome)

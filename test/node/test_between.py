@@ -23,23 +23,23 @@ STEP = 0.02  # rad; 0.4 rad/s
 class Turns(TimedPolicy):
     """Turns the first joint, at a constant speed or (``wild``) as no limit allows."""
 
-    def __init__(self, wild: int | None = None) -> None:
-        super().__init__(HORIZON)
-        self.spec = PolicySpec(action=parse_parts("arm.joint_delta", action=True), horizon=HORIZON)
+    def __init__(self, wild: int | None = None, horizon: int = HORIZON) -> None:
+        super().__init__(horizon)
+        self.spec = PolicySpec(action=parse_parts("arm.joint_delta", action=True), horizon=horizon)
         self._random = None if wild is None else np.random.default_rng(wild)
 
     def infer(self, session: Any, observation: Observation) -> ActionChunk:
         self.asked.append(observation)
         self.during()
-        actions = np.zeros((HORIZON, 7))
+        actions = np.zeros((self.spec.horizon, 7))
         actions[:, 0] = STEP
         if self._random is not None:
-            actions = self._random.normal(0, 1, (HORIZON, 7)) ** 3
+            actions = self._random.normal(0, 1, actions.shape) ** 3
         return ActionChunk(actions, observation.stamp)
 
 
-def turning(wild: int | None = None, **options: Any) -> LiveLoop:
-    """An arm that follows, with a policy that takes 0.29 s."""
+def turning(wild: int | None = None, horizon: int = HORIZON, **options: Any) -> LiveLoop:
+    """An arm that follows, with a policy that takes 0.29 s; 0.03 s where it returns single steps."""
     fixed = {
         "control__rate_hz": RATE,
         "control__schedule": "append",
@@ -47,9 +47,9 @@ def turning(wild: int | None = None, **options: Any) -> LiveLoop:
         "timeouts__joint_state": 5.0,
         "timeouts__camera": 5.0,
     }
-    live = LiveLoop(Turns(wild), every(1 / 30, 240), **(fixed | options))
+    live = LiveLoop(Turns(wild, horizon), every(1 / 30, 240), **(fixed | options))
     live.follows = True
-    live.policy.during = lambda: live.clock.sleep(DELAY)
+    live.policy.during = lambda: live.clock.sleep(DELAY if horizon > 1 else DELAY / 10)
     return live
 
 
@@ -60,8 +60,9 @@ def path(live: LiveLoop, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def accelerations(live: LiveLoop, since: int = 0) -> np.ndarray:
-    at, positions = path(live, since)
-    return np.abs(np.diff(np.diff(positions, axis=0) / np.diff(at)[:, None], axis=0) / np.diff(at)[1:, None])
+    """Of a driver that takes each command's time to go there."""
+    took = np.array([[command.duration] for _, command in live.sent[since:]])
+    return np.abs(np.diff(np.diff(path(live, since)[1], axis=0) / took[1:], axis=0) / took[2:])
 
 
 def run_dry(live: LiveLoop) -> None:
@@ -125,15 +126,15 @@ class Nan:
     ids=["stop", "disarm", "hold", "instruction"],
 )
 @pytest.mark.parametrize("dry", [False, True], ids=["between steps", "coming to rest"])
-@pytest.mark.parametrize("rate", [0.0, 250.0])
+@pytest.mark.parametrize(("rate", "horizon"), [(0.0, HORIZON), (250.0, HORIZON), (250.0, 1)])
 def test_nothing_follows_a_stop_and_an_instruction_voids_the_plan(
-    act: Callable[[LiveLoop], Any], moves: bool, dry: bool, rate: float
+    act: Callable[[LiveLoop], Any], moves: bool, dry: bool, rate: float, horizon: int
 ) -> None:
-    live = turning(control__command_rate_hz=rate)
+    live = turning(horizon=horizon, control__command_rate_hz=rate)
     live.run(1.5)
     if dry:
         live.policy.during = lambda: live.clock.sleep(0.9)
-        while not live.context.safety.counters.get("plan_empty"):
+        while live.clock.steady() < live.made[-1] + 1 / RATE + 0.01:
             live.loop.run_once()
     live.run(0.013)
     sent, asked = len(live.sent), len(live.policy.asked)
@@ -181,11 +182,30 @@ def test_commands_between_steps_lead_straight_from_one_to_the_next(rate: float) 
     assert len(fine.steps) == pytest.approx(len(plain.steps), abs=1)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.06])
+def test_commands_between_single_steps_lead_straight_from_one_to_the_next(seconds: float) -> None:
+    """The policy infers beside them: at the rate of steps where it is fast enough, and at its own where not."""
+    live = turning(horizon=1, limits__max_joint_acceleration=0.0, control__command_rate_hz=200.0)
+    live.policy.during = lambda: live.clock.sleep(seconds)
+    live.run(3.0)
+    at = path(live)[0]
+    steps = np.diff(live.made)[10:]
+    assert steps.mean() == pytest.approx(max(1 / RATE, seconds), rel=0.35 if seconds > 1 / RATE else 0.02)
+    assert steps.min() >= 0.9 / RATE - 1e-9
+    if seconds < 1 / RATE:
+        np.testing.assert_allclose(np.diff(at[at > 1.0]), 1 / 200, atol=0.1 / RATE)
+    assert not live.context.safety.counters.get("plan_empty")
+    frames = [outcome for outcome in live.outcomes if outcome.outcome == "command"]
+    assert len(frames) == pytest.approx(len(live.made), abs=1)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("acceleration", [0.0, 3.0])
-def test_no_command_between_steps_breaks_a_limit(seed: int, acceleration: float) -> None:
+@pytest.mark.parametrize("horizon", [1, HORIZON])
+def test_no_command_between_steps_breaks_a_limit(seed: int, acceleration: float, horizon: int) -> None:
     live = turning(
         seed,
+        horizon,
         control__command_rate_hz=240.0,
         limits__max_joint_acceleration=acceleration,
         limits__max_joint_step=0.05,
@@ -203,6 +223,7 @@ def test_no_command_between_steps_breaks_a_limit(seed: int, acceleration: float)
         assert accelerations(live)[steady[1:] & steady[:-1]].max() <= acceleration * 1.02
 
 
-def test_a_command_rate_is_refused_with_velocities() -> None:
-    with pytest.raises(ConfigError, match="command_rate_hz: found 250 with twist_stamped"):
-        build({"control.command_rate_hz": 250.0, "control.output": "twist_stamped", "robot.urdf": "demo"})
+@pytest.mark.parametrize("other", [("control.output", "twist_stamped"), ("control.rate_hz", 0.0)])
+def test_a_command_rate_is_refused_where_steps_last_until_the_next(other: tuple[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="command_rate_hz: found 250 with"):
+        build({"control.command_rate_hz": 250.0, "robot.urdf": "demo", **dict([other])})

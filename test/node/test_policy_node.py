@@ -350,7 +350,6 @@ def test_closing_the_terminal_ends_the_node_with_a_hold(robot: Any, start: Calla
             "found rtc, and the policy cannot continue a chunk that is executed: 'blend'",
         ),
         (("control.schedule:=append",), 1, "found append, and the policy returns single steps: 'sync'"),
-        (("control.command_rate_hz:=250.0",), 1, "control.command_rate_hz: has no effect with the schedule 'sync'"),
         ((), 8, ""),
     ],
 )

@@ -119,6 +119,9 @@ def _of_control(config: Config) -> Iterator[str]:
     if config.control.command_rate_hz and velocities:
         found = f"{config.control.command_rate_hz:g} with {velocities[0]}"
         yield f"control.command_rate_hz: found {found}; a velocity lasts until the next step, expected 0"
+    if config.control.command_rate_hz and config.control.rate_hz == 0:
+        found = f"{config.control.command_rate_hz:g} with control.rate_hz 0"
+        yield f"control.command_rate_hz: found {found}, which does not say how long a step lasts; set rate_hz"
     if len(policy.instruction) > policy.max_instruction_length:
         yield (
             f"policy.instruction: found {len(policy.instruction)} characters, policy.max_instruction_length is "

@@ -151,8 +151,8 @@ class ControlConfig:
     )
     command_rate_hz: float = option(
         0.0,
-        "Rate of commands on the straight way from one step of a chunk to the next, rounded to a whole number for "
-        "each step; 0 sends the steps alone. Not with velocities, schedule sync or lockstep",
+        "Rate of commands on the straight way from one step to the next, rounded to a whole number for each step; "
+        "0 sends the steps alone. Not with velocities or lockstep",
         unit="Hz",
         low=0.0,
         high=1000.0,

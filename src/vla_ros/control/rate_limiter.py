@@ -101,14 +101,18 @@ class RateLimiter:
         self._planned = sent + self.period
         self._step(begun)
 
-    def executed(self, sent: float) -> None:
+    def executed(self, sent: float, begun: float | None = None) -> None:
         """Record that a planned step was sent. Backdates it by the chunk's frame-to-command latency.
+
+        ``begun``: when its frame was taken, if the step before lasted until now.
 
         The next one is due a period after this one was, so that the time to make commands does not add up. Of a
         step that was late by more than a tenth of a period, the rest is not made up at once.
         """
         due = self._planned if sent - self._planned < self.period else sent
         self._planned = max(due + self.period, sent + _SHORTEST * self.period)
+        if begun is not None:
+            self._lead = sent - begun
         self._step(sent - self._lead)
 
     def _step(self, begun: float) -> None:

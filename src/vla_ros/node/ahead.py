@@ -31,7 +31,7 @@ class Question:
     task: tuple[int, int]  # epoch of the inputs and number of the arming
     interruptions: int  # of motion until then
     previous: PreviousChunk | None  # what the answer continues, or None
-    ahead: bool  # True if the plan is executed meanwhile
+    beside: bool  # True if commands are sent meanwhile
 
 
 class Asker:
@@ -70,10 +70,10 @@ class Asker:
         task: tuple[int, int],
         period: float,
         *,
-        ahead: bool,
+        beside: bool,
         position: int | None = None,
     ) -> None:
-        """Infer on a frame; without ``ahead``, wait for the result.
+        """Infer on a frame; without ``beside``, wait for the result.
 
         Args:
             frame: Frame of the first camera.
@@ -88,11 +88,11 @@ class Asker:
         previous, position = None, schedule.position if position is None else position
         if schedule.kind == "rtc" and schedule.left:
             rest = schedule.rest(position)
-            delay = math.ceil(min(self._worker.seconds / period, len(rest))) if ahead else 0
+            delay = math.ceil(min(self._worker.seconds / period, len(rest))) if beside else 0
             previous = PreviousChunk(rest, delay)
         interruptions = self._context.safety.interruptions
         began = self._clock.steady()
-        self._question = Question(frame, began, position, task, interruptions, previous, ahead)
+        self._question = Question(frame, began, position, task, interruptions, previous, beside)
 
         def job() -> Inference:
             answer = self._stepper.ask(data, inputs, previous)
@@ -103,7 +103,7 @@ class Asker:
             return replace(answer, stages_ms={**answer.stages_ms, "inference": inference})
 
         self._context.watchdog.inference_began(self._clock.now())
-        self._worker.begin(job, beside=ahead)
+        self._worker.begin(job, beside=beside)
 
     def take(self) -> tuple[Inference, bool]:
         """Return the result, and True if it came within ``timeouts.inference``.

@@ -39,11 +39,10 @@ class Between:
         """Seconds between two commands."""
         return self._dt
 
-    def begin(self, step: StepResult, end: float) -> None:
-        """Record a step that was sent; the next one is due at ``end``."""
-        self.step, self._end, self.rests = step, end, False
-        self.due = end - self._period + self._dt
-        self._sent = end - self._period
+    def begin(self, step: StepResult, made: float, end: float) -> None:
+        """Record a step that was sent, when it was ``made`` (perhaps late); the next one is due at ``end``."""
+        self.step, self._sent, self._end, self.rests = step, made, end, False
+        self.due = max(end - self._period + self._dt, made + _SHORTEST * self._dt)
 
     def ease(self) -> None:
         """Decelerate, starting with the next command, which is due when the last one has had its time."""

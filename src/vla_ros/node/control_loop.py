@@ -167,6 +167,12 @@ class ControlLoop:
         return self._stepper.schedule.kind != "sync" and not self._config.control.lockstep
 
     @property
+    def _is_beside(self) -> bool:
+        """True if commands are sent while the policy infers: of the plan, or on the way to its last step."""
+        control = self._config.control
+        return self._is_ahead or (control.command_rate_hz > 0 and not control.lockstep)
+
+    @property
     def _planned(self) -> int:
         """Steps that can be executed without another chunk."""
         schedule = self._stepper.schedule
@@ -248,7 +254,7 @@ class ControlLoop:
         fresh = self._fresh_joints()
         inputs = replace(self._take_task(), joints=together(fresh.values()), arms=fresh)
         task, period = self._sender.task, self._limiter.period
-        self._asker.ask(frame, self._frames.data, inputs, task, period, ahead=self._is_ahead, position=position)
+        self._asker.ask(frame, self._frames.data, inputs, task, period, beside=self._is_beside, position=position)
 
     def _land(self) -> None:
         """Put the policy's chunk into the schedule and send its step that is due."""
@@ -272,7 +278,7 @@ class ControlLoop:
         self._context.stats.record({"wait": 1e3 * question.began - question.frame.arrived.steady / 1e6})
         self._take_options()  # limits that were tightened meanwhile hold for this command
         now = self._clock.steady()
-        dt = self._limiter.planned_time(now) if question.ahead else self._limiter.step_time(question.began)
+        dt = self._limiter.planned_time(now) if question.beside else self._limiter.step_time(question.began)
         reference = self._inputs.joints_at(question.frame.stamp)
         step = self._stepper.next_command(self._fresh_joints(), dt, reference, answer)
         self._context.stats.record(step.stages_ms)
@@ -322,17 +328,18 @@ class ControlLoop:
 
     def _execute(self, step: StepResult, dt: float, question: Question | None) -> None:
         """Send a step that lasts ``dt`` seconds: the first one of a chunk or a later one of the plan."""
+        made = self._clock.steady()
         sent = self._finish(step, dt, question.frame if question else None)
         now = self._clock.steady()
-        if question is None or question.ahead:
-            self._limiter.executed(now)
+        if question is None or question.beside:
+            self._limiter.executed(now, None if question is None or self._is_ahead else question.began)
         else:
             self._limiter.answered(question.began, now)
         if not sent:
             return
         self._context.stats.execution.sent(step, self._joints, self._clock.now(), self._limiter.period)
-        if self._is_ahead:
-            self._sender.begin(step, self._limiter.planned_due)
+        if self._is_beside:
+            self._sender.begin(step, made, self._limiter.planned_due)
 
     def _finish(self, step: StepResult, dt: float, frame: Frame | None) -> bool:
         """Publish the action, and send the step's command if that is allowed; True if it was sent."""
@@ -344,7 +351,7 @@ class ControlLoop:
             for reason in self._held:
                 self._safety.clear(reason)
             self._held.clear()
-            sent = self._sender.send(step, dt, ahead=self._is_ahead)
+            sent = self._sender.send(step, dt, beside=self._is_beside)
         except Refused as refused:
             self._stepper.schedule.reset()
             self._rest()
@@ -372,7 +379,7 @@ class ControlLoop:
     def _send_between(self) -> None:
         """Send the command that is due between two steps, or during deceleration after the last."""
         try:
-            sent = self._sender.send_between(asking=self._asker.question is not None)
+            sent = self._sender.send_between(dry=self._is_ahead and self._asker.question is not None)
         except Refused as refused:
             self._refuse(refused, None)
             sent = False

@@ -103,8 +103,6 @@ class PolicyNode:
             self._logger.warning(
                 f"control.schedule: found {wanted}, and the policy {why}: '{stepper.schedule.kind}' is used"
             )
-        if self.config.control.command_rate_hz and stepper.schedule.kind == "sync":
-            self._logger.warning("control.command_rate_hz: has no effect with the schedule 'sync'")
         for arm in stepper.controller.arms:
             if arm.unused_gripper:
                 self._logger.warning(arm.unused_gripper)

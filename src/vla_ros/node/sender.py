@@ -99,14 +99,14 @@ class Sender:
             found = f"{age:.3g} s old when its motion was to be sent, allowed {allowed:.3g} s"
             raise Refused(Reason.FRAME_OLD, found)
 
-    def send(self, step: StepResult, dt: float, *, ahead: bool) -> bool:
+    def send(self, step: StepResult, dt: float, *, beside: bool) -> bool:
         """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True if sent.
 
         Raises:
             Refused: Nothing may be made or sent.
         """
         commands = step.commands
-        if ahead and self._between.divides:
+        if beside and self._between.divides:
             onward = self._stepper.onward(self._fresh_joints(), self._between.interval, dt, 0.0)
             commands = onward + tuple(command for command in commands if command.hold)
         began = self._clock.steady()
@@ -115,14 +115,14 @@ class Sender:
         self._context.stats.record({"publish": 1e3 * (self._clock.steady() - began)})
         return True
 
-    def begin(self, step: StepResult, end: float) -> None:
-        """Start commands between a step that was sent and the next one, due at ``end``."""
-        self._between.begin(step, end)
+    def begin(self, step: StepResult, made: float, end: float) -> None:
+        """Start commands between a step that was sent, ``made`` then, and the next one, due at ``end``."""
+        self._between.begin(step, made, end)
 
-    def send_between(self, *, asking: bool) -> bool:
+    def send_between(self, *, dry: bool) -> bool:
         """Send the command that is due between two steps, or during deceleration after the last; True if sent.
 
-        Once the arm rests, nothing more is sent. ``asking``: the policy is late.
+        Once the arm rests, nothing more is sent. ``dry``: a plan ends here, because the next chunk is late.
 
         Raises:
             Refused: Nothing may be made or sent.
@@ -130,7 +130,7 @@ class Sender:
         step, rested = self._between.step, self._between.rests
         assert step is not None
         dt, left, passed, late = self._between.next(self._clock.steady())
-        if late and not rested and asking and not self.is_void(self.task):
+        if late and not rested and dry and not self.is_void(self.task):
             self._safety.report(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
         if late and not self._stepper.is_moving:
             return False
