@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -57,43 +58,40 @@ class Run:
             self.drivers.close()
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
-    tag = f"<Tag>vla_ros_robots_{os.getpid()}</Tag>"
-    monkeypatch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>")
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    started: list[Run] = []
-
-    def start(name: str, *options: str) -> Run:
-        started.append(Run(tmp_path, name, options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, ()) for name in ("ur5e", "fr3", "xarm7")),
-        *((name, ("gripper.max_speed:=20.0",)) for name in ("so101", "aloha")),
+CASES = [
+    *((name, ()) for name in ("ur5e", "fr3", "xarm7")),
+    *((name, ("gripper.max_speed:=20.0",)) for name in ("so101", "aloha")),
+    (
+        "ur5e",
         (
-            "ur5e",
-            (
-                "control.output:=joint_velocity",
-                "topics.command:=/forward_velocity_controller/commands",
-                "control.rate_hz:=20.0",
-            ),
+            "control.output:=joint_velocity",
+            "topics.command:=/forward_velocity_controller/commands",
+            "control.rate_hz:=20.0",
         ),
-        ("ur5e", ("gripper.output:=parallel_gripper_command",)),
-    ],
-)
-def test_every_joint_follows_the_path_and_a_stop_holds(
-    run: Callable[..., Run], name: str, options: tuple[str, ...]
-) -> None:
-    running = run(name, *options)
+    ),
+    ("ur5e", ("gripper.output:=parallel_gripper_command",)),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
+    """All cases at once, each in a domain of its own: an arm that wiggles through its joints takes ten seconds."""
+    tag = f"<Tag>vla_ros_robots_{os.getpid()}</Tag>"
+    with pytest.MonkeyPatch.context() as environment, ExitStack() as ends:
+        uri = f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>"
+        environment.setenv("CYCLONEDDS_URI", uri)
+        environment.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+        started = []
+        for number, (name, options) in enumerate(CASES):
+            environment.setenv("ROS_DOMAIN_ID", str(1 + (os.getpid() + number) % 100))
+            started.append(Run(tmp_path_factory.mktemp(name), name, options))
+            ends.callback(started[-1].close)
+        yield started
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join([name, *options]) for name, options in CASES])
+def test_every_joint_follows_the_path_and_a_stop_holds(runs: list[Run], case: int) -> None:
+    running, (name, options) = runs[case], CASES[case]
     log, robot = running.drivers.log, ROBOTS[name]
     arms = [arm.name for arm in running.config.arms]
     joints_done = SECONDS * len(robot.joints)
@@ -126,10 +124,10 @@ def test_every_joint_follows_the_path_and_a_stop_holds(
     running.drivers.stop()
     running.until(lambda: "operator_stop" in running.log.read_text())
     commanded = len(log.commands)
-    time.sleep(0.3)
+    time.sleep(0.2)
     stopped = dict(log.states[-1][1])
     goals = len(log.goals)
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert len(log.commands) <= commanded + len(arms) * 2
     assert len(log.goals) == goals
     still = {key: abs(log.states[-1][1][key] - value) for key, value in stopped.items()}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tools.faults.director import Director, Outcome
 from tools.faults.processes import DOMAINS
-from tools.faults.rows import ROWS, Row
+from tools.faults.row import Row
+from tools.faults.rows import ROWS
 
 
 def run_rows(rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None) -> list[Outcome]:

@@ -15,7 +15,8 @@ from typing import Any
 from tools.faults.judge import GRACE, Judge, Permission, Violation
 from tools.faults.processes import wait_until
 from tools.faults.rig import Rig
-from tools.faults.rows import OPTIONS, Reaction, Row
+from tools.faults.row import Reaction, Row
+from tools.faults.setups import OPTIONS
 from vla_ros.config import load
 from vla_ros.control.robot import make_kinematics
 from vla_ros.errors import VlaRosError

@@ -29,12 +29,13 @@ import numpy as np
 
 from tools.faults.channel import SECOND, Channel, Fault, spoil_joints
 from tools.faults.hand import Hand, Tree
+from tools.faults.intruder import Intruder
+from tools.faults.messages import joint_state, read_joints, stamp_of, stamp_of_frame
 from tools.faults.records import Kind, Record
-from vla_ros.errors import ImageError, VlaRosError
+from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
-from vla_ros.node.claim import Claim
-from vla_ros.vision.messages import encode_image, image_stamp, with_stamp
+from vla_ros.vision.messages import encode_image, with_stamp
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))
 FINGERS = ("finger_left", "finger_right")
@@ -49,7 +50,7 @@ _ELSEWHERE = 0.13  # rad
 _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
 _FINGER_SPEED = 0.2  # m/s
-_PICTURES = 16
+_IMAGES = 16
 _DRIVER_TIMEOUT = 1.0  # s; a velocity that nothing follows ends, whatever the node does
 
 
@@ -104,9 +105,9 @@ class Robot:
         self._offset = 0  # ns, ROS clock ahead of the system's
         self._slow, self._deaf, self._delay = 0.0, False, 0.0
         self._beating = True
-        self._intruder: tuple[str, Callable[[], object], Any] | None = None
+        self._intruder: Intruder | None = None
         self._frame_period = 1 / rate
-        noise = np.random.default_rng(seed).integers(60, 190, (_PICTURES, size[1], size[0], 3), dtype=np.uint8)
+        noise = np.random.default_rng(seed).integers(60, 190, (_IMAGES, size[1], size[0], 3), dtype=np.uint8)
         self._images = itertools.cycle([encode_image(image, 0, "camera") for image in noise])
         self._writing = threading.Lock()
         self._orders: list[dict[str, Any]] = []
@@ -201,7 +202,7 @@ class Robot:
         elif what == "intrude":
             self._intrude(order["what"])
         elif what == "withdraw" and self._intruder is not None:
-            self._intruder[1]()
+            self._intruder.close()
             self._intruder = None
         elif what == "end":
             self._ended = True
@@ -209,32 +210,16 @@ class Robot:
             raise VlaRosError(f"no such order: {order}")
 
     def _intrude(self, what: str) -> None:
-        """Acts as a second node that claims or commands the arm, has the policy's name, or is a second source."""
-        if what == "claim":  # what a policy node does before its publisher is discovered
-            self._intruder = what, Claim("command " + _COMMANDS["command"], "/intruder").close, None
-            return
-        node = self._graph.create_node("vla_policy" if what == "name" else "intruder")
-        make, qos = self._graph.message, self._graph.qos
-        joints = make("sensor_msgs/msg/JointState")
-        publisher = None
-        if what in ("command", "gripper"):
-            publisher = node.create_publisher(joints, _COMMANDS[what], qos("command"))
-        elif what == "joints":
-            publisher = node.create_publisher(joints, "/joint_states", qos("state_publisher"))
-        elif what == "camera":
-            publisher = node.create_publisher(make("sensor_msgs/msg/Image"), TOPICS[0], qos("camera"))
-        self._intruder = what, node.destroy_node, publisher
+        topic = {"joints": "/joint_states", "camera": TOPICS[0], "claim": _COMMANDS["command"]}
+        data = {"joints": self._other_joints, "camera": lambda: with_stamp(next(self._images), self._now() | 1)}
+        self._intruder = Intruder(self._graph, what, topic.get(what, _COMMANDS.get(what, "")), data.get(what))
 
     def _send_intruder(self) -> None:
-        """Send false data that are not recorded: no command may be based on them."""
-        if self._intruder is None:
-            return
-        what, _, publisher = self._intruder
-        if what == "joints":
-            elsewhere = (self._positions + _ELSEWHERE).tolist()
-            publisher.publish(self._joint_state([*ARM, *FINGERS], elsewhere))
-        elif what == "camera":
-            publisher.publish(with_stamp(next(self._images), self._now() | 1))
+        if self._intruder is not None:
+            self._intruder.send()
+
+    def _other_joints(self) -> bytes:
+        return joint_state([*ARM, *FINGERS], (self._positions + _ELSEWHERE).tolist(), self._now() & ~1)
 
     # The graph
 
@@ -277,12 +262,8 @@ class Robot:
             )
 
     def _leave(self, what: str) -> None:
-        end = self._ends.pop(what)
-        if what == "hand":
-            end.close()
-            return
-        is_heard = what in ("command", "gripper")
-        (self._node.destroy_subscription if is_heard else self._node.destroy_publisher)(end)
+        heard = dict.fromkeys(("command", "gripper"), self._node.destroy_subscription)
+        (heard | {"hand": Hand.close}).get(what, self._node.destroy_publisher)(self._ends.pop(what))
 
     # Out
 
@@ -304,14 +285,7 @@ class Robot:
         names, positions = [*ARM, *FINGERS], self._positions.tolist()
         if self._content:
             names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
-        self._send_later(self._joints.push(self._joint_state(names, positions)), "joints", "joints")
-
-    def _joint_state(self, names: list[str], positions: list[float]) -> bytes:
-        make = self._graph.message
-        message = make("sensor_msgs/msg/JointState")(name=names, position=positions)
-        seconds, nanoseconds = divmod(self._now() & ~1, SECOND)
-        message.header.stamp = make("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-        return bytes(_types().serialize(message))
+        self._send_later(self._joints.push(joint_state(names, positions, self._now() & ~1)), "joints", "joints")
 
     def _beat(self) -> None:
         if self._beating and "heartbeat" in self._ends:
@@ -343,9 +317,9 @@ class Robot:
         if what not in self._ends:
             return
         if kind == "frame":
-            self._emit(kind, stamp=_stamp_of_frame(message))
+            self._emit(kind, stamp=stamp_of_frame(message))
         else:
-            self._emit(kind, **_read_joints(message))
+            self._emit(kind, **read_joints(message))
         with contextlib.suppress(VlaRosError):  # Cyclone refuses bytes that are no whole message: they are lost
             self._ends[what].publish(message)
 
@@ -357,7 +331,7 @@ class Robot:
         take(self._graph.deserialize(cdr, self._graph.message(kind)))
 
     def _on_command(self, message: Any) -> None:
-        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        stamp = stamp_of(message)
         names, positions = tuple(message.name), tuple(float(value) for value in message.position)
         self._emit("command", stamp=stamp, ros=self._now(), delay=self._delay, positions=positions, names=names)
         wanted = self._wanted.copy()
@@ -371,14 +345,14 @@ class Robot:
 
     def _on_twist(self, message: Any) -> None:
         """Record a twist; the arm does not follow it."""
-        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        stamp = stamp_of(message)
         parts = (message.twist.linear, message.twist.angular)
         values = tuple(float(value) for part in parts for value in (part.x, part.y, part.z))
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=TWIST)
 
     def _on_velocity(self, message: Any) -> None:
         """Move the joints until the next command, or until the driver's own timeout."""
-        stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+        stamp = stamp_of(message)
         names, values = tuple(message.name), tuple(float(value) for value in message.velocity)
         self._emit("command", stamp=stamp, ros=self._now(), positions=values, names=names)
         if names == ARM and len(values) == len(ARM) and np.isfinite(values).all():
@@ -397,38 +371,8 @@ class Robot:
                 self._ended = True
 
 
-def _types() -> Any:
-    from vla_ros.graph.messages import message_types
-
-    return message_types()
-
-
 def _fault(order: dict[str, Any]) -> Fault | None:
     return Fault(order["kind"], float(order.get("amount", 1.0))) if order.get("kind") else None
-
-
-def _stamp_of_frame(message: bytes) -> int:
-    try:
-        return image_stamp(message)
-    except ImageError:
-        return 0
-
-
-def _read_joints(message: bytes) -> dict[str, Any]:
-    """Return the stamp, names and positions of a joint state with as many positions as names; else what is known.
-
-    Positions may have any value: a node may use the arm's although a finger's is NaN.
-    """
-    types = _types()
-    try:
-        joints = types.deserialize(message, types.message("sensor_msgs/msg/JointState"))
-    except VlaRosError:
-        return {}
-    names, positions = tuple(joints.name), tuple(float(value) for value in joints.position)
-    stamp = int(joints.header.stamp.sec) * SECOND + int(joints.header.stamp.nanosec)
-    if len(names) != len(positions):
-        return {"stamp": stamp}
-    return {"stamp": stamp, "names": names, "positions": positions}
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, ServerProcess, wait_until
 from tools.faults.records import Record
-from tools.faults.rows import OPTIONS
+from tools.faults.setups import OPTIONS
 from vla_ros.errors import VlaRosError
 
 PATIENCE = 30.0

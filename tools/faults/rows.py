@@ -1,124 +1,34 @@
-"""The fault table: what is injected, and what must follow."""
+"""The fault table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from tools.faults.hand import NAME
-
-Order = Mapping[str, Any]
-
-
-class Reaction(str, Enum):
-    """What the node must do.
-
-    ``GOES_ON``: motions continue (if reasons are named, after a moment). ``HOLDS``: motions end, and resume by
-    themselves after the fault. ``STOPS``: they end, and resume only after a person has reset and armed.
-    ``DISARMED``: they end until a person arms. ``ENDS``: the process ends, and its successor moves nothing until a
-    person has armed it.
-    """
-
-    GOES_ON = "goes on"
-    HOLDS = "holds"
-    STOPS = "stops"
-    DISARMED = "disarmed"
-    ENDS = "ends"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One fault."""
-
-    name: str  # unique, for people
-    reaction: Reaction  # what must follow
-    reasons: tuple[str, ...] = ()  # one of these must be named on ``~/status``; any reason if empty
-    begin: tuple[Order, ...] = ()  # orders to the robot at the injection
-    end: tuple[Order, ...] = ()  # orders that end the fault
-    within: float = 0.0  # seconds after which no motion may arrive (timeouts included), if it holds or stops
-    lasts: tuple[float, float] = (0.3, 0.6)  # minimum and maximum duration of the fault in seconds
-    # Signals to the node's process at the injection and after it, by name; ``DISK_FULL`` stops its files from
-    # growing.
-    node: tuple[str, ...] = ()
-    # Signals to the robot's process in the same way. A killed one has a successor afterwards.
-    robot: tuple[str, ...] = ()
-    # The policy is asked over a websocket; what happens to its server at the injection and after it: a signal,
-    # ``start`` with arguments (again), or a fault of :mod:`tools.faults.server`.
-    server: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)  # options of the node, besides :data:`OPTIONS`
-    robot_words: tuple[str, ...] = ()  # further arguments of the robot
-    arms: tuple[str, ...] = ()  # names of its arms where there are several; orders name one of them but the first
-    horizon: int = 1  # steps per chunk of the policy
-    seconds: float = 0.0  # duration of each inference
-    simulated: bool = False  # with simulated time
-    lag: float = 0.0  # seconds by which the fault delays the robot's process
-    memory: float = 0.0  # seconds during which the fault keeps the node from measuring
-    pieces: bool = False  # the fault removes joints from joint states
-    fresh: bool = False  # each injection needs a newly started node
-    launched: bool = False  # the node is started by a launcher, which gets the signals SIGTERM and SIGKILL
-    traced: bool = False  # the node records the outcome of each frame (``node.trace``)
-    lease: float = 0.0  # seconds after which DDS considers a silent process dead (Cyclone's default is 10)
-    renews: bool = False  # the fault changes the task: after ``within``, nothing begun before may move the arm
-    # What the robot lacks when the node starts, is armed and waits for it; the fault is that alone.
-    absent: str = ""
-
-
-OPTIONS: Mapping[str, str] = {
-    "node.backend": "dds",  # rclpy on another middleware would not know the tag that keeps the robot's words here
-    "robot.urdf": "demo",
-    "robot.tip_frame": "tool",
-    "robot.gripper_joint_names": "[finger_left, finger_right]",
-    "policy.instruction": "wave",
-    "camera.width": "64",
-    "camera.height": "48",
-    "control.rate_hz": "0.0",
-    "limits.max_translation_step": "0.03",
-    "limits.max_rotation_step": "0.15",
-    "limits.max_joint_step": "0.15",
-    "limits.joint_margin": "0.02",
-    "limits.velocity_scale": "0.8",
-    "limits.workspace_low": "[0.25, -0.42, 0.05]",
-    "limits.workspace_high": "[0.80, 0.42, 0.60]",
-    "timeouts.camera": "0.3",
-    "timeouts.joint_state": "0.3",
-    "timeouts.joint_state_age": "0.3",
-    "timeouts.inference": "0.3",
-    "timeouts.frame_age": "0.4",
-    "timeouts.driver": "0.3",
-    "timeouts.clock_jump": "0.5",
-    "timeouts.frozen_frames": "6",
-}
-"""Options of every row: short timeouts, so that fifty injections take a minute."""
+from tools.faults.row import Order, Reaction, Row
+from tools.faults.setups import ACTION, AHEAD, APART, ARMS, FINE, SERVO, SINGLE, VELOCITY
 
 _SUPERVISION = 0.1  # s; for a watchdog that looks every 20 ms on a machine with other work
 _SILENT = 0.3 + _SUPERVISION
+_EASED = 0.3 + _SUPERVISION  # s; an answer under way, and coming to rest
 _NOTICED = 0.35  # s; half a second with the grace that every row has
-_NO_FRAMES, _NO_JOINTS = {"do": "frames"}, {"do": "joints"}
+_FALLS_SILENT: dict[str, Any] = {"within": _SILENT, "lasts": (0.6, 0.9)}
 _WAVE = {"do": "instruct", "text": "wave"}
 
 
-def _frames(kind: str, amount: float = 1.0) -> tuple[Order, ...]:
-    return ({"do": "frames", "kind": kind, "amount": amount},)
-
-
-def _joints(kind: str, amount: float = 1.0) -> tuple[Order, ...]:
-    return ({"do": "joints", "kind": kind, "amount": amount},)
+def _faulty(do: str, kind: str, amount: float = 1.0) -> tuple[Order, ...]:
+    return ({"do": do, "kind": kind, "amount": amount},)
 
 
 def _camera(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any) -> Row:
-    if reaction is Reaction.HOLDS:
-        more.setdefault("within", _SILENT)
-        more.setdefault("lasts", (0.6, 0.9))
-    return Row(f"camera {name}", reaction, reasons, _frames(kind, amount), (_NO_FRAMES,), **more)
+    more = (_FALLS_SILENT if reaction is Reaction.HOLDS else {}) | more
+    return Row(f"camera {name}", reaction, reasons, _faulty("frames", kind, amount), ({"do": "frames"},), **more)
 
 
 def _state(name: str, reaction: Reaction, kind: str, amount: float = 1.0, *reasons: str, **more: Any) -> Row:
-    if reaction is Reaction.HOLDS:
-        more.setdefault("within", _SILENT)
-        more.setdefault("lasts", (0.6, 0.9))
-    return Row(f"joint states {name}", reaction, reasons, _joints(kind, amount), (_NO_JOINTS,), **more)
+    more = (_FALLS_SILENT if reaction is Reaction.HOLDS else {}) | more
+    return Row(
+        f"joint states {name}", reaction, reasons, _faulty("joints", kind, amount), ({"do": "joints"},), **more
+    )
 
 
 def _content(kind: str) -> Row:
@@ -152,57 +62,47 @@ def _policy(name: str, text: str, reason: str, within: float = _SUPERVISION, **m
 _GOES_ON, _HOLDS, _STOPS = Reaction.GOES_ON, Reaction.HOLDS, Reaction.STOPS
 _DISARMED, _ENDS = Reaction.DISARMED, Reaction.ENDS
 
-_TOPICS = (("command", "arm/joint_command"), ("joint_states", "joint_states"))
 _STOP: tuple[Order, ...] = ({"do": "stop"},)
-_SERVO: Mapping[str, Any] = {
-    "options": {"control.output": "twist_stamped", "robot.gripper_joint_names": "[]", "control.rate_hz": "10.0"}
-    | {"gripper.mode": "none", "timeouts.inference": "1.5"},
-    "robot_words": ("--listens", "twist"),
-}
-_VELOCITY: Mapping[str, Any] = {
-    "options": {
-        **_SERVO["options"],
-        "control.output": "joint_velocity_state",
-        "features.action": '["arm.joint_velocity[1]"]',
-    },
-    "robot_words": ("--listens", "velocity"),
-}
-_AHEAD: Mapping[str, Any] = {
-    "options": {
-        "control.rate_hz": "20.0",
-        "control.schedule": "blend",
-        "limits.max_joint_acceleration": "12.0",
-    },
-    "horizon": 8,
-    "seconds": 0.15,
-}
-_FINE: Mapping[str, Any] = {**_AHEAD, "options": {**_AHEAD["options"], "control.command_rate_hz": "250.0"}}
-_EASED = 0.3 + _SUPERVISION  # s; an answer under way, and coming to rest
-_ARMS: Mapping[str, Any] = {
-    "options": {
-        "robot.arms": "[left, right]",
-        "features.action": "[left.tip_delta, left.gripper, right.joint_position, right.gripper]",
-    }
-    | {f"{arm}.{leaf}": f"/{arm}/{topic}" for arm in ("left", "right") for leaf, topic in _TOPICS},
-    "arms": ("left", "right"),
-}
-_APART: Mapping[str, Any] = {
-    "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
-    "robot_words": ("--listens", "apart"),
-}
 
-_ACTION: Mapping[str, Any] = {
-    "options": {"topics.gripper": NAME, "gripper.output": "gripper_command", "timeouts.gripper": "0.3"},
-    "robot_words": ("--listens", "action"),
-}
+
+def _operator(name: str, **more: Any) -> Row:
+    return Row(name, _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **more)
+
+
+def _leaves(name: str, what: str, *then: Order, **more: Any) -> Row:
+    """A driver that unsubscribes, or an action's server that ends."""
+    arm = {"arm": more["arms"][-1]} if "arms" in more else {}
+    begin, end = ({"do": do, "what": what} | arm for do in ("leave", "join"))
+    return Row(name, _STOPS, ("driver_gone",), (begin,), (end, *then), within=_SILENT, lasts=(0.7, 0.9), **more)
+
+
+def _late(name: str, **more: Any) -> Row:
+    """Answers that come later than a velocity may stand."""
+    late = ({"do": "instruct", "text": "late 0.6"},)
+    return Row(f"{name}, late answers", _GOES_ON, ("twist_expired",), late, (_WAVE,), **more)
+
+
+def _instruction(name: str, **more: Any) -> Row:
+    other = ({"do": "instruct", "text": "wave again"},)
+    return Row(f"{name}, instruction changes", _GOES_ON, (), other, (_WAVE,), within=_EASED, renews=True, **more)
+
+
+def _clock(name: str, by: float, **more: Any) -> Row:
+    """Simulated time may run fifty times as fast as real time; what is faster has jumped.
+
+    The hold lasts until every input was seen anew, a few hundredths of a second.
+    """
+    jump = ({"do": "jump", "seconds": by},)
+    reasons = ("clock_jump", "frame_old", "frame_from_future")
+    return Row(name, _GOES_ON, reasons, jump, simulated=True, lasts=(0.3, 0.6), **more)
 
 
 def _hand(name: str, answer: str) -> Row:
-    """Return a gripper's action that does something else with a goal; the arm goes on."""
+    """A gripper's action that does something else with a goal; the arm goes on."""
     begin, end = ({"do": "hand", "answer": each} for each in (answer, "done"))
     lasts = (2.4, 2.7)  # a second since the goal before, timeouts.gripper, and a second to the next status
     return Row(
-        f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **_ACTION
+        f"gripper action {name}", Reaction.GOES_ON, ("gripper_failed",), (begin,), (end,), lasts=lasts, **ACTION
     )
 
 
@@ -216,7 +116,7 @@ def _server(
     ahead: bool = False,
     **options: str,
 ) -> Row:
-    more = dict(_AHEAD) if ahead else {"options": {}}
+    more = dict(AHEAD) if ahead else {"options": {}}
     more["options"] = more["options"] | {f"policy.{key}": value for key, value in options.items()}
     more["options"] |= {"policy.name": "remote"}
     return Row(
@@ -231,7 +131,7 @@ def _server(
 
 
 def _contested(what: str, reaction: Reaction, reason: str, **more: Any) -> Row:
-    """Return a row in which a second node does what only one may do."""
+    """A row in which a second node does what only one may do."""
     return Row(
         f"{what} contested",
         reaction,
@@ -301,54 +201,27 @@ ROWS: tuple[Row, ...] = (
     _server("loses answers, ahead", "lose", reasons=("server_lost", "inference_late"), ahead=True),
     _server("mixes answers up, ahead", "mix", reasons=_UNREADABLE, ahead=True),
     _server("delays answers, ahead", "delay", reasons=("server_lost", "inference_late"), ahead=True),
-    Row("operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION),
-    Row(
-        "operator stops in a chunk",
-        _STOPS,
-        ("operator_stop",),
-        ({"do": "stop"},),
-        within=_SUPERVISION,
-        horizon=8,
-        options={"control.rate_hz": "30.0", "control.schedule": "blend"},
+    _operator("operator stops"),
+    _operator(
+        "operator stops in a chunk", horizon=8, options={"control.rate_hz": "30.0", "control.schedule": "blend"}
     ),
-    Row("ahead, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_AHEAD),
-    Row("ahead, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **_AHEAD),
-    _policy("fails, ahead", "raise", "inference_error", within=0.3 + _SUPERVISION, **_AHEAD),
-    _policy("late, ahead", "late 0.5", "inference_late", within=0.6 + _SUPERVISION, **_AHEAD),
-    _policy("answers NaN, ahead", "nan", "action_invalid", within=0.3 + _SUPERVISION, **_AHEAD),
-    _camera("silent, ahead", _HOLDS, "drop", 1.0, "camera_stale", **_AHEAD),
-    Row(
-        "ahead, clock leaps 100 s",
-        _GOES_ON,
-        ("clock_jump", "frame_old", "frame_from_future"),
-        ({"do": "jump", "seconds": 100.0},),
-        simulated=True,
-        lasts=(0.3, 0.6),
-        **_AHEAD,
-    ),
-    Row(
-        "ahead, instruction changes",
-        _GOES_ON,
-        begin=({"do": "instruct", "text": "wave again"},),
-        end=(_WAVE,),
-        within=_EASED,
-        renews=True,
-        **_AHEAD,
-    ),
-    Row("ahead at 250 Hz, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_FINE),
-    Row("ahead at 250 Hz, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **_FINE),
-    _policy("fails, ahead at 250 Hz", "raise", "inference_error", within=_EASED, **_FINE),
-    _camera("silent, ahead at 250 Hz", _HOLDS, "drop", 1.0, "camera_stale", **_FINE),
-    _state("silent, ahead at 250 Hz", _HOLDS, "drop", 1.0, "joint_state_stale", **_FINE),
-    Row(
-        "ahead at 250 Hz, instruction changes",
-        _GOES_ON,
-        begin=({"do": "instruct", "text": "wave again"},),
-        end=(_WAVE,),
-        within=_EASED,
-        renews=True,
-        **_FINE,
-    ),
+    _operator("ahead, operator stops", **AHEAD),
+    Row("ahead, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **AHEAD),
+    _policy("fails, ahead", "raise", "inference_error", within=0.3 + _SUPERVISION, **AHEAD),
+    _policy("late, ahead", "late 0.5", "inference_late", within=0.6 + _SUPERVISION, **AHEAD),
+    _policy("answers NaN, ahead", "nan", "action_invalid", within=0.3 + _SUPERVISION, **AHEAD),
+    _camera("silent, ahead", _HOLDS, "drop", 1.0, "camera_stale", **AHEAD),
+    _clock("ahead, clock leaps 100 s", 100.0, **AHEAD),
+    _instruction("ahead", **AHEAD),
+    _operator("ahead at 250 Hz, operator stops", **FINE),
+    Row("ahead at 250 Hz, operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION, **FINE),
+    _policy("fails, ahead at 250 Hz", "raise", "inference_error", within=_EASED, **FINE),
+    _camera("silent, ahead at 250 Hz", _HOLDS, "drop", 1.0, "camera_stale", **FINE),
+    _state("silent, ahead at 250 Hz", _HOLDS, "drop", 1.0, "joint_state_stale", **FINE),
+    _instruction("ahead at 250 Hz", **FINE),
+    _operator("single steps at 250 Hz, operator stops", **SINGLE),
+    _policy("late, single steps at 250 Hz", "late 0.5", "inference_late", within=0.6 + _SUPERVISION, **SINGLE),
+    _camera("silent, single steps at 250 Hz", _HOLDS, "drop", 1.0, "camera_stale", **SINGLE),
     Row("operator disarms", _DISARMED, node=("SIGUSR2",), within=_SUPERVISION),
     Row(
         "armed during an inference",
@@ -358,36 +231,13 @@ ROWS: tuple[Row, ...] = (
         seconds=0.5,
         options={"timeouts.inference": "1.0", "timeouts.frame_age": "1.0"},
     ),
-    Row(
-        "twist, late answers",
-        _GOES_ON,
-        ("twist_expired",),
-        ({"do": "instruct", "text": "late 0.6"},),
-        (_WAVE,),
-        **_SERVO,
-    ),
-    Row(
-        "twist, camera silent",
-        _HOLDS,
-        ("camera_stale",),
-        _frames("drop"),
-        (_NO_FRAMES,),
-        within=_SILENT,
-        lasts=(0.6, 0.9),
-        **_SERVO,
-    ),
-    Row("twist, operator stops", _STOPS, ("operator_stop",), ({"do": "stop"},), within=_SUPERVISION, **_SERVO),
-    Row(
-        "velocity, late answers",
-        _GOES_ON,
-        ("twist_expired",),
-        ({"do": "instruct", "text": "late 0.6"},),
-        (_WAVE,),
-        **_VELOCITY,
-    ),
-    _policy("fails, velocity", "raise", "inference_error", **_VELOCITY),
-    _camera("silent, velocity", _HOLDS, "drop", 1.0, "camera_stale", **_VELOCITY),
-    _state("silent, velocity", _HOLDS, "drop", 1.0, "joint_state_stale", **_VELOCITY),
+    _late("twist", **SERVO),
+    _camera("silent, twist", _HOLDS, "drop", 1.0, "camera_stale", **SERVO),
+    _operator("twist, operator stops", **SERVO),
+    _late("velocity", **VELOCITY),
+    _policy("fails, velocity", "raise", "inference_error", **VELOCITY),
+    _camera("silent, velocity", _HOLDS, "drop", 1.0, "camera_stale", **VELOCITY),
+    _state("silent, velocity", _HOLDS, "drop", 1.0, "joint_state_stale", **VELOCITY),
     Row(
         "velocity, policy server killed",
         _HOLDS,
@@ -395,10 +245,10 @@ ROWS: tuple[Row, ...] = (
         within=_SUPERVISION,
         lasts=(0.6, 0.9),
         server=("SIGKILL", "start"),
-        options={**_VELOCITY["options"], "policy.name": "remote"},
-        robot_words=_VELOCITY["robot_words"],
+        options={**VELOCITY["options"], "policy.name": "remote"},
+        robot_words=VELOCITY["robot_words"],
     ),
-    Row("velocity, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_VELOCITY),
+    _operator("velocity, operator stops", **VELOCITY),
     Row(
         "two arms, joint states of one die",
         _HOLDS,
@@ -407,7 +257,7 @@ ROWS: tuple[Row, ...] = (
         ({"do": "joints", "arm": "right"},),
         within=_SILENT,
         lasts=(0.6, 0.9),
-        **_ARMS,
+        **ARMS,
     ),
     Row(
         "two arms, joint states of one NaN",
@@ -416,37 +266,12 @@ ROWS: tuple[Row, ...] = (
         ({"do": "content", "kind": "nan", "arm": "right"},),
         ({"do": "content", "kind": "", "arm": "right"},),
         within=_SUPERVISION,
-        **_ARMS,
+        **ARMS,
     ),
-    Row(
-        "two arms, one driver leaves",
-        _STOPS,
-        ("driver_gone",),
-        ({"do": "leave", "what": "command", "arm": "right"},),
-        ({"do": "join", "what": "command", "arm": "right"},),
-        within=_SILENT,
-        lasts=(0.7, 0.9),
-        **_ARMS,
-    ),
-    Row("two arms, operator stops", _STOPS, ("operator_stop",), _STOP, within=_SUPERVISION, **_ARMS),
-    Row(
-        "gripper apart, operator stops",
-        _STOPS,
-        ("operator_stop",),
-        ({"do": "stop"},),
-        within=_SUPERVISION,
-        **_APART,
-    ),
-    Row(
-        "gripper driver unsubscribes",
-        _STOPS,
-        ("driver_gone",),
-        ({"do": "leave", "what": "gripper"},),
-        ({"do": "join", "what": "gripper"},),
-        within=_SILENT,
-        lasts=(0.7, 0.9),
-        **_APART,
-    ),
+    _leaves("two arms, one driver leaves", "command", **ARMS),
+    _operator("two arms, operator stops", **ARMS),
+    _operator("gripper apart, operator stops", **APART),
+    _leaves("gripper driver unsubscribes", "gripper", **APART),
     Row(
         "run_policy, its client dies",
         _HOLDS,
@@ -461,25 +286,12 @@ ROWS: tuple[Row, ...] = (
     _hand("rejects", "rejected"),
     _hand("aborts", "aborted"),
     _hand("answers late", "late"),
-    Row(
-        "gripper action server ends",
-        _STOPS,
-        ("driver_gone",),
-        ({"do": "leave", "what": "hand"},),
-        ({"do": "join", "what": "hand"},),
-        within=_SILENT,
-        lasts=(0.7, 0.9),
-        **_ACTION,
-    ),
-    Row(
+    _leaves("gripper action server ends", "hand", **ACTION),
+    _leaves(
         "gripper action server dies within a goal",
-        _STOPS,
-        ("driver_gone",),
-        ({"do": "leave", "what": "hand"},),
-        ({"do": "join", "what": "hand"}, {"do": "hand", "answer": "late"}),  # from the second time on
-        within=_SILENT,
-        lasts=(0.7, 0.9),
-        **{**_ACTION, "options": {**_ACTION["options"], "timeouts.gripper": "30.0"}},
+        "hand",
+        {"do": "hand", "answer": "late"},  # from the second time on
+        **{**ACTION, "options": {**ACTION["options"], "timeouts.gripper": "30.0"}},
     ),
     Row(
         "gripper action server missing",
@@ -488,7 +300,7 @@ ROWS: tuple[Row, ...] = (
         within=0.0,
         lasts=(0.3, 0.6),
         absent="hand",
-        **_ACTION,
+        **ACTION,
     ),
     Row(
         "controller deactivated",
@@ -498,14 +310,7 @@ ROWS: tuple[Row, ...] = (
         ({"do": "deaf", "on": False},),
         lasts=(0.6, 1.0),
     ),
-    Row(
-        "gripper action, operator stops",
-        _STOPS,
-        ("operator_stop",),
-        ({"do": "stop"},),
-        within=_SUPERVISION,
-        **_ACTION,
-    ),
+    _operator("gripper action, operator stops", **ACTION),
     Row(
         "heartbeat lost",
         _STOPS,
@@ -516,15 +321,7 @@ ROWS: tuple[Row, ...] = (
         lasts=(0.8, 1.0),
         options={"timeouts.heartbeat": "0.5"},
     ),
-    Row(
-        "driver unsubscribes",
-        _STOPS,
-        ("driver_gone",),
-        ({"do": "leave", "what": "command"},),
-        ({"do": "join", "what": "command"},),
-        within=_SILENT,
-        lasts=(0.7, 0.9),
-    ),
+    _leaves("driver unsubscribes", "command"),
     Row(
         "driver suspended",
         _HOLDS,
@@ -564,7 +361,7 @@ ROWS: tuple[Row, ...] = (
     Row("node suspended", _HOLDS, node=("SIGSTOP", "SIGCONT"), within=_SUPERVISION, lasts=(0.5, 1.2), memory=1.4),
     _contested("command", _STOPS, "command_contested"),
     _contested("claim", _STOPS, "command_contested"),
-    _contested("gripper", _STOPS, "command_contested", **_APART),
+    _contested("gripper", _STOPS, "command_contested", **APART),
     _contested("joints", _HOLDS, "joint_state_contested"),
     _contested("camera", _HOLDS, "camera_contested"),
     _contested("name", _HOLDS, "name_contested"),
@@ -574,18 +371,8 @@ ROWS: tuple[Row, ...] = (
         for name in ("SIGTERM", "SIGKILL")
     ),
     Row("node killed", _ENDS, node=("SIGKILL",), within=_SUPERVISION, lasts=(0.1, 0.2)),
-    *(
-        Row(
-            name,
-            _GOES_ON,  # the hold lasts until every input was seen anew, a few hundredths of a second
-            ("clock_jump", "frame_old", "frame_from_future"),
-            ({"do": "jump", "seconds": seconds},),
-            simulated=True,
-            lasts=(0.3, 0.6),
-        )
-        # Simulated time may run fifty times as fast as real time; what is faster has jumped.
-        for name, seconds in (("clock leaps 100 s", 100.0), ("clock goes back 10 s", -10.0))
-    ),
+    _clock("clock leaps 100 s", 100.0),
+    _clock("clock goes back 10 s", -10.0),
     Row("disk full while recording", _GOES_ON, node=("DISK_FULL",), lasts=(0.8, 1.2), fresh=True, traced=True),
 )
 """Every row, in the order of the table."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from websockets.exceptions import ConnectionClosedOK
 
 from tools.faults.node import WildPolicy
-from tools.faults.rows import OPTIONS
+from tools.faults.setups import OPTIONS
 from vla_ros.config import load
 from vla_ros.serve import server
 from vla_ros.serve.service import Limits, Send, Service

@@ -15,19 +15,12 @@ from vla_ros.types import FloatArray
 
 @dataclass(frozen=True)
 class Envelope:
-    """The limits of one arm.
-
-    Attributes:
-        joints: Of the joints.
-        tip: Of the tip's step, and the box.
-        kinematics: None leaves the tip unlimited.
-        lifetime: Seconds for which a joint velocity may last; 0 for positions.
-    """
+    """The limits of one arm."""
 
     joints: JointLimits
-    tip: LimitsConfig
-    kinematics: Kinematics | None
-    lifetime: float
+    tip: LimitsConfig  # its step, and the box
+    kinematics: Kinematics | None  # None leaves the tip unlimited
+    lifetime: float  # seconds for which a joint velocity may last; 0 for positions
 
     def limit(
         self,
@@ -38,7 +31,7 @@ class Envelope:
         before: FloatArray,
         dt: float,
     ) -> tuple[FloatArray, list[Violation], Violation | None]:
-        """Positions [N] that may be sent, on the way from ``origin`` to ``target``.
+        """Return positions [N] that may be sent, on the way from ``origin`` to ``target``.
 
         Joint velocities that last for longer than ``dt`` stay within position limits and box for as long.
 
@@ -64,6 +57,6 @@ class Envelope:
         return positions, violations, wrong
 
     def around(self, measured: FloatArray, reach: FloatArray) -> Envelope:
-        """The same, and no joint further than ``reach`` [N] from where it is ``measured`` [N]."""
+        """Return the same, and no joint further than ``reach`` [N] from where it is ``measured`` [N]."""
         low, high = np.maximum(self.joints.low, measured - reach), np.minimum(self.joints.high, measured + reach)
         return replace(self, joints=replace(self.joints, low=low, high=high))

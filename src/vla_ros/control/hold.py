@@ -30,11 +30,11 @@ class Holder:
         self._arm, self._fingers, self._velocity, self._frame = arm, fingers, velocity, frame
 
     def release(self) -> None:
-        """The next hold is where the arm is then."""
+        """Make the next hold where the arm is then."""
         self._held = None
 
     def command(self, joints: JointState | None, before: FloatArray | None) -> Command:
-        """The command that holds; ``before``: positions [N] last commanded, from which the way back is timed.
+        """Return the command that holds; the way back from ``before`` [N], last commanded, gets its time.
 
         Raises:
             Refused: As :meth:`ArmController.hold`.
@@ -61,7 +61,7 @@ class Holder:
         )
 
     def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
-        """Names and positions of the fingers in a hold; without those neither commanded nor measured.
+        """Return the names and positions of the fingers in a hold; without those neither commanded nor measured.
 
         Raises:
             Refused: A joint that the driver requires would be missing.
@@ -82,6 +82,6 @@ class Holder:
         return tuple(known), list(known.values())
 
     def _shortest(self, distance: FloatArray) -> float:
-        """Seconds that a motion of ``distance`` [N] takes at the velocity limits."""
+        """Return the seconds that a motion of ``distance`` [N] takes at the velocity limits."""
         limited = self._velocity > 0
         return float((distance[limited] / self._velocity[limited]).max(initial=0.0))

@@ -81,7 +81,7 @@ class Asker:
             inputs: Joint states, feeds and instruction at that moment.
             task: As :class:`Question`.
             period: Seconds for each step that is executed meanwhile.
-            ahead: As :class:`Question`.
+            beside: As :class:`Question`.
             position: That of the step just sent, where the frame is no newer than it; None takes the next one's.
         """
         schedule, control = self._stepper.schedule, self._context.options.current.control

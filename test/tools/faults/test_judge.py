@@ -13,7 +13,7 @@ import pytest
 from tools.faults.driver import ARM, FINGERS, HOME, TWIST
 from tools.faults.judge import GRACE, Judge, Permission
 from tools.faults.records import Record
-from tools.faults.rows import OPTIONS
+from tools.faults.setups import OPTIONS
 from vla_ros.config import load
 from vla_ros.control.robot import make_kinematics
 

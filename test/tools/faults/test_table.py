@@ -13,7 +13,9 @@ from tools.faults.__main__ import run_rows
 from tools.faults.channel import KINDS
 from tools.faults.director import Director
 from tools.faults.processes import environment
-from tools.faults.rows import OPTIONS, ROWS, Reaction, find
+from tools.faults.row import Reaction
+from tools.faults.rows import ROWS, find
+from tools.faults.setups import OPTIONS
 from vla_ros.config import load
 from vla_ros.control.reasons import Reason
 

@@ -1,0 +1,38 @@
+"""A second node that claims or commands the arm, has the policy's name, or is a second source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vla_ros.graph.node import Graph
+from vla_ros.node.claim import Claim
+
+_TYPES = {"joints": "JointState", "camera": "Image"}
+_QOS = {"joints": "state_publisher", "camera": "camera"}
+
+
+class Intruder:
+    """Appears at once, and leaves with :meth:`close`.
+
+    Args:
+        what: ``claim``, ``name``, ``command``, ``gripper``, ``joints`` or ``camera``.
+        topic: Of the command, or of the second source.
+        data: Makes the false data of a second source. They are not recorded: no command may be based on them.
+    """
+
+    def __init__(self, graph: Graph, what: str, topic: str, data: Callable[[], bytes] | None) -> None:
+        self._data, self._publisher = data, None
+        if what == "claim":  # what a policy node does before its publisher is discovered
+            self.close: Callable[[], Any] = Claim("command " + topic, "/intruder").close
+            return
+        node = graph.create_node("vla_policy" if what == "name" else "intruder")
+        self.close = node.destroy_node
+        if what != "name":
+            kind = graph.message(f"sensor_msgs/msg/{_TYPES.get(what, 'JointState')}")
+            self._publisher = node.create_publisher(kind, topic, graph.qos(_QOS.get(what, "command")))
+
+    def send(self) -> None:
+        """Send false data, if it is a second source."""
+        if self._publisher is not None and self._data is not None:
+            self._publisher.publish(self._data())

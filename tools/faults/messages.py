@@ -1,0 +1,48 @@
+"""Messages of the robot, as the bytes that it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tools.faults.channel import SECOND
+from vla_ros.errors import ImageError, VlaRosError
+from vla_ros.graph.messages import message_types
+from vla_ros.vision.messages import image_stamp
+
+
+def joint_state(names: Sequence[str], positions: Sequence[float], stamp: int) -> bytes:
+    """Serialise a ``sensor_msgs/JointState``."""
+    types = message_types()
+    message: Any = types.message("sensor_msgs/msg/JointState")(name=list(names), position=list(positions))
+    seconds, nanoseconds = divmod(stamp, SECOND)
+    message.header.stamp = types.message("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+    return bytes(types.serialize(message))
+
+
+def read_joints(cdr: bytes) -> dict[str, Any]:
+    """Return the stamp, names and positions of a joint state with as many positions as names; else what is known.
+
+    Positions may have any value: a node may use the arm's although a finger's is NaN.
+    """
+    types = message_types()
+    try:
+        joints = types.deserialize(cdr, types.message("sensor_msgs/msg/JointState"))
+    except VlaRosError:
+        return {}
+    names, positions = tuple(joints.name), tuple(float(value) for value in joints.position)
+    known = {"names": names, "positions": positions} if len(names) == len(positions) else {}
+    return {"stamp": stamp_of(joints), **known}
+
+
+def stamp_of(message: Any) -> int:
+    """Return the nanoseconds of a message's header."""
+    return int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
+
+
+def stamp_of_frame(cdr: bytes) -> int:
+    """Return the nanoseconds of an image's header; 0 if it cannot be read."""
+    try:
+        return image_stamp(cdr)
+    except ImageError:
+        return 0

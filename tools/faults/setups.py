@@ -1,0 +1,77 @@
+"""Options of the node for the rows of the fault table, and what else a row needs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.faults.hand import NAME
+
+OPTIONS: Mapping[str, str] = {
+    "node.backend": "dds",  # rclpy on another middleware would not know the tag that keeps the robot's words here
+    "robot.urdf": "demo",
+    "robot.tip_frame": "tool",
+    "robot.gripper_joint_names": "[finger_left, finger_right]",
+    "policy.instruction": "wave",
+    "camera.width": "64",
+    "camera.height": "48",
+    "control.rate_hz": "0.0",
+    "limits.max_translation_step": "0.03",
+    "limits.max_rotation_step": "0.15",
+    "limits.max_joint_step": "0.15",
+    "limits.joint_margin": "0.02",
+    "limits.velocity_scale": "0.8",
+    "limits.workspace_low": "[0.25, -0.42, 0.05]",
+    "limits.workspace_high": "[0.80, 0.42, 0.60]",
+    "timeouts.camera": "0.3",
+    "timeouts.joint_state": "0.3",
+    "timeouts.joint_state_age": "0.3",
+    "timeouts.inference": "0.3",
+    "timeouts.frame_age": "0.4",
+    "timeouts.driver": "0.3",
+    "timeouts.clock_jump": "0.5",
+    "timeouts.frozen_frames": "6",
+}
+"""Options of every row: short timeouts, so that fifty injections take a minute."""
+
+_TOPICS = (("command", "arm/joint_command"), ("joint_states", "joint_states"))
+SERVO: Mapping[str, Any] = {
+    "options": {"control.output": "twist_stamped", "robot.gripper_joint_names": "[]", "control.rate_hz": "10.0"}
+    | {"gripper.mode": "none", "timeouts.inference": "1.5"},
+    "robot_words": ("--listens", "twist"),
+}
+VELOCITY: Mapping[str, Any] = {
+    "options": {
+        **SERVO["options"],
+        "control.output": "joint_velocity_state",
+        "features.action": '["arm.joint_velocity[1]"]',
+    },
+    "robot_words": ("--listens", "velocity"),
+}
+AHEAD: Mapping[str, Any] = {
+    "options": {
+        "control.rate_hz": "20.0",
+        "control.schedule": "blend",
+        "limits.max_joint_acceleration": "12.0",
+    },
+    "horizon": 8,
+    "seconds": 0.15,
+}
+FINE: Mapping[str, Any] = {**AHEAD, "options": {**AHEAD["options"], "control.command_rate_hz": "250.0"}}
+SINGLE: Mapping[str, Any] = {**FINE, "horizon": 1, "seconds": 0.03}
+ARMS: Mapping[str, Any] = {
+    "options": {
+        "robot.arms": "[left, right]",
+        "features.action": "[left.tip_delta, left.gripper, right.joint_position, right.gripper]",
+    }
+    | {f"{arm}.{leaf}": f"/{arm}/{topic}" for arm in ("left", "right") for leaf, topic in _TOPICS},
+    "arms": ("left", "right"),
+}
+APART: Mapping[str, Any] = {
+    "options": {"topics.gripper": "/gripper/command", "gripper.output": "joint_state"},
+    "robot_words": ("--listens", "apart"),
+}
+ACTION: Mapping[str, Any] = {
+    "options": {"topics.gripper": NAME, "gripper.output": "gripper_command", "timeouts.gripper": "0.3"},
+    "robot_words": ("--listens", "action"),
+}
