@@ -1,9 +1,10 @@
-"""Measures every schedule of chunks at several delays in real time, and prints one table.
+"""Measures every schedule of chunks at several delays, and prints one table.
 
-Each cell is a run of `vla-ros demo --checkpoint demo-pi --real-time`, with its own policy node and ROS domain.
-Of several at once (`--jobs`) each needs a core and a half; a machine without so many free cores measures itself.
+Each row is a run of `vla-ros demo --checkpoint demo-pi` in simulated time, where a delay is that of the whole
+inference, and machine and load change nothing but the duration. With `--real-time` the delay comes on top of the
+inference itself; each of the `--jobs` then needs a core and a half, or measures its neighbours.
 
-    python benchmarks/schedules.py [--episodes 100] [--jobs 1] [--json FILE] [-- OPTIONS OF THE DEMO]
+    python benchmarks/schedules.py [--real-time] [--episodes 100] [--jobs 1] [--json FILE] [-- OPTIONS OF THE DEMO]
 """
 
 from __future__ import annotations
@@ -21,37 +22,27 @@ from typing import Any
 
 SCHEDULES = ("sync", "append", "blend", "ensemble", "rtc")
 FIRST_DOMAIN = 20
-HEADINGS = (
-    *(
-        "delay",
-        "schedule",
-        "success",
-        "time to success",
-        "stalled",
-        "longest gap",
-        "seam ratio",
-        "inference p50, p99",
-    ),
-)
+CAMERA_HZ = 30  # not the rate of the steps: a frame is 0 to 33 ms old when it is asked about
+HEADINGS = ("delay", "schedule", "success", "time to success", "stalled", "longest gap", "seam ratio", "frame age")
 
 
 def main() -> int:
-    """Run all cells and print the table; returns 1 if a cell could not be run."""
+    """Make all runs and print the table; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=100, help="per cell")
-    parser.add_argument(
-        "--seed", type=int, default=10_000, help="seed of the first episode; every cell has the same"
-    )
+    parser.add_argument("--real-time", action="store_true", help="each run with its own policy node and ROS domain")
+    parser.add_argument("--episodes", type=int, default=100, help="of each row")
+    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode, in every row")
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 200, 300], help="milliseconds")
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES)
-    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
-    parser.add_argument("--json", type=Path, help="write the figures; cells that it has already are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--json", type=Path, help="write the figures; rows that it has already are kept")
     parser.add_argument("options", nargs="*", help="further options of the demo, after --")
     arguments = parser.parse_args()
     known: dict[str, Any] = {}
     if arguments.json is not None and arguments.json.exists():
         known = json.loads(arguments.json.read_text(encoding="utf-8"))
-    # The longest cells first, so that none of them is left for the end.
+        known = {name: found for name, found in known.items() if same(found, arguments)}
+    # The longest runs first, so that none of them is left for the end.
     cells = [
         (delay, schedule) for delay in sorted(arguments.delays, reverse=True) for schedule in arguments.schedules
     ]
@@ -72,8 +63,15 @@ def main() -> int:
     return 0 if all(name_of(*cell) in known for cell in cells) else 1
 
 
+def same(found: dict[str, Any], arguments: argparse.Namespace) -> bool:
+    """Return whether a run from the file is one that these arguments ask for."""
+    mode = "real_time" if arguments.real_time else "simulated_time"
+    wanted = mode, arguments.seed, arguments.episodes
+    return (found["mode"], found["seed"], len(found["episodes"])) == wanted
+
+
 def name_of(delay: float, schedule: str) -> str:
-    """Return the name of a cell in the JSON file."""
+    """Return the name of a row in the JSON file."""
     return f"{schedule} {delay:g} ms"
 
 
@@ -83,14 +81,15 @@ def cells_order(cell: tuple[float, str]) -> tuple[float, int]:
 
 
 def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Run the demo for one cell; None where it fails, which is printed."""
+    """Run the demo for one row; None where it fails, which is printed."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "demo.json"
-        command = [sys.executable, "-m", "vla_ros.cli", "demo", "--checkpoint", "demo-pi", "--real-time"]
+        command = [sys.executable, "-m", "vla_ros.cli", "demo", "--checkpoint", "demo-pi"]
+        command += ["--real-time" if arguments.real_time else "--simulated-time", "--camera-hz", str(CAMERA_HZ)]
         command += ["--delay-ms", str(delay), "--schedule", schedule, "--json", str(figures)]
         command += ["--episodes", str(arguments.episodes), "--seed", str(arguments.seed), *arguments.options]
-        environment = {**os.environ, "ROS_DOMAIN_ID": str(domain)}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "ROS_DOMAIN_ID": str(domain)}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
             print(
@@ -114,7 +113,7 @@ def row(result: dict[str, Any]) -> tuple[str, ...]:
     def shown(key: str, form: str) -> str:
         return "" if result[key] is None else form.format(result[key])
 
-    inference = result["latency_ms"].get("inference", {})
+    age = result["latency_ms"].get("frame_age", {})
     won = sum(episode["success"] for episode in result["episodes"])
     return (
         f"{result['delay_ms']:g} ms",
@@ -124,7 +123,7 @@ def row(result: dict[str, Any]) -> tuple[str, ...]:
         shown("stalled_share", "{:.1%}"),
         shown("longest_gap_ms", "{:.0f} ms"),
         shown("seam_ratio", "{:.2f}"),
-        ", ".join(f"{inference[name]:.0f} ms" for name in ("p50", "p99") if name in inference),
+        f"{age['p50']:.0f} ms" if age else "",
     )
 
 

@@ -67,11 +67,11 @@ def test_ten_goals_in_the_simulation_end_as_they_should(program: Callable[..., A
     from vla_ros.config import load
     from vla_ros.config.files import config_file
     from vla_ros.graph import open_graph
-    from vla_ros.sim.demo import _LOCKSTEP
+    from vla_ros.sim.arguments import LOCKSTEP
     from vla_ros.sim.node import SimNode
     from vla_ros.sim.world import TableTop, WorldOptions
 
-    words = ("policy.name:=expert", "policy.instruction:=''", "timeouts.run:=25.0", *_LOCKSTEP)
+    words = ("policy.name:=expert", "policy.instruction:=''", "timeouts.run:=25.0", *LOCKSTEP)
     config = load([config_file("demo")], words)
     given = [word for each in words for word in ("-p", each)]
     node = program(sys.executable, "-m", "vla_ros.cli", "run", "--config", "demo", *given)

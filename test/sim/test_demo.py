@@ -24,8 +24,9 @@ from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.policies.shipped import folder_of
 from vla_ros.sim import process
+from vla_ros.sim.arguments import add_arguments, plan
 from vla_ros.sim.arm import TWO_ARMS
-from vla_ros.sim.demo import add_arguments, check_torch, plan
+from vla_ros.sim.demo import check_torch
 from vla_ros.sim.expert import ExpertPolicy
 from vla_ros.sim.world import TableTop
 from vla_ros.vision.decode import decode_image

@@ -7,16 +7,17 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
-from vla_ros.errors import ConfigError
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
+from vla_ros.node.stepper import Stepper
 from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros.policies.pi.policy import PiPolicy
 from vla_ros.sim import process
-from vla_ros.sim.demo import Plan, add_arguments, plan, world_options
+from vla_ros.sim.arguments import Plan, add_arguments, episode_options, plan, world_options
 from vla_ros.sim.episodes import EpisodeOptions, Lockstep
 from vla_ros.sim.node import SimNode
-from vla_ros.sim.smoothness import seam_ratio
+from vla_ros.sim.simulated_time import SimulatedTime
+from vla_ros.sim.smoothness import seam_ratio, stalled_share
 from vla_ros.sim.world import TableTop
 
 FOLDER = checkpoint_folder("demo-pi")
@@ -45,11 +46,17 @@ def test_its_options_come_with_its_name(words: tuple[str, ...]) -> None:
     assert config.features.action
 
 
-def test_a_delay_is_for_real_time() -> None:
-    with pytest.raises(ConfigError, match="add --real-time"):
-        planned("--checkpoint", "demo-pi", "--delay-ms", "100")
-    real = planned("--checkpoint", "demo-pi", "--delay-ms", "100", "--real-time")[1]
-    assert real.config.control.inject_delay_ms == 100
+@pytest.mark.slow
+def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
+    arguments, chosen = planned("--checkpoint", "demo-pi", "--delay-ms", "300", "-p", "policy.device:=cpu")
+    stepper = Stepper(chosen.config, PiPolicy(chosen.config))
+    stepper.load()
+    with TableTop(world_options(arguments, chosen.config)) as world:
+        runner = SimulatedTime(world, chosen.config, stepper, episode_options(arguments, world))
+        results = [runner.run(seed) for seed in range(SEED, SEED + 5)]
+    stepper.close()
+    assert sum(result.success for result in results) >= 4
+    assert stalled_share([result.commands for result in results], 20.0) == 0
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Session
 from vla_ros.sim import process
-from vla_ros.sim.demo import _LOCKSTEP, add_arguments, plan, world_options
+from vla_ros.sim.arguments import LOCKSTEP, add_arguments, plan, world_options
 from vla_ros.sim.episodes import EpisodeOptions, Lockstep, RealTime
 from vla_ros.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros.sim.node import SimNode
@@ -55,7 +55,7 @@ def policy(graph: Graph) -> Iterator[Callable[..., Watched]]:
     nodes: list[PolicyNode] = []
 
     def start(*assignments: str, config: Config | None = None) -> Watched:
-        config = config or load([config_file("demo")], [*_LOCKSTEP, *assignments])
+        config = config or load([config_file("demo")], [*LOCKSTEP, *assignments])
         answering = Watched(config)
         answering.brightness, answering.instructions = [], []
         node = PolicyNode(graph, graph.create_node("vla_policy"), config)

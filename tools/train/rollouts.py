@@ -23,7 +23,7 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.openvla.actions import ActionBins, ActionStatistics
-from vla_ros.sim import demo
+from vla_ros.sim.arguments import add_arguments, plan, world_options
 from vla_ros.sim.scene import Scene, shuffled_instruction, switched
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, IntArray, Observation, UInt8Array
@@ -56,7 +56,7 @@ class Meaning:
 def parse_options(checkpoint: Path, options: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of ``vla-ros demo`` with the OpenVLA policy and this checkpoint."""
     parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
+    add_arguments(parser)
     given = ("--policy", "openvla", "--checkpoint", str(checkpoint), "-p", f"policy.unnorm_key:={DATASET}")
     return parser.parse_args([*given, *options])
 
@@ -67,10 +67,10 @@ class Simulation:
     def __init__(self, arguments: argparse.Namespace, meaning: Meaning) -> None:
         self._arguments = arguments
         self._meaning = meaning
-        config: Config = demo.plan(arguments).config
+        config: Config = plan(arguments).config
         self._preprocessor = Preprocessor(config.camera, meaning.spec)
         self._controller = make_controller(meaning.spec, config)
-        self._world = TableTop(demo.world_options(arguments, config))
+        self._world = TableTop(world_options(arguments, config))
 
     def close(self) -> None:
         """Free the renderer."""
@@ -110,8 +110,8 @@ class Network:
         from vla_ros.config import load
         from vla_ros.policies.openvla import OpenVLAPolicy
 
-        plan = demo.plan(arguments)
-        self._policy = OpenVLAPolicy(load(plan.files, (*plan.assignments, *assignments)))
+        planned = plan(arguments)
+        self._policy = OpenVLAPolicy(load(planned.files, (*planned.assignments, *assignments)))
         self._policy.load()
         loaded = self._policy.loaded
         self.meaning = Meaning(self._policy.spec, loaded.bins, loaded.statistics)

@@ -43,7 +43,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     """Return the node with the demo's options (``names``), and the simulation that attaches to it."""
-    from vla_ros.sim.demo import add_arguments, plan
+    from vla_ros.sim.arguments import add_arguments, plan
 
     arguments = ["--attach"]
     for name in names:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from vla_ros.config import Config, LiveConfig
+from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
-from vla_ros.control.inputs import Inputs
-from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.safety import Safety, State
-from vla_ros.control.watchdog import WATCHED, Watchdog
-from vla_ros.node.context import Context, Sink, ThrottledLogger
-from vla_ros.node.control_loop import ControlLoop, Did
-from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.control.safety import State
+from vla_ros.node.context import Sink
+from vla_ros.node.control_loop import Did
+from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.stepper import Stepper
 from vla_ros.replay.records import Record
 from vla_ros.replay.series import Feed, Recording, Table
@@ -25,7 +21,6 @@ from vla_ros.telemetry.stats import Stats
 from vla_ros.types import JointState
 
 _BEFORE = 1_000_000_000  # ns; joint states and feeds this long before the first frame still count
-_LOG = logging.getLogger(__name__)
 
 Event = tuple[int, Callable[[], None]]
 
@@ -50,8 +45,7 @@ class LiveRun:
         episode: Callable[[int], str | None],
     ) -> None:
         timeouts = replace(config.timeouts, frame_age=0.0)
-        options = LiveConfig(replace(config, timeouts=timeouts))
-        watched = LiveConfig(replace(config, timeouts=replace(timeouts, joint_state_age=0.0, heartbeat=0.0)))
+        options, watched = replace(config, timeouts=timeouts), replace(timeouts, joint_state_age=0.0, heartbeat=0.0)
         cameras = {topic: index for index, topic in enumerate(config.camera.topics)}
         self._stepper, self._episode = stepper, episode
         first = next(records, None)
@@ -66,43 +60,28 @@ class LiveRun:
             self._frames(first, records, cameras),
         ]
         self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
-        self._inputs, self._safety = Inputs(clock), Safety(clock.ros)
         self._arms = tuple(arm.name for arm in stepper.controller.arms)
-        self.stats = Stats()
-        needed = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
-        self._watchdog = Watchdog(watched, config.camera.topics, needed)
-        context = Context(
-            options,
-            clock,
-            self._inputs,
-            self._safety,
-            self._watchdog,
-            self.stats,
-            sink,
-            ThrottledLogger(_LOG),
-            _LOG,
+        self._node = SimulatedNode(
+            options, stepper, clock, sink, lambda commands: lambda: None, watched=replace(config, timeouts=watched)
         )
-        self._mailboxes = [Mailbox[Frame](clock) for _ in cameras]
-        self._receiver = FrameReceiver(context, self._mailboxes)
-        self._states = StateReceiver(context, stepper.controller)
-        self._loop = ControlLoop(context, stepper, self._mailboxes, lambda command: lambda: None, self._supervise)
+
+    @property
+    def stats(self) -> Stats:
+        """Stage times, frame counts and how the plan was executed."""
+        return self._node.stats
 
     def run(self, enough: Callable[[], bool]) -> None:
         """Run until the recording has ended or ``enough()``."""
-        self._safety.arm()
+        node = self._node
+        node.safety.arm()
         while not enough():
-            did = self._loop.run_once()
-            if self._safety.state is State.STOPPED:
-                self._safety.reset()
-                self._safety.arm()
-            idle = did is Did.WAITED and self._stepper.wants_frame and not self._mailboxes[0].waiting
+            did = node.loop.run_once()
+            if node.safety.state is State.STOPPED:
+                node.safety.reset()
+                node.safety.arm()
+            idle = did is Did.WAITED and self._stepper.wants_frame and not node.mailboxes[0].waiting
             if idle and self._clock.exhausted:
                 break
-
-    def _supervise(self) -> None:
-        now = self._clock.now()
-        self._watchdog.driver(1, now)
-        self._safety.follow(self._watchdog.active(now), WATCHED)
 
     def _frames(
         self, first: Record | None, records: Iterator[Record], cameras: Mapping[str, int]
@@ -113,17 +92,17 @@ class LiveRun:
 
     def _receive(self, camera: int, time: int, data: bytes) -> None:
         if camera == 0 and (instruction := self._episode(time)) is not None:
-            self._inputs.set_instruction(instruction)
-            self._inputs.new_epoch()
+            self._node.inputs.set_instruction(instruction)
+            self._node.inputs.new_epoch()
             self._stepper.forget_commands()
-        self._receiver.receive(camera, data)
+        self._node.cameras.receive(camera, data)
 
     def _accept(self, state: JointState) -> None:
         for arm in self._arms:
-            self._states.accept(state, state.stamp, arm)
+            self._node.states.accept(state, state.stamp, arm)
 
     def _set_state(self, key: str, state: JointState) -> None:
-        self._inputs.set_state(key, state)
+        self._node.inputs.set_state(key, state)
 
 
 def _messages(feed: Feed | None, begin: int, receive: Callable[[JointState], None]) -> list[Iterator[Event]]:

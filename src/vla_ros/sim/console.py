@@ -18,15 +18,11 @@ from vla_ros.sim.results import DemoResult, EpisodeResult
 _CONSOLE = Console()
 
 
-def header(config: Config, domain: str, backend: str) -> None:
-    """Print the policy, the ROS domain and the graph backend."""
+def header(config: Config, where: str) -> None:
+    """Print the policy and where it runs."""
     checkpoint = getattr(config.policy, "checkpoint", "")
     model = f" ({checkpoint})" if checkpoint else ""
-    _CONSOLE.print(
-        f"policy [bold]{config.policy.name}[/]{escape(model)}, ROS domain {domain}, {backend}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    _CONSOLE.print(f"policy [bold]{config.policy.name}[/]{escape(model)}, {where}", highlight=False, soft_wrap=True)
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:

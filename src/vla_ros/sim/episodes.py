@@ -100,14 +100,26 @@ class Runner(ABC):
         if why:
             raise PolicyFailedError(f"the policy node does not move the arm: {why}; its last lines are above")
 
-    def _obey(self, command: ReceivedCommand) -> None:
-        try:
-            if command.is_velocity:
-                self._world.command_velocities(command.names, command.values)
-            else:
-                self._world.command_named(command.names, command.values)
-        except ValueError as error:
-            raise VlaRosError(f"a command that the simulated arm cannot follow: {error}") from None
+
+def obey(world: TableTop, command: ReceivedCommand) -> None:
+    """Make the arm follow a command.
+
+    Raises:
+        VlaRosError: It cannot.
+    """
+    try:
+        if command.is_velocity:
+            world.command_velocities(command.names, command.values)
+        else:
+            world.command_named(command.names, command.values)
+    except ValueError as error:
+        raise VlaRosError(f"a command that the simulated arm cannot follow: {error}") from None
+
+
+def ticks_per_step(world: TableTop) -> int:
+    """Joint states in a control step: 50 a second or a little more, each after a whole number of physics steps."""
+    steps, longest = world.substeps, _TICK * 1.001 / TIMESTEP
+    return next(count for count in range(1, steps + 1) if steps % count == 0 and steps / count <= longest)
 
 
 class Lockstep(Runner):
@@ -136,7 +148,7 @@ class Lockstep(Runner):
             self._node.spin(lambda: bool(self._node.actions), _ACTION_WAIT)
             trace.actions.extend(self._node.actions[-1:])
             for command in commands:
-                self._obey(command)
+                obey(self._world, command)
             decided = self._world.step()
             step += 1
         self._node.publish_episode(runs=False)
@@ -247,16 +259,11 @@ class RealTime(Runner):
         node.forget_actions()
         node.forget_commands()
         node.publish_episode(runs=True)
-        step_seconds = world.substeps * TIMESTEP
-        ticks_per_step = next(
-            ticks
-            for ticks in range(1, world.substeps + 1)
-            if world.substeps % ticks == 0 and step_seconds / ticks <= _TICK * 1.001
-        )
-        tick_seconds = step_seconds / ticks_per_step
+        step_seconds, ticks = world.substeps * TIMESTEP, ticks_per_step(world)
+        tick_seconds = step_seconds / ticks
         tick, decided, due = 0, False, time.monotonic()
-        while tick < options.max_steps * ticks_per_step and not decided:
-            if options.switch_at and tick == options.switch_at * ticks_per_step:
+        while tick < options.max_steps * ticks and not decided:
+            if options.switch_at and tick == options.switch_at * ticks:
                 scene = self._switched(scene)
                 node.publish_instruction(scene.instruction)
             if time.monotonic() >= self._next_frame:
@@ -265,23 +272,23 @@ class RealTime(Runner):
             else:
                 image = None
                 node.publish_joints(world, node.next_stamp())
-            if tick % ticks_per_step == 0:
+            if tick % ticks == 0:
                 trace.add(world, world.render() if image is None else image)
             due += tick_seconds
             left = due - time.monotonic()
             if left < -step_seconds:  # too slow: let simulated time fall behind
                 due = time.monotonic()
             self._listen(began, max(0.0, left))
-            world.advance(world.substeps // ticks_per_step)
+            world.advance(world.substeps // ticks)
             tick += 1
-            if tick % ticks_per_step == 0:
+            if tick % ticks == 0:
                 decided = world.watch()
         node.publish_episode(runs=False)
         self._check(waiting=False)
         trace.actions.extend(node.actions)
         trace.commands = node.commands(world, time.monotonic())
         trace.add(world, world.render())
-        return trace.result(world, seed, scene, -(-tick // ticks_per_step), "timeout")
+        return trace.result(world, seed, scene, -(-tick // ticks), "timeout")
 
     def _listen(self, began: int, seconds: float) -> None:
         """Run callbacks for ``seconds``; the arms follow each command as it arrives."""
@@ -289,7 +296,7 @@ class RealTime(Runner):
         def obeyed() -> bool:
             for command in self._node.take_commands().values():
                 if command.stamp > began:
-                    self._obey(command)
+                    obey(self._world, command)
             return False
 
         self._node.spin(obeyed, max(_MIN_SPIN, seconds))

@@ -220,15 +220,7 @@ class SimNode:
     def commands(self, world: TableTop, end: float | None = None) -> Commands:
         """The commands to the first arm since :meth:`forget_commands` and, with an ``end``, when they came."""
         chosen = [name for name in self._drivers[0].joints if name in world.joint_names[: len(JOINT_NAMES)]]
-        rows = [dict(zip(one.names, one.values, strict=True)) for _, one in self._received]
-        values = np.array([[row[name] for name in chosen] for row in rows]).reshape(-1, len(chosen))
-        if self._received and self._received[0][1].is_velocity:
-            values = np.cumsum(values, axis=0) / world.options.rate_hz
-        return Commands(
-            np.array([] if end is None else [when for when, _ in self._received] + [end]),
-            np.array([one.stamp for _, one in self._received], np.int64),
-            values,
-        )
+        return commands_of(self._received, chosen, world.options.rate_hz, end)
 
     def _on_command(self, driver: Driver, message: Any) -> None:
         command = read_command(driver, message, self._node.get_clock().now().nanoseconds)
@@ -297,3 +289,15 @@ def read_command(driver: Driver, message: Any, now: int) -> ReceivedCommand:
         names, values = message.name, message.velocity if is_velocity else message.position
     stamp = int(message.header.stamp.sec) * SECOND + int(message.header.stamp.nanosec)
     return ReceivedCommand(tuple(names), tuple(map(float, values)), is_velocity, stamp)
+
+
+def commands_of(
+    received: Sequence[tuple[float, ReceivedCommand]], joints: Sequence[str], rate_hz: float, end: float | None
+) -> Commands:
+    """The commands (with the seconds of their arrival) as numbers, and until ``end`` their times."""
+    rows = [dict(zip(one.names, one.values, strict=True)) for _, one in received]
+    values = np.array([[row[name] for name in joints] for row in rows]).reshape(-1, len(joints))
+    if received and received[0][1].is_velocity:
+        values = np.cumsum(values, axis=0) / rate_hz
+    times = [] if end is None else [when for when, _ in received] + [end]
+    return Commands(np.array(times), np.array([one.stamp for _, one in received], np.int64), values)

@@ -1,0 +1,69 @@
+"""The node's parts without a graph, on a simulated clock: for replay and for the demo in simulated time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from vla_ros.config import Config, LiveConfig
+from vla_ros.control.clock import SimulatedClock
+from vla_ros.control.command import Command
+from vla_ros.control.inputs import Inputs
+from vla_ros.control.mailbox import Mailbox
+from vla_ros.control.safety import Safety
+from vla_ros.control.watchdog import WATCHED, Watchdog
+from vla_ros.node.context import Context, Sink, ThrottledLogger
+from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.stepper import Stepper
+from vla_ros.telemetry.stats import Stats
+
+_LOG = logging.getLogger(__name__)
+
+
+class SimulatedNode:
+    """Receivers, watchdog, safety and control loop around a loaded policy; its driver is always there.
+
+    Args:
+        sink: Gets each step and the outcome of each frame.
+        prepare: As :class:`ControlLoop` has it.
+        watched: What the watchdog checks where that differs from ``config``.
+
+    Attributes:
+        arms: Names of the arms that need joint states.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stepper: Stepper,
+        clock: SimulatedClock,
+        sink: Sink,
+        prepare: Callable[[Sequence[Command]], Callable[[], None]],
+        watched: Config | None = None,
+    ) -> None:
+        self.clock, self.stats = clock, Stats()
+        self.inputs, self.safety = Inputs(clock, config.policy.instruction), Safety(clock.ros)
+        self.arms = tuple(arm.name for arm in stepper.controller.arms if arm.arm_names)
+        self._watchdog = Watchdog(LiveConfig(watched or config), config.camera.topics, self.arms)
+        context = Context(
+            LiveConfig(config),
+            clock,
+            self.inputs,
+            self.safety,
+            self._watchdog,
+            self.stats,
+            sink,
+            ThrottledLogger(_LOG),
+            _LOG,
+        )
+        self.mailboxes = [Mailbox[Frame](clock) for _ in config.camera.topics]
+        self.cameras = FrameReceiver(context, self.mailboxes, stepper.observer)
+        self.states = StateReceiver(context, stepper.controller)
+        self.loop = ControlLoop(context, stepper, self.mailboxes, prepare, self.supervise)
+
+    def supervise(self) -> None:
+        """Apply what the watchdog finds."""
+        now = self.clock.now()
+        self._watchdog.driver(1, now)
+        self.safety.follow(self._watchdog.active(now), WATCHED)

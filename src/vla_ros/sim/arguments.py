@@ -1,0 +1,223 @@
+"""Arguments of ``vla-ros demo``, and the options of the policy node and of the world that follow from them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_ros.config import Config, load
+from vla_ros.config.files import config_file, read_file
+from vla_ros.config.loading import assignment, parse_assignment
+from vla_ros.config.sections import SCHEDULES
+from vla_ros.config.show import add_config_arguments
+from vla_ros.errors import ConfigError
+from vla_ros.policies.base import policy_of
+from vla_ros.policies.shipped import SHIPPED
+from vla_ros.sim.expert import ACTIONS
+from vla_ros.sim.tasks import SLOTS
+
+if TYPE_CHECKING:
+    from vla_ros.sim.episodes import EpisodeOptions
+    from vla_ros.sim.world import TableTop, WorldOptions
+
+# In lockstep nothing is late, because the simulation waits. Only a policy node that hangs times out.
+LOCKSTEP = (
+    "control.lockstep:=true",
+    "timeouts.camera:=600.0",
+    "timeouts.joint_state:=600.0",
+    "timeouts.inference:=600.0",
+    "timeouts.driver:=600.0",
+    "timeouts.frame_age:=0.0",
+    "timeouts.joint_state_age:=0.0",
+)
+_FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
+_MOST_THREADS = 8  # more do not speed up a model as small as the demo's
+_TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``vla-ros demo``."""
+    positive, natural, decimal = _number(int, 1), _number(int, 0), _number(float, 0.1, 1e5)
+    add = parser.add_argument
+    add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
+    add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
+    add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, pi, expert, hold)")
+    add(
+        "--checkpoint",
+        metavar="DIR",
+        help=f"another checkpoint: a folder, or one of {', '.join(SHIPPED)}",
+    )
+    add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
+    add("--actions", choices=tuple(ACTIONS), help="what the expert answers with (default eef_delta)")
+    add("--server", metavar="URL", help="ask a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
+    add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--lockstep", action="store_true", help="wait for each command, however long (default)")
+    mode.add_argument("--real-time", action="store_true", help="run physics in real time")
+    mode.add_argument(
+        "--simulated-time",
+        action="store_true",
+        help="in one process, on a clock that stands still during an inference (default with --delay-ms)",
+    )
+    add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
+    add(
+        "--objects",
+        type=int,
+        choices=range(1, SLOTS + 1),
+        metavar="N",
+        help="objects on the table (default 3 or 4)",
+    )
+    add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
+    add(
+        "--delay-ms", type=_number(float, 0), default=0.0, metavar="MS", help="make each answer of the policy later"
+    )
+    add("--camera-hz", type=decimal, metavar="HZ", help="camera rate, not in lockstep (default control.rate_hz)")
+    add(
+        "--wrist-camera",
+        action="store_true",
+        help="also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)",
+    )
+    add("--max-steps", type=positive, metavar="N", help="control steps per episode (default 8 s)")
+    add("--step-timeout", type=decimal, default=60.0, metavar="S", help="longest wait for a command")
+    add("--start-timeout", type=decimal, default=300.0, metavar="S", help="longest wait for the policy node")
+    add("--log", type=Path, metavar="FILE", help="write the policy node's output to this file")
+    add("--attach", action="store_true", help="use a policy node that already runs, such as demo.launch.py's")
+    controls = parser.add_argument_group("controls", "make the task harder, or show what a policy relies on")
+    add = controls.add_argument
+    add("--bump", type=float, default=0.0, metavar="M", help="bump the tool by up to M metres")
+    add("--dim", type=float, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
+    add("--blank", action="store_true", help="publish black images")
+    add("--shuffle", action="store_true", help="ask for another object than the one that counts")
+    add("--switch-at", type=natural, default=0, metavar="STEP", help="ask for a distractor from this step on")
+    add_config_arguments(parser)
+
+
+def mode_of(arguments: argparse.Namespace) -> str:
+    """``real_time``, ``simulated_time`` or ``lockstep``; a delay has no meaning where nothing is late."""
+    if arguments.real_time:
+        return "real_time"
+    return "simulated_time" if arguments.simulated_time or arguments.delay_ms else "lockstep"
+
+
+def _number(kind: Callable[[str], float], low: float, high: float = math.inf) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            expected = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"found {text}, expected {expected}")
+        return value
+
+    return number
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of the policy node, checked before anything starts."""
+
+    files: tuple[Path, ...]  # parameter files
+    assignments: tuple[str, ...]  # ``name:=value`` that override them
+    config: Config  # the resulting options
+
+
+def plan(arguments: argparse.Namespace) -> Plan:
+    """Turn the arguments into options of the policy node.
+
+    Raises:
+        ConfigError: As :func:`vla_ros.config.load`.
+    """
+    two = arguments.arms == 2
+    named = arguments.checkpoint in SHIPPED
+    policy = arguments.policy or (policy_of(arguments.checkpoint) if arguments.checkpoint else "")
+    chunks = [config_file("demo_pi")] if policy == "pi" and not two else []
+    files = (config_file("demo_two_arms" if two else "demo"), *chunks, *arguments.config)
+    mode = list(LOCKSTEP) if mode_of(arguments) == "lockstep" else []
+    model: list[str] = []
+    if two and arguments.task != "pick":
+        raise ConfigError(f"--task {arguments.task}: found for two arms, expected pick")
+    if arguments.objects and two:
+        raise ConfigError(f"--objects {arguments.objects}: found for two arms, which always have {SLOTS} objects")
+    if arguments.objects == 1 and (arguments.shuffle or arguments.switch_at):
+        raise ConfigError("--objects 1: leaves no other object for --shuffle and --switch-at to name")
+    if mode_of(arguments) == "simulated_time" and (arguments.record or arguments.attach):
+        raise ConfigError("--record and --attach need a graph, which there is none of in simulated time")
+    if arguments.delay_ms:
+        mode.append(f"control.inject_delay_ms:={arguments.delay_ms}")
+    if policy:
+        model.append(f"policy.name:={policy}")
+    if arguments.checkpoint:
+        folder = arguments.checkpoint if named else Path(arguments.checkpoint).expanduser().resolve()
+        model.append(assignment("policy.checkpoint", str(folder)))
+    if arguments.schedule:
+        model.append(f"control.schedule:={arguments.schedule}")
+    if arguments.server:
+        model += ["policy.name:=remote", f"policy.server:={arguments.server}"]
+    if arguments.actions:
+        model.append(f"policy.actions:={arguments.actions}")
+    if arguments.actions == "joint_velocity":
+        model += _FINGERS_APART
+        hands = ("left", "right") if two else ()
+        model += [f"{hand}.gripper:=/{hand}_arm/gripper_command" for hand in hands] or [
+            "topics.gripper:=/arm/gripper_command"
+        ]
+    model += arguments.param
+    if arguments.real_time and hasattr(load(files, model).policy, "threads"):
+        mode.append(f"policy.threads:={_threads()}")
+    assignments = (*mode, *_reset_statistics(files, model), *model)
+    return Plan(files, assignments, load(files, assignments))
+
+
+def _threads() -> int:
+    """Return all cores but the simulation's.
+
+    Threads of one matrix product wait for each other: with another process on one of their cores, two threads were
+    measured to be up to ten times as slow as one.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores - 1, _MOST_THREADS))
+
+
+def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]:
+    """Drop the demo's ``unnorm_key`` for another checkpoint, which has statistics of its own."""
+    usual, now = load(files[:1]).policy, load(files, chosen).policy
+    given = {parse_assignment(text)[0] for text in chosen}.union(*(read_file(file) for file in files[1:]))
+    same = now.name != usual.name or getattr(now, "checkpoint", "") == getattr(usual, "checkpoint", "")
+    return [] if same or "policy.unnorm_key" in given else ["policy.unnorm_key:="]
+
+
+def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
+    """Return the options of the table-top from the arguments."""
+    from vla_ros.sim.world import WorldOptions
+
+    return WorldOptions(
+        width=config.camera.width[0],
+        height=config.camera.height[0],
+        tasks=_TASKS[arguments.task],
+        camera_gain=arguments.dim,
+        bump=arguments.bump,
+        arms=len(config.arms),
+        rate_hz=config.control.rate_hz or 10.0,
+        objects=arguments.objects or 0,
+    )
+
+
+def episode_options(arguments: argparse.Namespace, world: TableTop) -> EpisodeOptions:
+    """How the episodes are run in this world."""
+    from vla_ros.sim.episodes import EpisodeOptions
+
+    rate_hz = world.options.rate_hz
+    return EpisodeOptions(
+        max_steps=arguments.max_steps or round(8 * rate_hz),
+        step_timeout=arguments.step_timeout,
+        camera_hz=arguments.camera_hz or rate_hz,
+        wrist=world.wrist_cameras if arguments.wrist_camera else (),
+        blank=arguments.blank,
+        shuffle=arguments.shuffle,
+        switch_at=arguments.switch_at,
+    )

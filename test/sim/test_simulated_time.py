@@ -1,0 +1,127 @@
+"""Episodes in simulated time: the node's own loop, with delays that no machine and no load changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from vla_ros.cli.main import main
+from vla_ros.errors import ConfigError
+from vla_ros.node.stepper import Stepper
+from vla_ros.policies import Session
+from vla_ros.sim.arguments import add_arguments, episode_options, mode_of, plan, world_options
+from vla_ros.sim.expert import ExpertPolicy
+from vla_ros.sim.results import EpisodeResult
+from vla_ros.sim.simulated_time import SimulatedTime
+from vla_ros.sim.smoothness import longest_gap, stalled_share
+from vla_ros.sim.status import PolicyFailedError
+from vla_ros.sim.world import TableTop
+from vla_ros.types import ActionChunk, Observation
+
+CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "control.rate_hz:=20.0")
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(["--policy", "expert", *words])
+
+
+def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = None) -> EpisodeResult:
+    arguments = parsed("--simulated-time", *words)
+    config = plan(arguments).config
+    expert = ExpertPolicy(config)
+    if infer is not None:
+        expert.infer = infer  # type: ignore[method-assign]
+    stepper = Stepper(config, expert)
+    stepper.load()
+    with TableTop(world_options(arguments, config)) as world:
+        return SimulatedTime(world, config, stepper, episode_options(arguments, world)).run(seed)
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ((), "lockstep"),
+        (("--delay-ms", "100"), "simulated_time"),
+        (("--lockstep", "--delay-ms", "100"), "simulated_time"),
+        (("--simulated-time",), "simulated_time"),
+        (("--real-time", "--delay-ms", "100"), "real_time"),
+    ],
+)
+def test_a_delay_is_of_the_real_clock_or_of_the_simulated_one(words: tuple[str, ...], mode: str) -> None:
+    arguments = parsed(*words)
+    config = plan(arguments).config
+    assert mode_of(arguments) == mode
+    assert config.control.lockstep == (mode == "lockstep")
+    assert config.control.inject_delay_ms == arguments.delay_ms
+
+
+@pytest.mark.parametrize("option", [("--record", "bag"), ("--attach",)])
+def test_what_needs_a_graph_is_refused(option: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="need a graph"):
+        plan(parsed("--simulated-time", *option))
+
+
+@pytest.mark.parametrize("words", [(), ("--actions", "joint_velocity"), ("--arms", "2", "--actions", "eef_pose")])
+def test_arms_obey_as_over_the_graph(words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.reason == "success"
+    assert result.tips.shape[0] == len(result.fingers) == result.steps + 1
+
+
+def test_a_synchronous_arm_waits_for_each_answer_and_one_that_asks_ahead_does_not() -> None:
+    waits, ahead = (run(*CHUNKS, "--delay-ms", "300", "--schedule", kind) for kind in ("sync", "append"))
+    assert (waits.reason, ahead.reason) == ("success", "success")
+    assert stalled_share([waits.commands], 20.0) > 0.15
+    assert longest_gap([waits.commands]) == pytest.approx(0.3, abs=0.051)
+    assert stalled_share([ahead.commands], 20.0) == 0
+    assert longest_gap([ahead.commands]) == pytest.approx(0.05, abs=1e-6)
+    assert ahead.steps < 0.9 * waits.steps
+
+
+def test_the_machine_does_not_change_the_result() -> None:
+    """A policy that is slow by the real clock, at random, does bit for bit what a fast one does."""
+    words = (*CHUNKS, "--delay-ms", "200", "--schedule", "blend")
+    fast = run(*words)
+    config = plan(parsed("--simulated-time", *words)).config
+    expert, pauses = ExpertPolicy(config), iter([0.3, 0.0, 0.5])
+
+    def slow(session: Session, observation: Observation) -> ActionChunk:
+        time.sleep(next(pauses, 0.0))
+        return expert.infer(session, observation)
+
+    again = run(*words, infer=slow)
+    assert again.steps == fast.steps
+    np.testing.assert_array_equal(again.commands.positions, fast.commands.positions)
+    np.testing.assert_array_equal(again.commands.times, fast.commands.times)
+
+
+def test_a_switched_instruction_is_followed_and_a_shuffled_one_fails() -> None:
+    switched = run("--switch-at", "6")
+    assert (switched.reason, switched.instruction) != ("success", run().instruction)
+    assert switched.success
+    assert run("--shuffle").reason == "wrong_object"
+
+
+def test_a_policy_that_fails_ends_the_run_with_the_reason() -> None:
+    def broken(session: Session, observation: Observation) -> ActionChunk:
+        raise RuntimeError("the model broke")
+
+    with pytest.raises(PolicyFailedError, match=r"inference_error \(RuntimeError: the model broke\)"):
+        run(infer=broken)
+
+
+def test_the_command_writes_its_figures(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["demo", "--policy", "expert", *CHUNKS, "--delay-ms", "100", "--episodes", "2"]
+    assert main([*words, "--json", str(tmp_path / "f.json"), "--report", str(tmp_path / "r.html")]) == 0
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert (figures["mode"], figures["delay_ms"], figures["success_rate"]) == ("simulated_time", 100.0, 1.0)
+    assert figures["stalled_share"] == 0
+    assert figures["frames"]["used"] > 4
+    assert "2 of 2 episodes succeeded (simulated time" in capsys.readouterr().out
