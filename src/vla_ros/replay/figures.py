@@ -191,13 +191,45 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def latency(bags: Sequence[Samples]) -> dict[str, dict[str, float]]:
-    """Return the percentiles of each stage over all frames but each bag's first, which warms up."""
+def _times(bags: Sequence[Samples], frames: Samples, period_ms: float) -> dict[str, Any]:
+    """Latency of each stage, deadlines, age of frames and throughput; each bag's first frame warms up."""
     stages: dict[str, list[FloatArray]] = {}
     for bag in bags:
         for name, values in bag.stages_ms.items():
             stages.setdefault(name, []).append(values[1:] if len(values) > 1 else values)
-    return {name: metrics.percentiles(np.concatenate(values)) for name, values in stages.items()}
+    totals = np.concatenate([bag.stages_ms.get("total", np.zeros(0))[1:] for bag in bags])
+    missed = int((totals > period_ms).sum())
+    share = missed / len(totals) if len(totals) else math.nan
+    rate = len(frames.times) / frames.wall_s if frames.wall_s else math.nan
+    return {
+        "latency_ms": {name: metrics.percentiles(np.concatenate(values)) for name, values in stages.items()},
+        "deadline": {"period_ms": period_ms, "missed": missed, "share": share},
+        "frame_age_ms": metrics.percentiles(frames.age_ms),
+        "throughput": {"frames_per_second": rate, "wall_s": frames.wall_s},
+    }
+
+
+def _truth(bags: Sequence[Samples], tolerance_s: float) -> dict[str, Any]:
+    rules = sorted({bag.rule for bag in bags})
+    return {
+        "source": sorted({bag.topics.get("truth", "none") for bag in bags}),
+        "rule": rules,
+        "meaning": [RULES[rule] for rule in rules],
+        "tolerance_s": tolerance_s,
+        "problems": sorted({bag.problem for bag in bags if bag.problem}),
+    }
+
+
+def _bag(bag: Samples) -> dict[str, Any]:
+    return {
+        "path": bag.bag,
+        "topics": bag.topics,
+        "frames": len(bag.times),
+        "complete": bag.complete,
+        "losses": [str(loss) for loss in bag.losses],
+        "left_out": dict(bag.notes),
+        "execution": bag.execution,
+    }
 
 
 def summarize(
@@ -212,10 +244,6 @@ def summarize(
     measured, frames = gather(bags), gather(counted)
     compared = frames.take(frames.compared)
     names = dimension_names(spec, next((bag.command_names for bag in bags if bag.command_names), ()))
-    period_ms = 1e3 / (config.control.rate_hz or spec.rate_hz or 30.0)
-    totals = np.concatenate([bag.stages_ms.get("total", np.zeros(0))[1:] for bag in bags])
-    missed = int((totals > period_ms).sum())
-    rules = sorted({bag.rule for bag in bags})
     offsets = np.concatenate([(bag.stamps - bag.times)[bag.stamps != 0] for bag in bags])
     return {
         "schema": SCHEMA,
@@ -228,13 +256,7 @@ def summarize(
         "dimensions": dimensions(frames, names),
         "gripper": compare.gripper(measured.take(frames.compared)),
         "motion": compare.motion(compared),
-        "latency_ms": latency(bags),
-        "deadline": {
-            "period_ms": period_ms,
-            "missed": missed,
-            "share": missed / len(totals) if len(totals) else math.nan,
-        },
-        "frame_age_ms": metrics.percentiles(frames.age_ms),
+        **_times(bags, frames, 1e3 / (config.control.rate_hz or spec.rate_hz or 30.0)),
         "frames": {
             "received": frames.received,
             "used": len(frames.times),
@@ -251,28 +273,7 @@ def summarize(
             "limited": dict(frames.limited),
         },
         "episodes": compare.episodes(counted),
-        "truth": {
-            "source": sorted({bag.topics.get("truth", "none") for bag in bags}),
-            "rule": rules,
-            "meaning": [RULES[rule] for rule in rules],
-            "tolerance_s": options.tolerance_s,
-            "problems": sorted({bag.problem for bag in bags if bag.problem}),
-        },
-        "throughput": {
-            "frames_per_second": len(frames.times) / frames.wall_s if frames.wall_s else math.nan,
-            "wall_s": frames.wall_s,
-        },
-        "bags": [
-            {
-                "path": bag.bag,
-                "topics": bag.topics,
-                "frames": len(bag.times),
-                "complete": bag.complete,
-                "losses": [str(loss) for loss in bag.losses],
-                "left_out": dict(bag.notes),
-                "execution": bag.execution,
-            }
-            for bag in bags
-        ],
+        "truth": _truth(bags, options.tolerance_s),
+        "bags": [_bag(bag) for bag in bags],
         "interrupted": not all(bag.complete for bag in bags),
     }
