@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table; returns 0 whatever was found."""
+    """Print the table; always return 0."""
     findings = list(examine())
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -167,7 +167,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _engine() -> Finding:
-    """Return the requirements of the engine beside the GPU; without it OpenVLA is several times slower."""
+    """Check what the engine needs besides a GPU; without the engine OpenVLA is several times slower."""
     triton = _version("triton")
     if triton is None:
         fix = "pip install triton, or a torch for CUDA, which includes it"

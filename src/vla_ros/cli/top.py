@@ -34,7 +34,7 @@ class View:
         self._rates: tuple[float, float] | None = None
 
     def on_diagnostics(self, message: Any) -> None:
-        """Take a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
+        """Process a ``diagnostic_msgs/DiagnosticArray``; other nodes are ignored."""
         prefix = f"{self.node.lstrip('/')}: "
         own = [status for status in message.status if status.name.startswith(prefix)]
         for status in own:
@@ -45,7 +45,7 @@ class View:
             self._count(self.received_at)
 
     def on_status(self, message: Any) -> None:
-        """Take the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
+        """Process the ``std_msgs/String`` of ``~/status``; anything but a JSON object is ignored."""
         try:
             status = json.loads(message.data)
         except ValueError:
@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the node until Ctrl-C, or a single time."""
+    """Show the node until Ctrl-C, or once."""
     from rich.console import Console
     from rich.live import Live
 

@@ -1,4 +1,4 @@
-"""Options that are right alone and wrong together, such as a gripper whose threshold it can never pass."""
+"""Detects options that are valid alone but contradict each other, such as a gripper threshold out of reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
 
 
 def contradictions(config: Config) -> list[str]:
-    """Contradictions between options that are each valid, one line each."""
+    """Return the contradictions between valid options, one line each."""
     found = [*_of_cameras(config), *_of_control(config), *_between_arms(config)]
     for arm in config.arms:
         found += [*_of_gripper(config, arm), *_of_an_arm(config, arm)]

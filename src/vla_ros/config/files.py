@@ -17,8 +17,8 @@ from vla_ros.errors import ConfigError, did_you_mean
 def config_file(name: str) -> Path:
     """Return the parameter file at the path ``name``, or the package's file of that name (``demo``, ``ur5e``).
 
-    The package's files are in the source tree, or where pip or colcon installed them; their paths from there
-    (``config/robots/ur5e.yaml``) are understood everywhere. ConfigError lists them.
+    The package's files are in the source tree, or where pip or colcon installed them; their relative paths
+    (``config/robots/ur5e.yaml``) work everywhere. ConfigError lists them.
     """
     here = Path(__file__).resolve()
     prefixes = [Path(prefix) for prefix in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if prefix]
@@ -50,7 +50,7 @@ def preset_values(name: str) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with unique keys: of two sections ``limits:`` the first would be lost silently."""
+    """YAML with unique keys; otherwise the first of two ``limits:`` sections would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -121,7 +121,7 @@ def _sections(keys: Sequence[str], node_name: str, path: Path) -> set[str]:
 
 
 def _where(error: Exception) -> str:
-    """Return a parser's message in one line instead of the library's five."""
+    """Return a parser's error message in one line instead of five."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return str(error)

@@ -59,7 +59,7 @@ class Entry:
 
     @property
     def expectation(self) -> str:
-        """Describes valid values."""
+        """Describe the valid values."""
         kind = {bool: "true or false", int: "an integer", float: "a number", str: "text"}[self.item_type]
         if self.option.choices:
             kind = "one of " + ", ".join(self.option.choices)
@@ -127,7 +127,7 @@ def _value(config: Config, name: str) -> Any:
 def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bool = True) -> Config:
     """Return a checked tree of ``base`` (None: the defaults) and ``values`` (flat names), which win.
 
-    If ``values`` name a preset, it comes in between. Options that are not ``complete`` may contradict each other.
+    A preset named in ``values`` is applied in between. Unless ``complete``, options may contradict each other.
 
     Raises:
         ConfigError: Unknown name, wrong type, out of range, or values that contradict each other. All errors are
@@ -175,7 +175,7 @@ def build(values: Mapping[str, Any], base: Config | None = None, *, complete: bo
 
 
 def _with_policy(base: Config, name: Any) -> Config:
-    """``base`` with another policy's own options at their defaults; the common ones stay."""
+    """Return ``base`` with another policy's own options at their defaults; the common ones are kept."""
     if name == base.policy.name or not isinstance(name, str):  # a wrong type is found with the others
         return base
     common = {leaf.name: getattr(base.policy, leaf.name) for leaf in dataclasses.fields(PolicyConfig)}
@@ -183,7 +183,7 @@ def _with_policy(base: Config, name: Any) -> Config:
 
 
 def _with_arms(base: Config, values: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """``base`` with the arms named in ``values``, and what is wrong with their names."""
+    """Return ``base`` with the arms named in ``values``, and errors in their names."""
     found = values.get("robot.arms", base.robot.arms)
     if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
         return base, []  # a wrong type is found with the others
@@ -202,7 +202,7 @@ def is_ros_own(name: str) -> bool:
 
 
 def unknown(name: str, config: Config) -> str:
-    """Explain why a name is refused, and what was probably meant."""
+    """Explain why a name is refused, and suggest what was probably meant."""
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node, not to the tree of options; take it out of the file "
@@ -224,9 +224,9 @@ def unknown(name: str, config: Config) -> str:
 
 
 def convert(entry: Entry, value: Any) -> Any:
-    """``value`` as the entry's type, checked against its range and choices; ConfigError says what is expected.
+    """Convert ``value`` to the entry's type and check range and choices; ConfigError says what is expected.
 
-    Integers are accepted where a float is meant (YAML writes ``5``), nothing else is converted.
+    Integers are accepted for floats (YAML writes ``5``); nothing else is converted.
     """
     if entry.is_list:
         if entry.option.per_camera and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -281,7 +281,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def assignment(name: str, text: str) -> str:
-    """Return ``name:=text`` so quoted that :func:`parse_assignment` reads the same text."""
+    """Return ``name:=text``, quoted so that :func:`parse_assignment` reads the same text."""
     return f"{name}:={json.dumps(text, ensure_ascii=False)}"
 
 

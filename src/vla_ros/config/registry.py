@@ -1,4 +1,4 @@
-"""Finds policies by name, through an entry-point group, with the options that each declares.
+"""Finds policies by name through an entry-point group, with the options that each declares.
 
 An entry point names a callable that takes the :class:`~vla_ros.config.Config` and returns the policy, such as its
 class. Its attribute ``Options``, a dataclass that extends :class:`~vla_ros.config.policy.PolicyConfig`, declares
@@ -52,7 +52,7 @@ def options_class(name: str) -> type[PolicyConfig]:
 
 
 def owner(leaf: str) -> str | None:
-    """The installed policy that has an option ``policy.<leaf>`` of its own, or None; the default one if several."""
+    """Return the installed policy that declares ``policy.<leaf>``, or None; the default one if several do."""
     found = [name for name in available() if leaf in _own(name)]
     return max(found, key=lambda name: name == PolicyConfig.name, default=None)
 

@@ -57,7 +57,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """What the cameras publish, and deviations from the policy's image processors."""
+    """The cameras, and deviations from the policy's image processors."""
 
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
     keys: tuple[str, ...] = option(("image",), "Name of each camera's image for the policy, in the same order")
@@ -86,7 +86,7 @@ class CameraConfig:
 
     @property
     def each(self) -> tuple[Camera, ...]:
-        """The cameras one by one; checked before that every list is long enough."""
+        """The cameras one by one; every list was checked to be long enough."""
         count = len(self.topics)
         lists = (self.orientation, self.pipeline, self.crop_area, self.width, self.height)
         whole = (values * count if len(values) == 1 else values for values in lists)
@@ -110,7 +110,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class RobotConfig:
-    """The arm: its description and the names of its joints and frames. Of several arms: what they share."""
+    """The arm: its description and the names of its joints and frames. With several arms: what they share."""
 
     arms: tuple[str, ...] = option(
         (), "Names of several arms; each has a section of its own, such as left.urdf. Empty: one arm, called arm"
@@ -216,7 +216,7 @@ class ControlConfig:
 
 @dataclass(frozen=True)
 class GripperConfig:
-    """What the gripper number means, and how the fingers are commanded."""
+    """The meaning of the gripper number, and how the fingers are commanded."""
 
     mode: str = option(
         "binary",
@@ -302,7 +302,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class TimeoutsConfig:
-    """After how long without news an input is stale and the arm holds."""
+    """When an input counts as stale, so that the arm holds."""
 
     camera: float = _seconds(0.5, "No new frame for this long: hold")
     joint_state: float = _seconds(0.5, "No joint state for this long: hold")
@@ -361,7 +361,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True)
 class FeaturesConfig:
-    """What the robot provides to a policy and takes from it, unless the checkpoint says; docs/features.md."""
+    """Features that the robot provides and takes, unless the checkpoint states them; see docs/features.md."""
 
     images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? may be missing")
     state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")

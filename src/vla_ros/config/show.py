@@ -1,6 +1,6 @@
 """Print every option with its value, unit, range and description, as a ROS parameter file.
 
-The output of `vla-ros config` is itself a valid --config file; options given here are already filled in.
+The output of `vla-ros config` is a valid --config file; options given on the command line are filled in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vla_ros.config.loading import load, to_yaml
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config FILE`` and ``-p name:=value``, common to all commands with options."""
+    """Add ``--config FILE`` and ``-p name:=value``, which all commands with options share."""
     parser.add_argument(
         "--config",
         type=config_file,

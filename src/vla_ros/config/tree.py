@@ -66,7 +66,7 @@ OF_AN_ARM = {
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that differs between robots, checkpoints and uses."""
+    """All options: everything that differs between robots, checkpoints and uses."""
 
     policy: PolicyConfig = field(default_factory=_default_policy)
     camera: CameraConfig = field(default_factory=CameraConfig)
@@ -107,10 +107,10 @@ class Config:
 
 
 class LiveConfig:
-    """Holds the current tree of options. One thread replaces it, any thread reads it.
+    """Holds the current tree of options. One thread replaces it; any thread may read it.
 
     Read :attr:`current` once at the beginning of a step and use that value throughout: trees are immutable, so no
-    step sees half of a change.
+    step sees a partial change.
     """
 
     def __init__(self, config: Config) -> None:

@@ -1,6 +1,7 @@
 """Writes actions in a policy's own numbers: the action that would have moved the robot to a given state.
 
-The inverse of what :mod:`vla_ros.control` reads; it turns recorded commands into training data and references.
+This is the inverse of what :mod:`vla_ros.control` does; it turns recorded commands into training data and
+references.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _gripper(arm: Arm) -> Write:
 
 
 def _difference(part: Part, arm: Arm, arms: Mapping[str, Arm], rate: Callable[[float], float]) -> Write:
-    """Change of the joints' positions, per step or per second, in the part's unit."""
+    """Return the change of joint positions, per step or per second, in the part's unit."""
     factor: FloatArray | float = 180 / np.pi if part.form.startswith("deg") else 1.0
     if part.form == "1":
         if arm.kinematics is None or not np.isfinite(arm.kinematics.velocity_limits).all():

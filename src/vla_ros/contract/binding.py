@@ -54,8 +54,8 @@ def _kinematics(arm: ArmConfig, named: bool) -> Kinematics | None:
 def bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     """Bind a policy's features to the robot.
 
-    Raises ConfigError for a feature that nobody provides, two that claim one thing, lengths that differ or a unit
-    that does not fit; both sides are named.
+    Raises ConfigError, naming both sides, for a feature without a source, two features that use the same joint or
+    topic, different lengths or an incompatible unit.
     """
     try:
         return _bind(spec, config, arms)
@@ -144,7 +144,7 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
 
 
 def _check_form(part: Part, arm: Arm, control: ControlConfig) -> None:
-    """Check that the form of a part agrees with the options that state the same."""
+    """Check that a part's form agrees with the options that specify the same thing."""
     if part.quantity == "gripper" and part.range:
         said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
         if said != part.range:

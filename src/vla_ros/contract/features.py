@@ -1,4 +1,4 @@
-"""The section ``features``: completes a policy's spec with what the user declares."""
+"""Completes a policy's spec from the section ``features``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MOMENT = re.compile(r"-?(?P<number>\d+(\.\d+)?)(?P<seconds>\s*s)?")
 def complete(spec: PolicySpec, config: Config) -> PolicySpec:
     """Complete ``spec`` from the options where the checkpoint leaves it open.
 
-    The checkpoint's own statements win. Features that the policy does not take are ignored, so that one preset
-    serves several policies of a robot. Raises ConfigError if an option contradicts the spec.
+    The checkpoint's own statements win. Features that the policy does not take are ignored, so that one preset fits
+    several policies. Raises ConfigError if an option contradicts the spec.
     """
     section = config.features
     images = {image.key: image for image in map(_image, section.images)}
@@ -125,7 +125,7 @@ def _when(key: str, own: tuple[Moment, ...], said: Moments) -> tuple[Moment, ...
 
 
 def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
-    """The policy's parts, with open forms taken from the section; the section's parts if the policy names none."""
+    """Return the policy's action parts, with missing forms from the section, or the section's if it has none."""
     try:
         said = parse_parts(" + ".join(section), action=True) if section else ()
     except ConfigError as error:

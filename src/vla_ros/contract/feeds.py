@@ -19,10 +19,10 @@ def message_type(name: str) -> str:
 
 
 def feed_of(message: Any, now: int = 0) -> JointState:
-    """Return a message of any of the types, with a name for each number.
+    """Convert a message of any of these types to numbers with names.
 
-    A ``JointState`` gives its positions, a ``PoseStamped`` position and quaternion x, y, z, w, a ``WrenchStamped``
-    force and torque. Without a stamp it counts as measured ``now``, nanoseconds.
+    A ``JointState`` yields its positions, a ``PoseStamped`` position and quaternion x, y, z, w, a ``WrenchStamped``
+    force and torque. A message without a stamp gets the stamp ``now``, in nanoseconds.
     """
     if not hasattr(message, "header"):
         values = np.asarray(message.data, dtype=np.float64)

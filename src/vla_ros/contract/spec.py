@@ -37,7 +37,7 @@ class ImageFeature:
 
 @dataclass(frozen=True)
 class StateFeature:
-    """A state vector that the policy takes: its parts one after the other."""
+    """A state vector that the policy takes: the concatenation of its parts."""
 
     key: str  # the policy's name for it
     parts: tuple[Part, ...] = ()  # what its numbers are; empty if ``features.state`` must say
@@ -73,7 +73,7 @@ class PolicySpec:
 
     @property
     def feeds(self) -> tuple[str, ...]:
-        """Feeds of ``robot.state_topics`` that the state vectors are made from, each once."""
+        """Feeds of ``robot.state_topics`` used by the state vectors, each once."""
         return tuple(dict.fromkeys(part.form for one in self.state for part in one.parts if part.quantity == FEED))
 
     @property

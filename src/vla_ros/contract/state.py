@@ -30,18 +30,18 @@ class Arm:
 
     @property
     def joints(self) -> tuple[str, ...]:
-        """Its joints in command order; empty if neither URDF nor ``robot.joint_names`` names them."""
+        """The arm's joints in command order; empty if neither URDF nor ``robot.joint_names`` names them."""
         return self.kinematics.joint_names if self.kinematics else self.config.robot.joint_names
 
     @property
     def fingers(self) -> tuple[str, ...]:
-        """Its finger joints."""
+        """The arm's finger joints."""
         return self.config.robot.gripper_joint_names
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured last."""
+    """The latest measurements."""
 
     joints: JointState | None = None  # of all arms; None if it is stale
     # Newest message of each feed of ``robot.state_topics`` that has come.
@@ -77,8 +77,8 @@ class StateReader:
     def read(self, measured: Measured, stamp: int, max_age: float) -> FloatArray:
         """Return the vector, float64 [N]; StateError names feature and part.
 
-        ``stamp`` is that of the frame it belongs to, in nanoseconds. A part may be ``max_age`` seconds older than
-        the frame; 0 accepts any age.
+        ``stamp`` is the stamp of the frame, in nanoseconds. A part may be up to ``max_age`` seconds older; 0
+        accepts any age.
         """
         pieces = []
         for one in self.parts:

@@ -1,6 +1,6 @@
 """Rotations in the forms of states and actions (``contract.parts.ROTATION_SIZES``), as numbers and back.
 
-A quaternion that is written has w >= 0; one that is read may have either sign and any length but zero. Euler angles
+Quaternions are written with w >= 0; when read, they may have either sign and any length but zero. Euler angles
 are roll, pitch, yaw about fixed axes (REP 103). The 6-D rotation (Zhou et al., "On the Continuity of Rotation
 Representations in Neural Networks", 2019) is made orthonormal by Gram and Schmidt.
 """
@@ -31,9 +31,9 @@ def read_rotation(numbers: FloatArray, form: str) -> FloatArray:
 
 
 def nearest(numbers: FloatArray, form: str, to: FloatArray) -> FloatArray:
-    """Return the numbers nearest to ``to`` that mean the same rotation, so that the two can be averaged.
+    """Return the numbers for the same rotation that are nearest to ``to``, so that the two can be averaged.
 
-    A quaternion and its negative are one rotation, and so are angles that differ by whole turns.
+    A quaternion and its negative are the same rotation, as are angles that differ by whole turns.
     """
     if form.startswith("quaternion"):
         return -numbers if numbers @ to < 0 else numbers

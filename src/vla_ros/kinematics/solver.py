@@ -31,15 +31,15 @@ _REMEMBERED_POSES = 8
 class Kinematics:
     """The arm between a base and a tip link. Positions are in radians and metres, poses in the base frame.
 
-    Safe to use from several threads. Make one with :meth:`from_urdf`.
+    Thread-safe. Create it with :meth:`from_urdf`.
 
     Attributes:
         joint_names: The arm's N joints in command order.
         position_low: Float64 [N], lower limits of the URDF (very low for continuous joints).
-        position_high: Float64 [N].
+        position_high: Float64 [N], upper limits.
         velocity_limits: Float64 [N], rad/s or m/s; infinite where the URDF says 0 (as MoveIt reads it).
         base_frame: Link in which poses are given.
-        tip_frame: Link whose pose it is.
+        tip_frame: Link whose pose is computed.
     """
 
     def __init__(self, model: Any, joint_names: tuple[str, ...], base_frame: str, tip_frame: str) -> None:
@@ -221,7 +221,7 @@ def damped_least_squares(jacobian: FloatArray, error: FloatArray, drift: FloatAr
 
 
 def _clip(values: FloatArray, low: FloatArray | float, high: FloatArray | float) -> FloatArray:
-    """`numpy.clip`, five times as fast."""
+    """Like `numpy.clip`, but five times as fast."""
     clipped: FloatArray = np.minimum(np.maximum(values, low), high)
     return clipped
 
@@ -234,7 +234,7 @@ def _distance(pose: Pose, target: Pose) -> float:
 
 
 def _bounded(step: FloatArray) -> FloatArray:
-    """Scales ``step`` down to the largest step of one iteration."""
+    """Scale ``step`` down to the largest step of one iteration."""
     largest = float(np.abs(step).max())
     return step if largest <= _MAX_ITERATION_STEP else step * (_MAX_ITERATION_STEP / largest)
 

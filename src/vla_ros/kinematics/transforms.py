@@ -1,6 +1,6 @@
 """Rotations and poses as small functions over numpy arrays.
 
-For three numbers plain floats are five times as fast as numpy, so the functions compute with floats inside.
+The functions compute with plain floats, which are five times as fast as numpy for three numbers.
 """
 
 from __future__ import annotations

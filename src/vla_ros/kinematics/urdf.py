@@ -1,4 +1,4 @@
-"""Reads what kinematics needs from a URDF before Pinocchio does: the chain from base to tip."""
+"""Reads the chain from base to tip from a URDF, before Pinocchio does."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Description:
     def tip_of(self, link: str) -> str:
         """Return the end of the fixed joints below ``link``: the only link there, or ``link`` itself.
 
-        Raises ConfigError if there are several; ``robot.tip_frame`` must say which.
+        Raises ConfigError if there are several, so that ``robot.tip_frame`` must name one.
         """
         fixed: dict[str, list[str]] = {}
         for joint in self.joints:

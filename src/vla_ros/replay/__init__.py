@@ -1,1 +1,1 @@
-"""Recorded bags in, metrics and a report out, through the very path that runs live."""
+"""Evaluates a policy on recorded bags, through the same code that runs live."""

@@ -1,4 +1,4 @@
-"""Bags on disk: folders and files of rosbag2, split or not, compressed or not, whole or damaged."""
+"""Opens rosbag2 bags: folders or files, split or not, compressed or not, intact or damaged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bag:
         self.close()
 
     def close(self) -> None:
-        """Close all files and remove what was decompressed."""
+        """Close all files and remove temporary files."""
         self._resources.close()
 
     @property

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the bags; 3 if ``--max-mae`` is not kept, 130 after Ctrl-C (partial results are written)."""
+    """Play the bags; return 3 if ``--max-mae`` is exceeded, 130 after Ctrl-C (partial results are written)."""
     from vla_ros.policies.base import Policy, create
     from vla_ros.replay.bag import find_bags
     from vla_ros.replay.evaluate import Job, play_all
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the arguments, checked; raises ConfigError for a number out of its range."""
+    """Check the arguments; raise ConfigError for a number out of range."""
     from vla_ros.replay.play import Options
     from vla_ros.replay.topics import parse_overrides
 
@@ -174,7 +174,7 @@ class _Progress:
                 return candidates[int(answer) - 1]
 
     def load(self, fraction: float, message: str) -> None:
-        """Show the progress of loading."""
+        """Show loading progress."""
         self._bar.update(self._task, description=f"{message} ({100 * fraction:.0f} %)")
 
     def say(self, message: str) -> None:

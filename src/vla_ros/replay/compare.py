@@ -1,7 +1,7 @@
 """Compare two replay results (JSON files of `vla-ros replay --json`): two checkpoints, or two settings.
 
-Prints each figure of both, which is better, and which options differ. Figures whose 95 % intervals do not overlap
-are marked: the difference is more than the choice of episodes.
+Prints each figure of both results, which one is better, and which options differ. Figures whose 95 % intervals do
+not overlap are marked, because the choice of episodes does not explain the difference.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> di
 
 
 def same_frames(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return True if both compared as many frames of bags with the same names, in the same mode."""
+    """Return True if both compared the same number of frames from bags of the same names, in the same mode."""
 
     def key(content: Mapping[str, Any]) -> list[Any]:
         bags = [[Path(bag["path"]).name, bag["frames"]] for bag in content["bags"]]

@@ -1,4 +1,4 @@
-"""All bags, one after the other or in parallel, with partial results that survive an interruption."""
+"""Plays all bags, one after another or in parallel; partial results survive an interruption."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def play_all(
 ) -> list[Outcome]:
     """Play every job; returns an outcome per job that was started, fewer after an interruption.
 
-    ``policy`` returns the loaded policy that all bags of this process share; of several ``workers`` (processes)
-    each loads its own. ``ask`` asks a person about ambiguous topics (one process only).
+    ``policy`` returns the loaded policy, shared by all bags of this process; each of several ``workers``
+    (processes) loads its own. ``ask`` asks a person about ambiguous topics (one process only).
     """
     if workers > 1 and len(jobs) > 1:
         return _play_in_parallel(jobs, workers, progress)
@@ -102,7 +102,7 @@ Flat = tuple[Path, str, Options, Path | None]
 def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
     """Play jobs in several processes, in Ray's if Ray is installed, and yield outcomes in order.
 
-    Ray spreads them over its cluster (``RAY_ADDRESS``; else this machine) and shares out its GPUs.
+    Ray distributes them over its cluster (``RAY_ADDRESS``, otherwise this machine) and its GPUs.
     """
     try:
         import ray
@@ -126,7 +126,7 @@ def _pool(workers: int) -> Iterator[Callable[[list[Flat]], Iterator[Outcome]]]:
 
 
 def _limit_threads(count: int) -> None:
-    """Libraries loaded from now on use so many threads: those of two workers on one core wait for each other."""
+    """Limit the threads of libraries loaded from now on: workers that share a core block each other."""
     os.environ.setdefault("OMP_NUM_THREADS", str(count))
 
 
@@ -134,7 +134,7 @@ _SHARES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 
 class _RayWorker:
-    """One of the processes of Ray."""
+    """One of Ray's processes."""
 
     def play(self, job: Flat) -> Outcome:
         return _play_here(job)
@@ -142,7 +142,7 @@ class _RayWorker:
 
 @functools.cache
 def _load(flat: str) -> tuple[Config, Policy]:
-    """Return the options from JSON and the worker's policy, which are kept for the next job."""
+    """Return the options from JSON and the worker's policy; both are cached for the next job."""
     config = build(json.loads(flat))
     policy = create(config)
     policy.load()
@@ -158,7 +158,7 @@ def _play_here(job: Flat) -> Outcome:
 def play(
     job: Job, policy: Callable[[], Policy], ask: Ask | None = None, progress: BagProgress = no_progress
 ) -> Outcome:
-    """Play one bag. A bag that cannot be read is an outcome, a wrong configuration an error."""
+    """Play one bag. An unreadable bag is an outcome; a wrong configuration is an error."""
     partial = job.partial_file()
     resume = samples_of.load(partial) if partial is not None and partial.exists() else None
     try:

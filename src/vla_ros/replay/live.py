@@ -28,8 +28,9 @@ Event = tuple[int, Callable[[], None]]
 class LiveRun:
     """Receivers, watchdog, safety and control loop of the node around a recording; the arm is armed.
 
-    Messages arrive at their recorded times; inference takes as long as on this machine, times ``speed``. Stamps may
-    be of any clock: their age is not checked. A stop is reset at once. ``sink`` gets each step and the outcome of
+    Messages arrive at their recorded times; inference takes as long as on this machine, times ``speed``. The age of
+    stamps is not checked, because they may be from any clock. A stop is reset at once. ``sink`` gets each step and
+    the outcome of
     each frame; ``episode`` is called with the time of each frame of the first camera and returns the instruction
     if the frame starts an episode.
     """

@@ -1,10 +1,10 @@
-"""Reads MCAP files, including unfinished and damaged ones: finds every whole record without the index.
+"""Reads MCAP files, including unfinished and damaged ones: finds every complete record without the index.
 
-The layout is that of the MCAP specification, version 0. The file is walked record by record from its start, so a
-recorder that lost power costs only its last records. Uncompressed messages are views of the mapped file: an image
-is not copied until it is used, and mapped pages are given back, so memory does not grow with the bag.
+The layout is that of the MCAP specification, version 0. The file is read record by record from its start, so if the
+recorder lost power, only the last records are lost. Uncompressed messages are views of the mapped file: images are
+not copied until they are used, and mapped pages are released, so memory does not grow with the bag.
 
-rosbags reads sound files too (the tests compare the two), but needs the index at the end and copies each message.
+rosbags reads intact files, too (the tests compare the two), but needs the index at the end and copies each message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RUN_BYTES = 4 << 20  # messages outside chunks are grouped into runs of about t
 
 @dataclass
 class _Chunk:
-    """Position of a run of records. ``stored`` may be cut off by the end of the file (then ``whole`` is False)."""
+    """Position of a run of records. ``whole`` is False if the end of the file truncates it."""
 
     offset: int
     stored: int

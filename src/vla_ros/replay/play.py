@@ -1,8 +1,8 @@
-"""Plays one bag through the code of the live node: in open loop, or as it would have run on this machine.
+"""Plays one bag through the live node's code: in open loop, or as it would have run on this machine.
 
-Open loop: every (k-th) frame is used with its recorded inputs, whatever the policy did before (teacher-forced), and
-a chunk's first action is compared. As it would have run: the live control loop on a simulated clock
-(:mod:`vla_ros.replay.live`). Nothing waits for that clock, so an hour's bag does not take an hour.
+In open loop, every (k-th) frame is used with its recorded inputs, regardless of what the policy did before
+(teacher-forced), and a chunk's first action is compared. As it would have run means the live control loop on a
+simulated clock (:mod:`vla_ros.replay.live`), so a bag of an hour does not take an hour.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Player:
         self._stats: Stats | None = None  # of the control loop
 
     def play(self) -> Samples:
-        """Play the frames. After Ctrl-C the result has what was done so far, with ``complete`` False."""
+        """Play the frames. After Ctrl-C, return the results so far with ``complete`` False."""
         start = int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
         complete = True
         self._stepper.reset()
@@ -125,7 +125,7 @@ class Player:
         return result
 
     def step(self, step: StepResult) -> None:
-        """The control loop made a step."""
+        """Called after each step of the control loop."""
         if step.chunk is not None:
             self._inferred = step
         elif step.refused is not None:
@@ -228,7 +228,7 @@ class Player:
         return given
 
     def _samples(self, complete: bool, limited: Counter[str]) -> Samples:
-        """Everything so far as arrays, paired with the recorded actions."""
+        """Return the results so far as arrays, paired with the recorded actions."""
         rows, spec = self._rows, self._stepper.spec
         times = np.array([row.time for row in rows], np.int64)
         stamps = np.array([row.step.stamp for row in rows], np.int64)

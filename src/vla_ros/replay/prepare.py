@@ -1,4 +1,4 @@
-"""Around the player: the bag's cameras in the options, a stepper per bag, single frames of a bag."""
+"""Helpers for the player: the bag's cameras in the options, a stepper per bag, single frames of a bag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a bag, and what of it could not be read."""
+"""Recorded messages, and losses: what could not be read."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Moment(NamedTuple):
 
 
 def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
-    """Error of each frame of each bag, [F]: the mean of |error| / standard deviation of the recorded number.
+    """Return the error of each frame of each bag, [F]: the mean of |error| / standard deviation.
 
     NaN where nothing was recorded; numbers that hardly vary do not count.
     """
@@ -171,7 +171,7 @@ def against(figures: Mapping[str, Any]) -> Markup:
 
 
 def tried(figures: Mapping[str, Any]) -> Markup:
-    """What was changed, and the result."""
+    """Return a table of the changes tried and their results."""
     trials = [{**trial, "better": "far better" if trial["better"] else ""} for trial in figures["trials"]]
     columns = {"change": "name", "frames": "frames", "direction cosine": "direction_cosine", "skill": "skill"}
     return page.mapped(trials, {**columns, "": "better"})

@@ -76,7 +76,7 @@ _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wa
 def commanded(samples: Samples, gripper_index: int | None, gripper: GripperConfig) -> Samples:
     """Replace gripper numbers by those that reach the fingers: fully open or closed in binary mode.
 
-    A policy that closes with 0.7 is not wrong by 0.7 if the threshold lies above it.
+    If the threshold is above 0.7, a policy that closes with 0.7 has no error.
     """
     if gripper_index is None or gripper.mode != "binary":
         return samples
@@ -118,9 +118,9 @@ def load(path: Path) -> Samples:
 
 
 def resumed(first: Samples, rest: Samples) -> Samples:
-    """Join two parts of one bag: ``rest`` continues where ``first`` was interrupted.
+    """Join two parts of one bag: ``rest`` continues where ``first`` ended.
 
-    Both were paired with recorded actions separately, so only the frame at the seam can be without one.
+    Both were paired with recorded actions separately, so only the frame at the boundary can lack one.
     """
     if not len(first.times):
         return rest

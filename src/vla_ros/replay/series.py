@@ -92,7 +92,7 @@ def merged(feed: Feed, needed: Collection[str], timeout: float) -> Feed:
     """Merge joint states of several publishers as the live node does (``control.joints``).
 
     The result has one row per message that changes the merged state. ``feed`` itself is returned if one publisher
-    has all ``needed`` joints, or if they are never known within ``timeout`` seconds of each other: a later error
+    has all ``needed`` joints, or if they never arrive within ``timeout`` seconds of each other; a later error then
     names the missing ones.
     """
     if not needed or (len(feed.tables) == 1 and set(needed) <= set(feed.main.names)):
@@ -130,7 +130,7 @@ class Recording:
 
 
 class _Collector:
-    """The messages of one topic in flat arrays, which take a fifth of the memory of message objects."""
+    """Collects the messages of one topic in flat arrays, which need a fifth of the memory of message objects."""
 
     def __init__(self) -> None:
         self._columns: dict[tuple[str, ...], tuple[array[int], array[int], array[float]]] = {}
@@ -191,7 +191,7 @@ def read(bag: Bag, selection: Selection, needed: Collection[str] = (), timeout: 
 
 
 def messages(bag: Bag, topic: str) -> Iterator[tuple[int, Any]]:
-    """Messages of one topic and when they were received; damaged ones are left out."""
+    """Yield the messages of one topic with their times of reception; damaged ones are skipped."""
     store = message_types()
     kind = store.message(bag.topics[topic])
     for record in bag.records([topic], verify=False):

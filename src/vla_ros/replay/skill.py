@@ -1,4 +1,4 @@
-"""Compares a policy with guessing: baselines, skill scores, turns, and intervals over episodes.
+"""Compares a policy with simple baselines: skill scores, turns, and intervals over episodes.
 
 A skill score is 1 - E / E_guess, with E the mean squared error of the translation (joint policies: of all joints;
 Murphy 1988): 1 is perfect, 0 no better than the guess. Rotations are left out: in most recordings they are small
@@ -67,7 +67,8 @@ def per_episode(values: FloatArray, episodes: IntArray) -> FloatArray:
 def interval(sums: FloatArray, statistic: Callable[[FloatArray], FloatArray]) -> list[float] | None:
     """95 % bootstrap percentile interval of a figure (Efron 1979), resampled by whole episodes.
 
-    Frames of one episode are too alike to be resampled one by one. ``statistic`` maps sums over resampled episodes
+    Frames of one episode are too similar to be resampled individually. ``statistic`` maps sums over resampled
+    episodes
     [R, S] (:func:`per_episode`) to the figure [R]. The same data always give the same interval; fewer than two
     episodes have none.
     """

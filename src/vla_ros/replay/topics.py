@@ -40,7 +40,7 @@ class Selection:
 
     @property
     def described(self) -> dict[str, str]:
-        """Role to topic, for people."""
+        """Map each role to its topic, as text for people."""
         truth = f"{self.joint_states}, differenced" if self.truth_type else "none"
         return {
             "camera": ", ".join(self.cameras),
@@ -77,8 +77,8 @@ def select(
 ) -> Selection:
     """Find a topic for every role.
 
-    Names of ``config`` win if the bag has them, those of ``overrides`` (``--topics``) before all. Topics without a
-    message (``empty``) are ignored unless named. If several fit, ``ask`` asks a person.
+    Names in ``overrides`` (``--topics``) come first, then those in ``config`` if the bag has them. Topics without
+    messages (``empty``) are ignored unless named. If several fit, ``ask`` asks a person.
 
     Raises:
         BagError: There is no camera, a named topic is missing or of a wrong type, or several topics fit and
@@ -173,7 +173,7 @@ class _Finder:
         return (self.choose("camera", plain),)
 
     def truth(self) -> tuple[str | None, str]:
-        """Recorded actions first, then commands, then the joint states themselves: the topic and its type."""
+        """Return topic and type of the recorded actions, otherwise of commands, otherwise of joint states."""
         named = self.overrides.get("truth")
         if named in ("none", "joint_states"):
             return None, "" if named == "none" else JOINTS

@@ -1,7 +1,7 @@
-"""Repeats a few frames with another orientation, colour order, crop or statistics, to explain bad results.
+"""Explains bad results by trying another orientation, colour order, crop or statistics on a few frames.
 
-The usual causes of disagreement are few, so each is tried. A change is reported only if it is far better on the
-same frames, which rules out chance.
+There are few usual causes, so each is tried. A change is reported only if it is far better on the same frames,
+which rules out chance.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
 def is_far_better(before: FloatArray, after: FloatArray, guess: FloatArray) -> bool:
     """Compare squared errors [M] before and after a change, and those of the mean action.
 
-    The error falls to less than half, the skill is good, and at most one frame of four gets worse. A frame that is
-    right both times does not speak against a change.
+    The error must fall to less than half, the skill must be good, and at most one frame in four may get worse. A
+    frame that is right both times does not count against a change.
     """
     worse = after > before + 0.05 * np.nanmean(guess)
     good = np.nansum(after) <= (1 - GOOD_SKILL) * np.nansum(guess)

@@ -164,12 +164,12 @@ def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Conf
 
 
 def _opening(position: FloatArray, gripper: GripperConfig) -> FloatArray:
-    """How far open a finger is, 0 closed to 1 open."""
+    """Return a finger's opening: 0 closed, 1 open."""
     return (position - gripper.closed_position) / (gripper.open_position - gripper.closed_position)
 
 
 def finger_openings(frame_times: IntArray, recording: Recording, config: Config) -> FloatArray:
-    """How far open the measured fingers were at each frame, [F], 0 closed to 1 open; NaN if not measured."""
+    """Return the measured finger opening at each frame, [F]: 0 closed, 1 open, NaN if not measured."""
     for table in recording.joints.tables if recording.joints else ():
         for finger in config.robot.gripper_joint_names:
             if finger in table.names:

@@ -1,6 +1,6 @@
-"""The verdict on the figures and its reasons, shown at the top of the report.
+"""Judges the figures: a verdict with reasons, shown at the top of the report.
 
-The rules look for silent failures: an image upside down, statistics of another dataset, an inverted gripper, a
+The rules look for silent failures: an upside-down image, statistics of another dataset, an inverted gripper, a
 model that does not receive the image. Each reason says what to check.
 """
 
@@ -29,14 +29,14 @@ _MOST_LOSSES = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict."""
+    """A verdict with its reasons."""
 
     level: str  # ``good``, ``warn`` or ``bad``
     headline: str  # one sentence
     reasons: tuple[str, ...]  # what it is based on and what to do, the most serious first
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the verdict as plain JSON values."""
         return {**asdict(self), "reasons": list(self.reasons)}
 
 

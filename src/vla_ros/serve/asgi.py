@@ -14,7 +14,7 @@ Send = Callable[[Event], Awaitable[None]]
 
 
 class Application:
-    """Serves robots over websockets, and ``GET /healthz`` and ``/metrics``; ``api_key`` "" admits everybody."""
+    """Serves robots over websockets, ``GET /healthz`` and ``/metrics``; an empty ``api_key`` admits everybody."""
 
     def __init__(self, service: Service, api_key: str = "") -> None:
         self.service, self._key = service, api_key

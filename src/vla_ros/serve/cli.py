@@ -1,8 +1,7 @@
 """Serve a policy to robots on other machines, over openpi's websocket.
 
-The client is `policy.name: remote` of this package, or openpi's or RoboArena's own. Every connection is a robot of
-its own, and robots that ask at the same moment are answered as one batch. GET /healthz and /metrics
-report its state.
+Clients are nodes of this package with `policy.name: remote`, and openpi's and RoboArena's clients. Each connection
+is one robot; simultaneous requests are answered as one batch. GET /healthz and /metrics report the server's state.
 
   vla-ros serve --checkpoint DIR --port 8000
   vla-ros serve --config demo                        the small checkpoint of the simulation
@@ -140,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_free(address: Any) -> None:
-    """Refuse an address that cannot be listened on now, not after minutes of loading."""
+    """Refuse an unavailable address now, not after minutes of loading."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         socket.create_server((address.host, address.port), family=family).close()
@@ -186,7 +185,7 @@ def checkpoint(named: str) -> str:
 
 
 def api_key(arguments: argparse.Namespace) -> str:
-    """Return the key that robots must show; "" lets everybody in, on loopback or where ``--no-api-key`` says so."""
+    """Return the key that robots must send; "" admits everybody (on loopback, or with ``--no-api-key``)."""
     if arguments.api_key_file is not None:
         return read_key(arguments.api_key_file, "--api-key-file", KEY_LENGTH)
     if not arguments.no_api_key and not is_loopback(arguments.host):

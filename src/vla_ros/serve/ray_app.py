@@ -2,8 +2,8 @@
 
   serve run vla_ros.serve.ray_app:application config=demo replicas=2
 
-Ray places and restarts replicas, sends each connection to one of them and scales with the number of connections;
-a robot whose replica ends connects again and is served by another.
+Ray places and restarts replicas, routes each connection to one of them and scales with the number of connections;
+if a replica ends, its robots reconnect and are served by another.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def application(arguments: Mapping[str, str]) -> Any:
     """Build the application from ``name=value`` arguments.
 
     They are ``config``, ``checkpoint``, ``policy``, ``api_key_file`` and any option by its flat name
-    (``policy.unnorm_key``); ``replicas`` (default 1) and ``most_replicas`` (for scaling up to so many); ``gpus``
-    and ``cpus`` of a replica, fractions too; ``max_batch``; ``robots`` of a replica before another one is started.
+    (``policy.unnorm_key``); ``replicas`` (default 1) and ``most_replicas`` (upper bound for scaling); ``gpus`` and
+    ``cpus`` per replica, also fractions; ``max_batch``; ``robots`` per replica before another one is started.
     """
     unknown = [name for name in arguments if name not in (*_OWN, *_NUMBERS) and "." not in name]
     if unknown:

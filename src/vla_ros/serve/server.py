@@ -1,4 +1,4 @@
-"""The policy server's websocket: ``GET /healthz`` and ``/metrics``, an API key, TLS and an orderly shutdown."""
+"""The policy server's websocket, with ``GET /healthz`` and ``/metrics``, an API key, TLS and clean shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SEND = 10.0  # s until a robot that does not read is cut
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and whom it admits."""
+    """Where a server listens and which clients it admits."""
 
     host: str = "127.0.0.1"  # address or name of this machine
     port: int = 8000  # TCP port; 0 takes a free one
@@ -37,9 +37,9 @@ class Address:
 
 
 async def run(service: Service, address: Address, drain: float, ready: asyncio.Future[int] | None = None) -> None:
-    """Serve a loaded policy until SIGTERM or SIGINT, then answer what waits for at most ``drain`` seconds and end.
+    """Serve a loaded policy until SIGTERM or SIGINT, then answer waiting requests for up to ``drain`` seconds.
 
-    ``ready`` is told the port once it listens; OSError means that the address is not available.
+    ``ready`` is called with the port once the server listens; OSError means that the address is not available.
     """
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not on the main thread
@@ -106,7 +106,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
 
 
 async def _until(ending: asyncio.Event, service: Service) -> None:
-    """Until the end is asked for, or the worker can answer no more."""
+    """Wait until shutdown is requested, or the worker can no longer answer."""
     while not ending.is_set() and service.worker.state is not State.FAILED:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(ending.wait(), 0.2)

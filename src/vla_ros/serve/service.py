@@ -62,9 +62,9 @@ class Metrics:
 class Service:
     """Loads a policy and answers conversations on an event loop.
 
-    ``name`` is the policy's, for the metadata; ``aliases`` are the policy's feature keys to those on the wire;
-    ``own_metadata`` replaces the server's, for clients that expect certain keys (RoboArena); ``complete`` adds to
-    the policy's spec what ``features`` say.
+    ``name`` is the policy's name in the metadata; ``aliases`` maps the policy's feature keys to those on the wire;
+    ``own_metadata`` replaces the server's, for clients that expect certain keys (RoboArena); ``complete`` completes
+    the policy's spec from ``features``.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Service:
         return ""
 
     def healthy(self) -> bool:
-        """Return True while it can answer requests."""
+        """Return True while the server can answer requests."""
         return self.worker.state is State.READY
 
     def http(self, path: str, key: str, given: Sequence[bytes]) -> tuple[int, bytes] | None:
         """Return status and body for a plain HTTP request, or None if the websocket may be opened.
 
-        ``key`` is what robots must show ("" for none) and ``given`` their ``Authorization`` headers.
+        ``key`` is the API key ("" for none), ``given`` the request's ``Authorization`` headers.
         """
         if path.endswith("/healthz"):
             return (200, b"OK\n") if self.healthy() else (503, f"{self.worker.state.value}\n".encode())
@@ -135,7 +135,7 @@ class Service:
     async def converse(
         self, frames: AsyncIterator[bytes | str], send: Send, connected: Callable[[], bool] = lambda: True
     ) -> None:
-        """Answer one robot's ``frames`` with ``send`` until it leaves; ``connected`` is False once it has."""
+        """Answer one robot's ``frames`` with ``send`` until it disconnects; ``connected`` is then False."""
         self._loop = asyncio.get_running_loop()
         robot, session, restart, ended = Robot(), "", False, 0.0
         self.robots += 1
@@ -176,7 +176,7 @@ class Service:
         connected: Callable[[], bool],
         previous: float,
     ) -> tuple[bytes | str, str]:
-        """Return the answer, or a text that says why there is none; and the outcome for the metrics."""
+        """Return the answer, or a text with the reason for having none, and the outcome for the metrics."""
         try:
             done = await self._ask(request, robot, arrived, restart, connected)
             if not isinstance(done.outcome, ActionChunk):
@@ -230,7 +230,7 @@ class Service:
         asyncio.get_running_loop().call_soon(self._observe, done)  # after the answers are sent
 
     def _observe(self, done: Sequence[Done]) -> None:
-        """Take the times of a batch into the metrics."""
+        """Record the times of a batch in the metrics."""
         for each in done:
             if each.batch:
                 self.metrics.queued.observe(each.queued_ms / 1e3)

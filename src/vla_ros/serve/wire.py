@@ -127,7 +127,7 @@ def read_request(frame: bytes | str, known: Vocabulary, limit: int) -> Request:
 
 
 def observation(request: Request, known: Vocabulary, stamp: int) -> Observation:
-    """Return the policy's view of a request; images are processed when the policy asks for them."""
+    """Return the policy's observation of a request; images are processed on first access."""
     processors = known.spec.processors
     pixels = {key: decoded(image, key) for key, image in request.images.items()}
     raw = {

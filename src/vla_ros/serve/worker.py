@@ -1,9 +1,9 @@
 """The thread that infers for all robots: waiting requests are answered as one batch, first come, first served.
 
-Batches have the sizes 1, 2, 4, 8, ..., for which the policy is prepared before the first request, so that no robot
-waits while an engine captures graphs for an odd size. A robot has one request at a time, so that none can crowd out
-others. An expired request is rejected without being computed, and one that could not be answered in time is refused
-at once.
+Batch sizes are 1, 2, 4, 8, ...; the policy is prepared for them before the first request, so that no robot waits
+while an engine captures graphs for another size. Each robot may have one request at a time, so that none can crowd
+out others. Expired requests are rejected without being computed; a request that cannot be answered in time is
+refused at once.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class Done:
 
 
 class InferenceWorker:
-    """Loads a policy and answers jobs on a thread of its own.
+    """Loads a policy and runs jobs on a separate thread.
 
     Args:
         policy: Not loaded yet; only this thread calls it.
-        deliver: Given the ends of jobs, a batch at a time, on the worker's thread; must not wait.
-        max_batch: Most requests in one call of the policy.
-        clock: Seconds that only grow.
+        deliver: Called with finished jobs, a batch at a time, on the worker's thread; must not block.
+        max_batch: Maximum number of requests in one call of the policy.
+        clock: Monotonic clock in seconds.
 
     Attributes:
         state: Read from any thread.
-        error: What ended the thread, or made the device fail.
-        running: Requests in the present batch.
+        error: Error that ended the thread or made the device fail.
+        running: Requests in the current batch.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class InferenceWorker:
             raise self.error
 
     def submit(self, job: Job) -> None:
-        """Queue a job, which ends in a call of ``deliver``; raises BusyError if it is refused."""
+        """Queue a job, whose result goes to ``deliver``; raise BusyError if it is refused."""
         if self.state is not State.READY:
             why = {State.DRAINING: "the server is shutting down", State.FAILED: "the device failed"}
             raise BusyError(f"{why.get(self.state, f'the server is {self.state.value}')}; try again later")

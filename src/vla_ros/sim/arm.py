@@ -1,4 +1,4 @@
-"""Kinematics of the simulated arm, in numpy alone; ``assets/arm.urdf`` is its description."""
+"""Kinematics of the simulated arm in plain numpy; ``assets/arm.urdf`` describes it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mount(NamedTuple):
 
     @property
     def joint_names(self) -> tuple[str, ...]:
-        """Its nine joints: the arm's, then the fingers."""
+        """The nine joint names: seven of the arm, then two fingers."""
         return tuple(f"{self.prefix}{name}" for name in (*JOINT_NAMES, *FINGER_NAMES))
 
 

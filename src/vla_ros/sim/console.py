@@ -32,7 +32,7 @@ def spinner(text: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Sequence[EpisodeResult]], None]]:
-    """Show a progress bar; call what it yields with the results so far after each episode."""
+    """Show a progress bar; call the yielded function with the results so far after each episode."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_CONSOLE, transient=True) as bar:
         task = bar.add_task("episodes", total=total)

@@ -89,7 +89,7 @@ class Runner(ABC):
         return stamp, image
 
     def _hopeless(self) -> bool:
-        """Return whether no command is to be expected."""
+        """Return True if waiting for a command is pointless."""
         return not self._alive() or bool(self._node.policy.hopeless)
 
     def _check(self, *, waiting: bool = True) -> None:
@@ -159,8 +159,8 @@ class Lockstep(Runner):
     def _instruct(self, instruction: str) -> None:
         """Publish the instruction, then frames until one is answered; their commands are discarded.
 
-        Messages of different topics may overtake each other, so only a command proves that the instruction has
-        arrived. The node may drop a frame that it was processing when the instruction changed.
+        Messages on different topics may overtake each other, so only a command proves that the instruction has
+        arrived. The node may drop the frame it was processing when the instruction changed.
         """
         self._node.publish_instruction(instruction)
         first = self._instructed = self._node.next_stamp()
@@ -170,10 +170,10 @@ class Lockstep(Runner):
                 return
 
     def _wait_for_commands(self, stamp: int, timeout: float, *, resend: bool = True) -> list[ReceivedCommand]:
-        """Wait for a command to every driver that follows the frame ``stamp``; none if they do not come in time.
+        """Wait until every driver has a command for the frame ``stamp``; return none if they do not come in time.
 
-        It has this stamp or a later one, or is the next step of the chunk whose command was obeyed last. Once a
-        frame had to be sent again, a chunk about an earlier frame of this instruction will do.
+        The command has this stamp or a later one, or is the next step of the chunk executed last. After a frame had
+        to be sent again, a chunk for an earlier frame of this instruction is accepted.
         """
         deadline = time.monotonic() + timeout
         found: dict[str, ReceivedCommand] = {}
@@ -208,7 +208,7 @@ class Lockstep(Runner):
 
 
 class RealTime(Runner):
-    """Advances with the wall clock, whatever the policy does; slower if the machine is too slow."""
+    """Advances with the wall clock, regardless of the policy; slower if the machine cannot keep up."""
 
     _next_frame = 0.0  # s of the monotonic clock; the camera keeps its rate from one episode to the next
 
@@ -227,7 +227,7 @@ class RealTime(Runner):
         return self._drive(seed, scene, began)
 
     def _return(self, before: FloatArray) -> None:
-        """Publish the arm's way back to the start: the node takes joints that jump for those of two drivers."""
+        """Publish the arm's motion back to the start, because the node would take a jump for a second driver."""
         after = self._world.joint_positions()
         ticks = int(np.ceil(np.abs(after - before).max() / (_RETURN_SPEED * _TICK)))
         for tick in range(1, ticks):
@@ -237,7 +237,7 @@ class RealTime(Runner):
             self._node.spin(lambda: False, _TICK)
 
     def _is_answered(self, began: int) -> bool:
-        """Publish frames of the world at rest until the policy answers one; False if it does not in time."""
+        """Publish frames of the world at rest until the policy reacts to one; False if it does not in time."""
         deadline = time.monotonic() + self._options.step_timeout
         answered = False
 

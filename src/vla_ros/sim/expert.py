@@ -1,8 +1,8 @@
-"""A scripted expert for the demo, from which a model can learn.
+"""A scripted expert for the demo, whose actions can train a model.
 
-It drives one arm, or two that each have an object of their own, in any of :data:`ACTIONS`.
+It drives one arm, or two arms with one object each, with any of :data:`ACTIONS`.
 
-It is stateless: the action depends on joints, object positions and instruction alone, so that any state a learner
+It is stateless: the action depends only on joints, object positions and instruction, so every state that a learner
 visits can be labelled for any object (DAgger; Ross et al., 2011).
 """
 
@@ -103,7 +103,7 @@ def _funnel(error: float) -> float:
 
 
 def _approach(tool: FloatArray, goal: FloatArray) -> FloatArray:
-    """Return the vector to ``goal`` from above: never sideways while low and off the axis."""
+    """Return the vector that approaches ``goal`` from above: never sideways while low and off the axis."""
     way = goal - tool
     error = float(np.hypot(way[0], way[1]))
     height = tool[2] - goal[2]
@@ -143,7 +143,7 @@ class Situation(NamedTuple):
 
 
 def predict(now: Situation, motion: FloatArray, pose: FloatArray, goal: FloatArray, seconds: float) -> Situation:
-    """The situation after an action [7] of :func:`decide` at ``pose`` [4, 4], for the later steps of a chunk.
+    """Predict the situation after an action [7] of :func:`decide` at ``pose`` [4, 4], for later steps of a chunk.
 
     The arm reaches the joints ``goal`` [7]; an object that is held or pushed follows.
     """
@@ -169,7 +169,7 @@ def plan(
 ) -> FloatArray:
     """Return the next ``horizon`` actions of one arm in the form ``actions``, float64 [horizon, D].
 
-    The arm keeps still without a task. Steps after the first are as good as the prediction of what happens.
+    Without a task the arm keeps still. Steps after the first rely on the predicted situations.
     """
     rows: list[FloatArray] = []
     for left in reversed(range(horizon)):
@@ -204,7 +204,7 @@ class ExpertOptions(PolicyConfig):
 class ExpertPolicy(Policy):
     """The expert as a policy of one or two arms that uses joints and object positions, but no images.
 
-    It keeps still if the instruction is unknown, is for another number of arms or names an object that is absent.
+    It keeps still if the instruction is unknown, is for another number of arms, or names an object that is absent.
     """
 
     Options = ExpertOptions

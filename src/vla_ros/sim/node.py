@@ -55,7 +55,7 @@ class Driver:
 
 
 def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
-    """The drivers that the policy node's options speak to: one per arm, and one per gripper with its own topic.
+    """Return the drivers for the policy node's options: one per arm, and one per gripper with its own topic.
 
     Raises:
         ConfigError: The simulation has no driver for such messages.
@@ -92,11 +92,11 @@ def wrist_topic(camera: str) -> str:
 class SimNode:
     """Publishes a :class:`TableTop` and receives the commands to its arms.
 
-    Everything, callbacks included, runs on the thread that calls the methods here; they spin the graph.
+    Everything, including callbacks, runs on the thread that calls these methods; they spin the graph.
 
     Args:
         graph: The joined graph.
-        arms: Their options, which say where joint states go and where commands come.
+        arms: Their options, with the topics for joint states and commands.
         wrist: Names of the wrist cameras to publish.
         tap: Called with every message, to record it.
 
@@ -159,7 +159,7 @@ class SimNode:
         self._send(INSTRUCTION_TOPIC, self._graph.message("std_msgs/msg/String")(data=text))
 
     def publish_episode(self, *, runs: bool) -> None:
-        """Publish whether an episode runs, by which ``vla-ros export`` divides a bag."""
+        """Publish whether an episode runs; ``vla-ros export`` can split a bag by it."""
         self._send(EPISODE_TOPIC, self._graph.message("std_msgs/msg/Bool")(data=runs))
 
     def publish_joints(self, world: TableTop, stamp: int, positions: FloatArray | None = None) -> None:
@@ -218,7 +218,7 @@ class SimNode:
         self._received, self._commands = [], {}
 
     def commands(self, world: TableTop, end: float | None = None) -> Commands:
-        """The commands to the first arm since :meth:`forget_commands` and, with an ``end``, when they came."""
+        """Return the first arm's commands since :meth:`forget_commands`, with their times if ``end`` is given."""
         chosen = [name for name in self._drivers[0].joints if name in world.joint_names[: len(JOINT_NAMES)]]
         return commands_of(self._received, chosen, world.options.rate_hz, end)
 

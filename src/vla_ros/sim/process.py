@@ -1,4 +1,4 @@
-"""Runs the policy node in a process of its own."""
+"""Runs the policy node in a separate process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class PolicyProcess:
-    """``vla-ros run`` in a process of its own.
+    """``vla-ros run`` in a separate process.
 
     It writes latency and frame counters to the file ``stats`` when it ends, and its output to ``log`` (None: the
     standard error of this process).
@@ -80,11 +80,11 @@ class PolicyProcess:
         )
 
     def alive(self) -> bool:
-        """Return whether it still runs."""
+        """Return True while the process runs."""
         return self._process.poll() is None
 
     def end(self, patience: float = 20.0) -> int:
-        """Interrupt it, wait, and kill it after ``patience`` seconds; returns its exit status."""
+        """Interrupt the process, wait, and kill it after ``patience`` seconds; return its exit status."""
         if self.alive():
             self._process.send_signal(signal.SIGINT)
             try:
@@ -97,7 +97,7 @@ class PolicyProcess:
         return status
 
     def stats(self) -> dict[str, Any]:
-        """Return the latency and frame counters that it wrote when it ended; empty if there are none."""
+        """Return the latency and frame counters that the node wrote when it ended; empty if there are none."""
         try:
             found = json.loads(self._stats.read_text(encoding="utf-8"))
         except (OSError, ValueError):

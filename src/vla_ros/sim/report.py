@@ -57,7 +57,7 @@ def render(result: DemoResult, config: Config | None = None) -> str:
 
 
 def banner(result: DemoResult) -> Markup:
-    """How many episodes succeeded, and why the others failed."""
+    """Return the banner: how many episodes succeeded, and why the others failed."""
     count = len(result.episodes)
     won = sum(episode.success for episode in result.episodes)
     failures = Counter(episode.reason for episode in result.episodes if not episode.success)
@@ -168,7 +168,7 @@ def _chart(title: str, names: Sequence[str], rows: Sequence[FloatArray] | FloatA
 
 
 def latency(result: DemoResult) -> list[Markup]:
-    """Return the table of percentiles, and a histogram of each stage whose single measurements are known."""
+    """Return the table of percentiles, and a histogram for each stage with individual measurements."""
     rows = [(stage, values.get("p50"), values.get("p99")) for stage, values in result.latency_ms.items()]
     parts = [page.table(("stage", "p50 [ms]", "p99 [ms]"), rows)] if rows else []
     histograms = [

@@ -87,7 +87,7 @@ class DemoResult:
 
     @property
     def motion(self) -> dict[str, float | None]:
-        """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None if a figure has no meaning."""
+        """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None if a figure does not apply."""
         episodes = [episode.commands for episode in self.episodes]
         gap = longest_gap(episodes)
         return {

@@ -1,6 +1,6 @@
-"""Scenes drawn from a seed: where the objects lie, the instruction, and where the arm starts.
+"""Draws scenes from a seed: object positions, the instruction, and the arm's start position.
 
-A scene depends on its seed and options alone (numpy's PCG64), not on the machine or on earlier scenes.
+A scene depends only on its seed and options (numpy's PCG64), not on the machine or on earlier scenes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _apart(places: FloatArray) -> bool:
 
 
 def _lane_is_free(places: FloatArray, side: float) -> bool:
-    """Return True if no distractor lies where the hand comes down, or where it moves the object."""
+    """Return True if no distractor is in the way where the hand comes down or moves the object."""
     across = np.abs(places[1:, 0] - places[0, 0])
     along = side * (places[1:, 1] - places[0, 1])
     return bool(np.all((across > _PUSH_LANE) | (along > PUSH_ROOM) | (along < -PUSH_ROOM * 0.75)))

@@ -31,9 +31,9 @@ class Commands:
         return np.diff(self.times)
 
     def accelerations(self, rate_hz: float) -> tuple[FloatArray, FloatArray]:
-        """Of the commanded joints (norm, rad/s^2): where a chunk begins, and within chunks.
+        """Return the norm of the commanded joint acceleration, rad/s^2, at chunk boundaries and within chunks.
 
-        Three consecutive commands make one; they count as ``1 / rate_hz`` apart.
+        Each value is computed from three consecutive commands, assumed to be ``1 / rate_hz`` apart.
         """
         if len(self.stamps) < 3:
             return np.zeros(0), np.zeros(0)
@@ -52,12 +52,12 @@ def stalled_share(episodes: Sequence[Commands], rate_hz: float) -> float | None:
 
 
 def longest_gap(episodes: Sequence[Commands]) -> float | None:
-    """Return the seconds of the longest gap between two commands; None in lockstep."""
+    """Return the longest gap between two commands in seconds; None in lockstep."""
     return max((float(commands.gaps.max()) for commands in episodes if len(commands.gaps)), default=None)
 
 
 def seam_ratio(episodes: Sequence[Commands], rate_hz: float) -> float | None:
-    """99th percentile of the acceleration at seams over that within chunks; None for single steps."""
+    """Return the ratio of the 99th percentile accelerations at seams and within chunks; None for single steps."""
     pairs = [commands.accelerations(rate_hz) for commands in episodes]
     seams, inside = (
         (np.concatenate([np.zeros(0), *parts]) for parts in zip(*pairs, strict=True)) if pairs else ((), ())

@@ -1,4 +1,4 @@
-"""Follows ``~/status`` of the policy node to tell when waiting for a command is pointless."""
+"""Follows ``~/status`` of the policy node to detect when waiting for a command is pointless."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PolicyStatus:
         self._idle = 0.0
 
     def update(self, text: str) -> None:
-        """Take a message of ``~/status``; anything else is ignored."""
+        """Process a message of ``~/status``; ignore anything else."""
         try:
             status = json.loads(text)
             state, explanation = str(status["state"]), str(status["explanation"])
@@ -47,10 +47,10 @@ class PolicyStatus:
 
     @property
     def hopeless(self) -> str:
-        """Why no command is to be expected (stopped, or holding or disarmed for 5 s), or ""."""
+        """Why waiting for a command is pointless (stopped, or holding or disarmed for 5 s), or ""."""
         return self._explanation if self.stopped or self._idle >= _PATIENCE else ""
 
     @property
     def _idles(self) -> bool:
-        """Whether the last message reported a state without motion."""
+        """True if the last message reported a state without motion."""
         return self._state not in ("", "armed")

@@ -1,4 +1,4 @@
-"""The objects on the table, the tasks, and the instructions that ask for them."""
+"""The objects on the table, the tasks, and their instructions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Trace:
 
     Attributes:
         actions: The policy's actions so far, each float64 [D].
-        commands: What the first arm was told.
+        commands: The commands to the first arm.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Trace:
         self._fingers.append(world.joint_positions().reshape(arms, -1)[:, len(arm.JOINT_NAMES) :].mean(axis=1))
 
     def result(self, world: TableTop, seed: int, scene: Scene, steps: int, otherwise: str) -> EpisodeResult:
-        """Result of the episode; ``otherwise`` is the reason if the judge has not decided."""
+        """Return the episode's result; ``otherwise`` is the reason if the judge has not decided."""
         count = len(self._images)
         chosen = np.unique(np.linspace(0, count - 1, min(count, MAX_IMAGES)).round().astype(int))
         return EpisodeResult(

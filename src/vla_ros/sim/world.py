@@ -111,7 +111,7 @@ class TableTop:
         self.judge = Judge(scene)
 
     def _place(self, slot: int) -> None:
-        """Place the object of a slot, or park an empty slot; only one shape shows and collides."""
+        """Place the object of a slot, or park an empty slot; only one shape is visible and collides."""
         thing = self.scene.objects[slot] if slot < len(self.scene.objects) else None
         for shape in SHAPES:
             geom = self._model.geom(f"{shape}_{slot}")
@@ -135,7 +135,7 @@ class TableTop:
     def command_named(self, names: Sequence[str], positions: Sequence[float]) -> None:
         """Set the position targets of the named joints; the others keep theirs.
 
-        The targets of the arms move there linearly in 0.8 control steps, those of the fingers at once. Raises
+        Arm targets move there linearly within 0.8 control steps, finger targets at once. Raises
         ValueError if a name is unknown, the lengths differ or a position is not finite.
         """
         rows = self._rows(names, positions)
@@ -189,7 +189,7 @@ class TableTop:
         return self.judge.update(self.object_positions())
 
     def _bump(self) -> None:
-        """Move the tool aside by up to ``options.bump`` metres, like a person bumping into the arm."""
+        """Displace the tool by up to ``options.bump`` metres, as if a person bumped into the arm."""
         shift = self._random.normal(size=3) * (1.0, 1.0, 0.5)
         shift *= self.options.bump * self._random.uniform(0.4, 1.0) / np.linalg.norm(shift)
         bumped = 0 if len(self.mounts) == 1 else int(self._random.integers(len(self.mounts)))

@@ -58,10 +58,10 @@ def frames_part(frames: Mapping[str, Any]) -> Part:
 
 
 def policy_part(info: Mapping[str, Any], outside: int) -> Part:
-    """What the policy reported with its last action.
+    """Report what the policy returned with its last action.
 
-    ``info`` is ``ActionChunk.info``, of which numbers and strings are shown; ``outside`` counts the tokens of the
-    last second that were not action tokens (``outside_bins``).
+    Of ``ActionChunk.info``, numbers and strings are shown; ``outside`` counts tokens in the last second that were
+    not action tokens (``outside_bins``).
     """
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
     if outside:
@@ -85,7 +85,7 @@ def latency_part(latency: Mapping[str, Mapping[str, float]]) -> Part:
 
 
 def execution_part(execution: Mapping[str, float]) -> Part:
-    """How steadily the plan is executed (:meth:`ExecutionStats.summary`)."""
+    """Report how steadily the plan is executed (:meth:`ExecutionStats.summary`)."""
     values = {name: f"{value:g}" for name, value in execution.items()}
     if "stalled_share" not in execution:
         return Part("execution", OK, "no motion yet", values)

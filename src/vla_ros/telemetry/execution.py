@@ -1,4 +1,4 @@
-"""How steadily the plan is executed: one record for diagnostics, ``vla-ros top``, metrics, the demo and replay."""
+"""Measures how steadily the plan is executed, for diagnostics, ``vla-ros top``, metrics, the demo and replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExecutionStats:
         self.interrupted()
 
     def interrupted(self) -> None:
-        """Motion ended for a reason (a hold, a stop, another task): what follows is no gap and no seam."""
+        """Record that motion ended for a reason (hold, stop, another task), so that no gap or seam is counted."""
         self._seam = False  # the last step was the first one of a chunk
         self._last: float | None = None
         self._positions: FloatArray | None = None
@@ -39,8 +39,8 @@ class ExecutionStats:
     def sent(self, step: StepResult, joints: Mapping[str, int], now: Now, period: float) -> None:
         """Record a step whose commands were sent at ``now``.
 
-        The first of its chunk that was sent has that ``chunk``. ``joints`` is arm to number of its joints, which
-        come before its fingers; ``period`` the seconds between two steps.
+        The first step sent from a chunk passes that ``chunk``. ``joints`` maps each arm to its number of joints,
+        which come before the fingers; ``period`` is the time between two steps in seconds.
         """
         at = now.steady / 1e9
         with self._lock:

@@ -1,7 +1,7 @@
 """Writes one line per frame, from camera to command; commands carry the stamp of their frame.
 
-A full, slow or missing disk never delays a command: lines go through a bounded queue to a thread, and the first
-error ends the recording with one line in the log.
+A full, slow or missing disk never delays a command: lines go through a bounded queue to a separate thread, and the
+first error ends the recording with one line in the log.
 """
 
 from __future__ import annotations

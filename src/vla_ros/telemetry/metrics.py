@@ -1,7 +1,7 @@
 """The Prometheus endpoint ``/metrics``: off by default, and on loopback unless configured otherwise.
 
-prometheus_client collects and formats. Its own servers are not used, because they look up the host name at start
-and let every hanging client occupy a thread. Here a single thread with a timeout answers, and it only reads.
+prometheus_client collects and formats the metrics. Its own servers are not used, because they look up the host name
+at start and let every hanging client occupy a thread. Here a single read-only thread with a timeout answers.
 """
 
 from __future__ import annotations

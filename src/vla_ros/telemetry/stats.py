@@ -1,7 +1,7 @@
 """Stage times and frame counts for diagnostics, the demo and bench.
 
-Only recent times are kept, so memory does not grow. The receiving and commanding threads write here; readers copy
-under the lock and compute without it.
+Only recent times are kept, so memory does not grow. The receiving and control threads write; readers copy under the
+lock and compute without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stats:
     Each frame counts once: ``received == used + sum(dropped) + (frames in progress)``.
 
     Attributes:
-        execution: Of the steps that were sent.
+        execution: Statistics of the steps that were sent.
     """
 
     def __init__(self) -> None:

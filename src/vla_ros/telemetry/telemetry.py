@@ -1,4 +1,4 @@
-"""Publishes what the node does: diagnostics, status, action, debug image, metrics and trace.
+"""Publishes the node's diagnostics, status, actions, debug image, metrics and trace.
 
 Nothing here makes decisions or delays a command: expensive work runs on the graph thread a few times a second, and
 only for topics that have subscribers.
@@ -190,7 +190,7 @@ class Telemetry:
         )
 
     def _watched(self) -> list[Watched]:
-        """Topics that need a publisher, and optional ones that QoS must not lose, above all the stop button."""
+        """Return topics that need a publisher, and optional ones whose QoS must match, such as the stop topic."""
         config, resolve, qos = self._options.current, self._node.resolve_topic_name, self._graph.qos
         topics = config.topics
         image = IMAGE_TYPES[config.camera.transport]

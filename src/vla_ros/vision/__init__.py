@@ -1,4 +1,4 @@
-"""From the bytes of a camera message to the image that a checkpoint saw in training.
+"""Turns the bytes of a camera message into the image that a checkpoint saw in training.
 
 ``messages`` reads and writes the CDR of the two image messages, ``decode`` turns them into RGB, ``geometry``
 applies the orientation and computes the centre crop, ``processors`` resizes exactly as the training code did, and

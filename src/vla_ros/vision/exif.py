@@ -25,7 +25,7 @@ _TURNS: dict[int, Callable[[UInt8Array], UInt8Array]] = {
 
 
 def jpeg_exif(data: memoryview) -> bytes:
-    """The EXIF segment of a JPEG, or empty bytes; takes microseconds, because it stops at the first pixel."""
+    """Return the EXIF segment of a JPEG, or empty bytes; takes microseconds, because it stops before the pixels."""
     at = 2  # after the start marker
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         length = int.from_bytes(data[at + 2 : at + 4], "big")

@@ -1,6 +1,6 @@
 """The images of an observation, each oriented and resized on first access.
 
-Policies that do not use them (``hold``, an open-loop baseline, one camera of two) cost no resize.
+Images that a policy does not use (``hold``, an open-loop baseline, one camera of two) are never resized.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class LazyImages(Mapping[str, UInt8Array]):
     """Maps image keys to uint8 [H, W, 3]; each image is prepared on first access.
 
     Args:
-        makers: Image key to the function that prepares it; called at most once by each accessing thread.
+        makers: Maps an image key to the function that prepares it, called at most once by each accessing thread.
 
     Attributes:
         spent_ms: Milliseconds spent on preparation so far.

@@ -1,6 +1,6 @@
 """CDR of ``sensor_msgs/Image`` and ``sensor_msgs/CompressedImage``: reading without a copy, and writing.
 
-The layout is the OMG's plain CDR, version 1, as every ROS 2 middleware puts it on the wire: a 4-byte encapsulation
+The layout is the OMG's plain CDR, version 1, as used by every ROS 2 middleware: a 4-byte encapsulation
 header (second byte 0: big endian, 1: little endian), then the fields, each aligned to its size counted from the end
 of that header. A string is a uint32 length (with the closing zero byte) and its bytes; a byte sequence is a uint32
 length and its bytes. Both messages begin with ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string frame_id``.
@@ -151,7 +151,7 @@ def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:
 
 
 def image_header(cdr: CdrBytes) -> ImageHeader:
-    """Return the header of a serialised ``sensor_msgs/Image``, in microseconds whatever the image size."""
+    """Return the header of a serialised ``sensor_msgs/Image``; takes microseconds for any image size."""
     return read_image(cdr)[0]
 
 

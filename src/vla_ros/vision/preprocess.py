@@ -31,7 +31,7 @@ class Preprocessor:
         self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
-        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, as ``camera.transport`` says."""
+        """Decode one serialised ``sensor_msgs/Image`` or ``CompressedImage``, according to ``camera.transport``."""
         decoded: DecodedImage = self._decode(cdr)
         return self.raw(decoded.image, camera_index, decoded.stamp)
 
@@ -51,7 +51,7 @@ def _named(image: ImageFeature) -> ImageProcessor | None:
 
 
 def _chosen(camera: Camera, named: ImageProcessor | None) -> ImageProcessor | None:
-    """Return the policy's processor, unless the user overrides it for this camera."""
+    """Return the policy's processor, unless an option overrides it for this camera."""
     if camera.pipeline != "policy":
         if camera.pipeline not in PROCESSORS:
             known = ", ".join(("policy", *PROCESSORS))

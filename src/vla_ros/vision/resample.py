@@ -119,7 +119,7 @@ def bilinear_crop(source: tuple[int, int], target: tuple[int, int], area: float)
 
 
 def pillow_taps(source: int, target: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where Pillow's ``bilinear`` or ``bicubic`` resize looks along one axis, and its weights, rounded as it does.
+    """Return the taps of Pillow's ``bilinear`` or ``bicubic`` resize along one axis, with its rounded weights.
 
     Returns int64 [K, target] positions and int32 [K, target] weights in units of 2^-22.
     """
@@ -224,7 +224,7 @@ class Lanczos3:
         return np.clip(result, 0, 255, out=result).astype(np.uint8)
 
     def _some(self, image: UInt8Array, samples: NDArray[np.intp]) -> Matrix:
-        """Some samples of the flattened result, float32 [n], in TensorFlow's order."""
+        """Compute selected samples of the flattened result, float32 [n], in TensorFlow's order."""
         pixels, channels = np.divmod(samples, _CHANNELS)
         rows, columns = np.divmod(pixels, len(self._columns[0]))
         down, down_weights = (part[rows] for part in self._rows)  # [n, taps]
@@ -239,7 +239,7 @@ class Lanczos3:
         return result
 
     def _all(self, image: UInt8Array) -> Matrix:
-        """Return every sample, float32 [height, width, 3], in TensorFlow's order."""
+        """Compute every sample, float32 [height, width, 3], in TensorFlow's order."""
         result: NDArray[np.uint8] | Matrix = image
         for axis, (at, weights) in enumerate((self._rows, self._columns)):
             lines = np.moveaxis(result, axis, 0)
@@ -270,7 +270,7 @@ def lanczos3(source: tuple[int, int], target: tuple[int, int]) -> Lanczos3:
 
 @lru_cache(maxsize=16)
 def lanczos3_steps(source: tuple[int, int], target: tuple[int, int]) -> Resampling:
-    """Return the same as a step for another device; none between equal sizes, as in TensorFlow."""
+    """Return :func:`lanczos3` as steps for another device; none between equal sizes, as in TensorFlow."""
     if source == target:
         return ()
     rows, columns = (taps_of(lanczos3_matrix(source[axis], target[axis])) for axis in (0, 1))

@@ -1,7 +1,7 @@
 """Resizes images without distortion and pads them with black, as openpi and LeRobot do.
 
-They differ for images that shrink: openpi uses Pillow's antialiasing filter, LeRobot interpolates between four
-pixels. A checkpoint needs the one it was trained with; on fine structure they are up to 70 levels apart.
+The two differ when images shrink: openpi uses Pillow's antialiasing filter, LeRobot interpolates between four
+pixels. A checkpoint needs the one it was trained with; on fine textures they differ by up to 70 levels.
 """
 
 from __future__ import annotations
