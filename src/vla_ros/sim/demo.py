@@ -116,7 +116,7 @@ def check_torch(config: Config) -> None:
 
 
 def _interrupt_on_terminate() -> None:
-    """Handle SIGTERM like Ctrl-C, so that the policy node is shut down in order."""
+    """Handle SIGTERM like Ctrl-C, so that the policy node shuts down cleanly."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -182,7 +182,7 @@ def _run_all(
 
 
 def _action(config: Config) -> tuple[Part, ...]:
-    """What the numbers of the policy's actions are."""
+    """Return the parts of the policy's action."""
     if config.policy.name == "expert":
         return ExpertPolicy(config).spec.action
     stated = parse_parts(" + ".join(config.features.action), action=True) if config.features.action else ()
@@ -190,7 +190,7 @@ def _action(config: Config) -> tuple[Part, ...]:
 
 
 def _small(result: EpisodeResult, episodes: int) -> EpisodeResult:
-    """Halve the images of long runs, so that the report can still be mailed."""
+    """Halve the image size of long runs, to keep the report small."""
     if episodes <= 10:
         return result
     return replace(result, images=tuple(image[::2, ::2].copy() for image in result.images))

@@ -78,8 +78,8 @@ def decode_compressed(cdr: CdrBytes) -> DecodedImage:
     """Decode a serialised ``sensor_msgs/CompressedImage``: JPEG or PNG with 8 bits, grey or colour.
 
     The EXIF orientation is applied, as in cv_bridge and image_transport. The leading bytes of the data identify the
-    format, because drivers fill ``format`` inconsistently; ``format`` tells what the bytes cannot: depth, raw Bayer
-    mosaics, swapped channels.
+    format, because drivers fill ``format`` inconsistently; ``format`` is used for what the bytes do not show:
+    depth, raw Bayer mosaics, swapped channels.
 
     Raises:
         ImageError: Truncated or damaged CDR or image, too many pixels, depth or Bayer data, another format.
@@ -121,7 +121,7 @@ def _check_size(message: str, height: int, width: int) -> None:
 
 
 def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
-    """View of the pixel bytes without padding, [height, width * pixel_bytes]."""
+    """Return a view of the pixel bytes without padding, [height, width * pixel_bytes]."""
     height, width = header.height, header.width
     row = width * pixel_bytes
     if header.step < row:

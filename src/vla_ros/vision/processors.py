@@ -110,14 +110,14 @@ class ResizeNaive(_Resize):
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Resize; as the base class."""
+        """See the base class."""
         require_image(image)
         if self.crop_area == 1.0:
             return resize_bicubic(image, self.size)
         return crop_center(image, self.crop_area, self.size)
 
     def resampling(self, source: tuple[int, int]) -> Resampling:
-        """Integers or single float32 operations: the same on every device."""
+        """Integer or single float32 operations, identical on every device."""
         if self.crop_area == 1.0:
             return resample.pillow_resize(source, self.size)
         return resample.bilinear_crop(source, self.size, self.crop_area)
@@ -127,16 +127,17 @@ class ResizeNaive(_Resize):
 class LiberoResize(_Resize):
     """JPEG round trip, Lanczos-3, then the crop, as RLDS and the LIBERO evaluation process images.
 
-    For checkpoints fine-tuned on an RLDS data set; with image augmentation, set ``crop_area`` to 0.9.
+    For checkpoints fine-tuned on an RLDS data set; if they were trained with image augmentation, set ``crop_area``
+    to 0.9.
     """
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Resize; as the base class."""
+        """See the base class."""
         require_image(image)
         return self._crop(resize_lanczos3(jpeg_round_trip(image), self.size))
 
     def resampling(self, source: tuple[int, int]) -> Resampling | None:
-        """Integers or single float32 operations; libjpeg decodes images below five columns in another way."""
+        """Integer or single float32 operations; None below five columns, which libjpeg decodes differently."""
         if source[1] < 5:
             return None
         return (JpegRoundTrip(source), *resample.lanczos3_steps(source, self.size), *self._crop_steps())
@@ -155,12 +156,12 @@ class ResizeWithPad(ImageProcessor):
     size: tuple[int, int] = (224, 224)
 
     def __call__(self, image: UInt8Array) -> UInt8Array:
-        """Resize; as the base class."""
+        """See the base class."""
         require_image(image)
         return resize_with_pad(image, self.size)
 
     def resampling(self, source: tuple[int, int]) -> Resampling:
-        """Integers: the same on every device."""
+        """Integer operations, identical on every device."""
         if source == self.size:
             return ()
         fitted = fitted_size(source, self.size)
