@@ -78,12 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """Add an option for each field, with help from the docstring of the class."""
-    about = _attributes(kind)
+    """Add an option for each field."""
     hints = get_type_hints(kind)
     for field in fields(kind):
+        about = field.metadata["about"]
         if hints[field.name] is bool:
-            parser.add_argument(f"--{field.name}", action="store_true", help=about[field.name])
+            parser.add_argument(f"--{field.name}", action="store_true", help=about)
             continue
         assert field.default is not MISSING  # a recipe is complete without options
         several = isinstance(field.default, tuple)
@@ -95,22 +95,8 @@ def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
             nargs="+" if several else None,
             default=field.default,
             metavar="V",
-            help=f"{about[field.name]} (default {usual})".replace("%", "%%"),
+            help=f"{about} (default {usual})".replace("%", "%%"),
         )
-
-
-def _attributes(kind: type[Any]) -> dict[str, str]:
-    """Map each field to the first sentence about it in the docstring."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in (kind.__doc__ or "").partition("Attributes:")[2].splitlines():
-        head, colon, text = line.strip().partition(": ")
-        if colon and head.isidentifier():
-            name = head
-            found[name] = text
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return {name: text.replace("``", "").split(". ")[0].rstrip(".") for name, text in found.items()}
 
 
 def recipe_of(kind: type[Recipe], arguments: argparse.Namespace) -> Recipe:

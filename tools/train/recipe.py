@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,100 +23,110 @@ FOREIGN_DATASET = "fractal20220817_data"
 """Key of another robot's statistics in ``norm_stats``, to show the effect of a wrong key."""
 
 
+def option(default: Any, about: str) -> Any:
+    """Return a field of a recipe, and the help of its option on the command line."""
+    return field(default=default, metadata={"about": about})
+
+
 @dataclass(frozen=True)
 class DataRecipe:
     """How demonstrations are recorded."""
 
-    episodes: int = 8000  # number of episodes; their seeds are ``seed`` and the following ones
-    seed: int = TRAINING_SEED  # first seed
-    tasks: tuple[str, ...] = ("pick",)  # tasks that are drawn and labelled (:data:`~vla_ros.sim.tasks.TASK_NAMES`)
-    max_steps: int = 60  # steps after which an episode ends
-    # Standard deviations of the disturbance, metres; each episode draws one.
-    noise_m: tuple[float, ...] = (0.0, 0.003, 0.006, 0.009)
-    burst_chance: float = 0.03  # probability per step of a push over a few steps
-    flip_chance: float = 0.02  # probability per step that the gripper does the opposite for a few steps
-    switch_share: float = 0.2  # share of episodes in which the instruction switches to another object
-    shard_episodes: int = 20  # episodes in one file
-    every: int = 1  # steps between recorded frames of an episode
-    rate_hz: float = 10.0  # control steps a second; the disturbance is per step
-    # Steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper.
-    horizon: int = 1
+    episodes: int = option(8000, "number of episodes; their seeds are seed and the following ones")
+    seed: int = option(TRAINING_SEED, "first seed")
+    tasks: tuple[str, ...] = option(("pick",), "tasks that are drawn and labelled")
+    max_steps: int = option(60, "steps after which an episode ends")
+    noise_m: tuple[float, ...] = option(
+        (0.0, 0.003, 0.006, 0.009), "standard deviations of the disturbance, metres; each episode draws one"
+    )
+    burst_chance: float = option(0.03, "probability per step of a push over a few steps")
+    flip_chance: float = option(0.02, "probability per step that the gripper does the opposite for a few steps")
+    switch_share: float = option(0.2, "share of episodes in which the instruction switches to another object")
+    shard_episodes: int = option(20, "episodes in one file")
+    every: int = option(1, "steps between recorded frames of an episode")
+    rate_hz: float = option(10.0, "control steps a second; the disturbance is per step")
+    horizon: int = option(
+        1, "steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper"
+    )
 
 
 @dataclass(frozen=True)
 class NetworkRecipe:
     """Sizes of the network."""
 
-    vision_width: int = 192  # features per patch in each tower
-    vision_blocks: int = 6  # blocks that run in each tower
-    vision_heads: int = 3  # attention heads of the towers
-    llm_width: int = 256  # features per token of the decoder
-    llm_layers: int = 6
-    llm_heads: int = 4  # its attention heads
-    llm_hidden: int = 512  # hidden features of its gated MLP
+    vision_width: int = option(192, "features per patch in each tower")
+    vision_blocks: int = option(6, "blocks that run in each tower")
+    vision_heads: int = option(3, "attention heads of the towers")
+    llm_width: int = option(256, "features per token of the decoder")
+    llm_layers: int = option(6, "layers of the decoder")
+    llm_heads: int = option(4, "its attention heads")
+    llm_hidden: int = option(512, "hidden features of its gated MLP")
 
 
 @dataclass(frozen=True)
 class FlowNetworkRecipe:
     """Sizes of the flow-matching network, and the delays it is trained for."""
 
-    vision_width: int = 192  # features per patch
-    vision_blocks: int = 5  # blocks of the tower
-    vision_heads: int = 3  # its attention heads
-    prefix_width: int = 256  # features per token of the prefix
-    prefix_hidden: int = 512  # hidden features of its gated MLP
-    expert_width: int = 128  # features per token of the action expert
-    expert_hidden: int = 256  # hidden features of its gated MLP
-    depth: int = 5  # layers of both
-    heads: int = 4  # query heads of both; one head of keys and values
-    head_dim: int = 64  # features per head
-    max_delay: int = 8  # actions at the beginning of a chunk that may be given (trained real-time chunking)
+    vision_width: int = option(192, "features per patch")
+    vision_blocks: int = option(5, "blocks of the tower")
+    vision_heads: int = option(3, "its attention heads")
+    prefix_width: int = option(256, "features per token of the prefix")
+    prefix_hidden: int = option(512, "hidden features of its gated MLP")
+    expert_width: int = option(128, "features per token of the action expert")
+    expert_hidden: int = option(256, "hidden features of its gated MLP")
+    depth: int = option(5, "layers of both")
+    heads: int = option(4, "query heads of both; one head of keys and values")
+    head_dim: int = option(64, "features per head")
+    max_delay: int = option(8, "actions at the beginning of a chunk that may be given (trained real-time chunking)")
 
 
 @dataclass(frozen=True)
 class LabelRecipe:
     """How actions become labels."""
 
-    # Gripper value of a closing hand (1 opens). ``docs/demo-policy.md`` says why it is not 0.
-    closed_value: float = 0.7
-    step_cap: float = 0.0  # longest translation of a label, metres; 0 for no limit
-    step_grid: float = 0.0  # labels are rounded to multiples of this many metres; 0 for no rounding
+    closed_value: float = option(
+        0.7, "gripper value of a closing hand (1 opens). docs/demo-policy.md says why it is not 0"
+    )
+    step_cap: float = option(0.0, "longest translation of a label, metres; 0 for no limit")
+    step_grid: float = option(0.0, "labels are rounded to multiples of this many metres; 0 for no rounding")
 
 
 @dataclass(frozen=True)
 class FitRecipe:
     """How the network is trained."""
 
-    steps: int = 6000  # optimiser steps, at most
-    span: float = 0.0  # seconds over which the rate falls and after which training ends; 0 to go by steps
-    samples: int = 4  # noises and times per prompt, which share the encoded image (flow matching only)
-    batch: int = 256  # frames of one micro-batch
-    prompts: int = 2  # instructions per frame: the one followed and others (counterfactual labels)
-    accumulate: int = 1  # micro-batches per step
-    learning_rate: float = 7e-4  # highest rate
-    warmup: int = 200  # steps of linear warm-up
-    final_share: float = 0.02  # share of the rate at the end of the cosine
-    weight_decay: float = 0.05  # AdamW's, on matrices only
-    clip: float = 1.0  # largest norm of the gradient
-    seed: int = 0  # seed of the initial weights and of the order of frames
-    # Deviation by which the given actions of a chunk miss the expert's (normalised; flow matching only). The
-    # actions after them return within a few steps.
-    seam_noise: float = 0.0
-    rotation_weight: float = 0.5  # weight of the three rotation tokens, which hardly vary
-    location_weight: float = 0.5  # weight of the auxiliary loss on the named object's patch
-    kind_weight: float = 0.5  # weight of the auxiliary loss on the object in each patch
-    background_weight: float = 0.02  # weight of the class "none" in it
+    steps: int = option(6000, "optimiser steps, at most")
+    span: float = option(0.0, "seconds over which the rate falls and after which training ends; 0 to go by steps")
+    samples: int = option(4, "noises and times per prompt, which share the encoded image (flow matching only)")
+    batch: int = option(256, "frames of one micro-batch")
+    prompts: int = option(2, "instructions per frame: the one followed and others (counterfactual labels)")
+    accumulate: int = option(1, "micro-batches per step")
+    learning_rate: float = option(7e-4, "highest rate")
+    warmup: int = option(200, "steps of linear warm-up")
+    final_share: float = option(0.02, "share of the rate at the end of the cosine")
+    weight_decay: float = option(0.05, "AdamW's, on matrices only")
+    clip: float = option(1.0, "largest norm of the gradient")
+    seed: int = option(0, "seed of the initial weights and of the order of frames")
+    seam_noise: float = option(
+        0.0,
+        "deviation by which given actions miss the expert's, normalised; those after them return within a few "
+        "steps (flow matching only)",
+    )
+    rotation_weight: float = option(0.5, "weight of the three rotation tokens, which hardly vary")
+    location_weight: float = option(0.5, "weight of the auxiliary loss on the named object's patch")
+    kind_weight: float = option(0.5, "weight of the auxiliary loss on the object in each patch")
+    background_weight: float = option(0.02, "weight of the class 'none' in it")
 
 
 @dataclass(frozen=True)
 class FitOptions:
     """Options that do not change what is learned."""
 
-    device: str = "auto"  # torch device, or ``auto`` for CUDA if available
-    compile: bool = False  # compile the training step
-    log_every: int = 50  # steps between lines of the log
-    save_every: float = 60.0  # seconds between saved states
-    time_limit: float = 0.0  # seconds after which to save and stop; 0 for no limit
+    device: str = option("auto", "torch device, or auto for CUDA if available")
+    compile: bool = option(False, "compile the training step")
+    log_every: int = option(50, "steps between lines of the log")
+    save_every: float = option(60.0, "seconds between saved states")
+    time_limit: float = option(0.0, "seconds after which to save and stop; 0 for no limit")
 
 
 Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, FlowNetworkRecipe, LabelRecipe, FitRecipe)
