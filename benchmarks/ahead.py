@@ -25,6 +25,7 @@ from tools.faults.node import TURN_SECONDS
 from tools.faults.processes import DOMAINS
 from tools.faults.records import Record
 from tools.faults.rig import Rig
+from vla_ros.telemetry.steadiness import Steadiness
 
 _OPTIONS = {
     "features.action": "[arm.joint_position, arm.gripper]",
@@ -67,13 +68,15 @@ def _figures(motions: list[Record], rate: float, *, as_predicted: bool) -> dict[
     points = np.array([motion.positions for motion in motions])[:, columns] - np.array(HOME)[[0, len(ARM) - 1]]
     meant = np.unwrap(np.arctan2(points[:, 0], points[:, 1])) / (2 * np.pi) * TURN_SECONDS
     period, gaps, steps, seams = 1 / rate, np.diff(at), np.diff(meant), np.diff(stamps) != 0
-    long = gaps > 1.5 * period
+    steadiness = Steadiness()
+    for each in at:
+        steadiness.waited(float(each), period)
     inside = steps[~seams]
     found = {
         "seconds": round(at[-1] - at[0], 1),
         "motions": len(at),
-        "stalled_share": round(float((gaps[long] - period).sum() / gaps.sum()), 4),
-        "gaps_over_1_5_periods": int(long.sum()),
+        "stalled_share": round(steadiness.figures()["stalled_share"], 4),
+        "gaps_over_1_5_periods": int((gaps > 1.5 * period).sum()),
         "gap_ms": {name: round(1e3 * float(np.percentile(gaps, share)), 1) for name, share in _SHARES.items()},
         "age_ms": {
             name: round(float(np.percentile([(m.ros - m.stamp) / 1e6 for m in motions], share)), 1)

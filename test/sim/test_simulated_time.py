@@ -16,9 +16,8 @@ from vla_ros.node.stepper import Stepper
 from vla_ros.policies import Session
 from vla_ros.sim.arguments import add_arguments, episode_options, mode_of, plan, world_options
 from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.results import EpisodeResult
+from vla_ros.sim.results import EpisodeResult, steadiness
 from vla_ros.sim.simulated_time import SimulatedTime
-from vla_ros.sim.smoothness import longest_gap, stalled_share
 from vla_ros.sim.status import PolicyFailedError
 from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
@@ -78,10 +77,11 @@ def test_arms_obey_as_over_the_graph(words: tuple[str, ...]) -> None:
 def test_a_synchronous_arm_waits_for_each_answer_and_one_that_asks_ahead_does_not() -> None:
     waits, ahead = (run(*CHUNKS, "--delay-ms", "300", "--schedule", kind) for kind in ("sync", "append"))
     assert (waits.reason, ahead.reason) == ("success", "success")
-    assert stalled_share([waits.commands], 20.0) > 0.15
-    assert longest_gap([waits.commands]) == pytest.approx(0.3, abs=0.051)
-    assert stalled_share([ahead.commands], 20.0) == 0
-    assert longest_gap([ahead.commands]) == pytest.approx(0.05, abs=1e-6)
+    late, even = (steadiness([each.commands], 20.0) for each in (waits, ahead))
+    assert late["stalled_share"] > 0.15
+    assert late["longest_gap_ms"] == pytest.approx(300, abs=51)
+    assert even["stalled_share"] == 0
+    assert even["longest_gap_ms"] == pytest.approx(50, abs=1e-3)
     assert ahead.steps < 0.9 * waits.steps
 
 

@@ -15,7 +15,7 @@ from vla_ros.control.command import message_type
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
 from vla_ros.sim.arm import JOINT_NAMES
-from vla_ros.sim.smoothness import Commands
+from vla_ros.sim.results import Commands
 from vla_ros.sim.status import PolicyFailedError, PolicyStatus
 from vla_ros.sim.world import TableTop
 from vla_ros.types import FloatArray, JointState, UInt8Array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,38 @@ import numpy as np
 
 from vla_ros.contract.parts import Part
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.sim.smoothness import Commands, longest_gap, seam_ratio, stalled_share
-from vla_ros.types import FloatArray, UInt8Array
+from vla_ros.telemetry.steadiness import Steadiness
+from vla_ros.types import FloatArray, IntArray, UInt8Array
 
 MAX_IMAGES = 12
 """Images that are kept of an episode."""
 
 _EPISODE_FIGURES = ("seed", "instruction", "success", "steps", "reason", "touched")
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The commands of an episode, as the robot's side receives them."""
+
+    # Arrivals, seconds, and the end of the episode, float64 [T + 1]; empty in lockstep.
+    times: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Of the frame behind each, nanoseconds, int64 [T]; commands of one chunk share theirs.
+    stamps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # Of the arm's joints, float64 [T, N], radians.
+    positions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+def steadiness(episodes: Iterable[Commands], rate_hz: float) -> dict[str, float]:
+    """Return how steady the commands were (:meth:`Steadiness.figures`), of which ``rate_hz`` are due a second."""
+    found, period = Steadiness(), 1 / rate_hz
+    for commands in episodes:
+        found.interrupted()
+        for at in commands.times:
+            found.waited(float(at), period)
+        begins = np.diff(commands.stamps, prepend=commands.stamps[:1]) != 0
+        for positions, begins_chunk in zip(commands.positions, begins, strict=True):
+            found.moved(positions, None, period, begins_chunk=bool(begins_chunk))
+    return found.figures()
 
 
 @dataclass(frozen=True)
@@ -88,13 +113,8 @@ class DemoResult:
     @property
     def motion(self) -> dict[str, float | None]:
         """``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None if a figure does not apply."""
-        episodes = [episode.commands for episode in self.episodes]
-        gap = longest_gap(episodes)
-        return {
-            "stalled_share": stalled_share(episodes, self.rate_hz),
-            "longest_gap_ms": None if gap is None else 1e3 * gap,
-            "seam_ratio": seam_ratio(episodes, self.rate_hz),
-        }
+        found = steadiness((episode.commands for episode in self.episodes), self.rate_hz)
+        return {name: found.get(name) for name in ("stalled_share", "longest_gap_ms", "seam_ratio")}
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures as plain JSON values, without images and traces."""

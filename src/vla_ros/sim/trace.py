@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from vla_ros.sim import arm
-from vla_ros.sim.results import MAX_IMAGES, EpisodeResult
+from vla_ros.sim.results import MAX_IMAGES, Commands, EpisodeResult
 from vla_ros.sim.scene import Scene
-from vla_ros.sim.smoothness import Commands
 from vla_ros.sim.world import TableTop
 from vla_ros.types import FloatArray, UInt8Array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,10 @@ import numpy as np
 from vla_ros.control.clock import Now
 from vla_ros.control.command import Command
 from vla_ros.control.outcome import StepResult
+from vla_ros.telemetry.steadiness import Steadiness
 from vla_ros.types import FloatArray
 
 _REMEMBERED = 4096
-_STALLED = 1.5  # periods between two steps
 
 
 class ExecutionStats:
@@ -24,17 +23,13 @@ class ExecutionStats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._steps = self._chunks = self._skipped = 0
-        self._moving = self._stalled = self._longest = 0.0
-        self._ages, self._inside, self._seams, self._jerks = (deque[float](maxlen=_REMEMBERED) for _ in range(4))
-        self.interrupted()
+        self._ages = deque[float](maxlen=_REMEMBERED)
+        self._steadiness = Steadiness(_REMEMBERED)
 
     def interrupted(self) -> None:
         """Record that motion ended for a reason (hold, stop, another task), so that no gap or seam is counted."""
-        self._seam = False  # the last step was the first one of a chunk
-        self._last: float | None = None
-        self._positions: FloatArray | None = None
-        self._speed: FloatArray | None = None
-        self._acceleration: FloatArray | None = None
+        with self._lock:
+            self._steadiness.interrupted()
 
     def sent(self, step: StepResult, joints: Mapping[str, int], now: Now, period: float) -> None:
         """Record a step whose commands were sent at ``now``.
@@ -42,63 +37,29 @@ class ExecutionStats:
         The first step sent from a chunk passes that ``chunk``. ``joints`` maps each arm to its number of joints,
         which come before the fingers; ``period`` is the time between two steps in seconds.
         """
-        at = now.steady / 1e9
+        positions, speed = _numbers(step.commands, joints)
         with self._lock:
             self._steps += 1
             self._ages.append((now.ros - step.stamp) / 1e6)
             if step.chunk is not None:
                 self._chunks += 1
                 self._skipped += step.index
-            last, self._last = self._last, at
-            if last is not None:
-                gap = at - last
-                self._moving += gap
-                self._longest = max(self._longest, gap)
-                if gap > _STALLED * period:
-                    self._stalled += gap - period
-                    self._positions = self._speed = self._acceleration = None
-            self._differentiate(step, joints, period)
-
-    def _differentiate(self, step: StepResult, joints: Mapping[str, int], period: float) -> None:
-        """Accelerations and jerks from the commands of successive steps, a period apart."""
-        positions, speed = _numbers(step.commands, joints)
-        before, self._positions = self._positions, positions
-        after_seam, self._seam = self._seam, step.chunk is not None
-        if speed is None and positions is not None and before is not None and len(before) == len(positions):
-            speed = (positions - before) / period
-        slower, self._speed = self._speed, speed
-        steady, self._acceleration = self._acceleration, None
-        if speed is None or slower is None or len(speed) != len(slower):
-            return
-        self._acceleration = (speed - slower) / period
-        where = self._seams if self._seam or after_seam else self._inside
-        where.append(_largest(self._acceleration))
-        if steady is not None:
-            self._jerks.append(_largest((self._acceleration - steady) / period))
+            self._steadiness.waited(now.steady / 1e9, period)
+            self._steadiness.moved(positions, speed, period, begins_chunk=step.chunk is not None)
 
     def summary(self) -> dict[str, float]:
         """Return the figures; without those that do not exist (yet).
 
         ``steps`` sent, ``chunks`` begun (each is a refill but the first) and ``skipped`` steps of them, which were
-        executed from the chunk before; ``seconds`` between steps, the ``stalled_share`` of them beyond a period
-        where a gap was longer than 1.5, ``longest_gap_ms``; ages of the frame behind a step, ``age_p50_ms`` and
-        ``age_p99_ms``; of commands, 99th percentiles of the joints' largest ``acceleration`` within chunks and
-        ``seam_acceleration`` towards and from the first step of a chunk (rad/s^2, m/s^2), their ``seam_ratio``, and
-        ``jerk`` (per second more).
+        executed from the chunk before; ages of the frame behind a step, ``age_p50_ms`` and ``age_p99_ms``; and
+        :meth:`Steadiness.figures`.
         """
         with self._lock:
             found: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}
-            moving, stalled, longest = self._moving, self._stalled, self._longest
-            ages, inside, seams, jerks = map(np.array, (self._ages, self._inside, self._seams, self._jerks))
-        if moving:
-            found |= {"seconds": moving, "stalled_share": stalled / moving, "longest_gap_ms": 1e3 * longest}
+            found |= self._steadiness.figures()
+            ages = np.array(self._ages)
         if len(ages):
             found |= dict(zip(("age_p50_ms", "age_p99_ms"), np.percentile(ages, (50, 99)).tolist(), strict=True))
-        for name, values in (("acceleration", inside), ("seam_acceleration", seams), ("jerk", jerks)):
-            if len(values):
-                found[name] = float(np.percentile(values, 99))
-        if found.get("acceleration") and "seam_acceleration" in found:
-            found["seam_ratio"] = found["seam_acceleration"] / found["acceleration"]
         return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in found.items()}
 
 
@@ -112,7 +73,3 @@ def _numbers(commands: Sequence[Command], joints: Mapping[str, int]) -> tuple[Fl
         return None, np.concatenate(speeds)
     positions = [each.positions[: joints[each.arm]] for each in commands]
     return (np.concatenate(positions), None) if positions else (None, None)
-
-
-def _largest(values: FloatArray) -> float:
-    return max(map(abs, values.tolist()), default=math.nan)

@@ -1,0 +1,90 @@
+"""How steadily commands follow each other: the one definition of stalls and seams.
+
+The policy node measures the steps it sends (:mod:`vla_ros.telemetry.execution`), demo and benchmarks the commands
+that the robot's side receives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+from vla_ros.types import FloatArray
+
+_STALLED = 1.5  # periods between two commands
+_FEWEST = 8  # accelerations, below which their ratio says nothing
+_QUANTILE = 99
+
+
+class Steadiness:
+    """Gaps between commands, and accelerations at seams and within chunks. Used from one thread.
+
+    Args:
+        remembered: How many accelerations are kept, the newest; None for all.
+    """
+
+    def __init__(self, remembered: int | None = None) -> None:
+        self._seconds = self._stalled = self._longest = 0.0
+        self._inside, self._seams, self._jerks = (deque[float](maxlen=remembered) for _ in range(3))
+        self.interrupted()
+
+    def interrupted(self) -> None:
+        """Forget the last command: what follows is no gap and no seam."""
+        self._at: float | None = None
+        self._was_seam = False
+        self._positions: FloatArray | None = None
+        self._speed: FloatArray | None = None
+        self._acceleration: FloatArray | None = None
+
+    def waited(self, at: float, period: float) -> None:
+        """Count the time since the last command, of which there should be one in each ``period``; seconds."""
+        last, self._at = self._at, at
+        if last is not None:
+            gap = at - last
+            self._seconds += gap
+            self._longest = max(self._longest, gap)
+            self._stalled += gap - period if gap > _STALLED * period else 0.0
+
+    def moved(
+        self, positions: FloatArray | None, speed: FloatArray | None, period: float, *, begins_chunk: bool
+    ) -> None:
+        """Count a command to ``positions`` [N], or to go on with ``speed`` [N] for a ``period``.
+
+        Commands count as a period apart, also after a gap: an arm that must start again at a seam does so there.
+        """
+        before, self._positions = self._positions, positions
+        is_seam, self._was_seam = begins_chunk or self._was_seam, begins_chunk
+        if speed is None and positions is not None and before is not None and len(before) == len(positions):
+            speed = (positions - before) / period
+        slower, self._speed = self._speed, speed
+        steady, self._acceleration = self._acceleration, None
+        if speed is None or slower is None or len(speed) != len(slower):
+            return
+        self._acceleration = (speed - slower) / period
+        (self._seams if is_seam else self._inside).append(_length(self._acceleration))
+        if steady is not None:
+            self._jerks.append(_length((self._acceleration - steady) / period))
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures, without those that do not exist (yet).
+
+        ``seconds`` between commands; ``stalled_share`` of them, by which a command was late, where a gap was
+        longer than 1.5 periods; ``longest_gap_ms``. Of the joints together (norm), 99th percentiles of the
+        ``acceleration`` within chunks, the ``seam_acceleration`` towards and from the first command of a chunk
+        (rad/s^2, m/s^2), their ``seam_ratio``, and ``jerk`` (per second more).
+        """
+        found = {}
+        if self._seconds:
+            found["seconds"], found["stalled_share"] = self._seconds, self._stalled / self._seconds
+            found["longest_gap_ms"] = 1e3 * self._longest
+        kinds = {"acceleration": self._inside, "seam_acceleration": self._seams, "jerk": self._jerks}
+        found |= {name: float(np.percentile(values, _QUANTILE)) for name, values in kinds.items() if values}
+        if min(len(self._inside), len(self._seams)) >= _FEWEST and found["acceleration"]:
+            found["seam_ratio"] = found["seam_acceleration"] / found["acceleration"]
+        return found
+
+
+def _length(values: FloatArray) -> float:
+    return math.hypot(*values.tolist())
