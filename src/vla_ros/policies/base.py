@@ -38,10 +38,10 @@ class Session:
     """
 
     def reset(self) -> None:
-        """Forget what depends on past observations: a new episode or another instruction."""
+        """Forget everything that depends on past observations: a new episode or another instruction began."""
 
     def close(self) -> None:
-        """Free what the session holds, such as a connection."""
+        """Free the session's resources, such as a connection."""
 
 
 class Policy(ABC):
@@ -59,7 +59,7 @@ class Policy(ABC):
 
     @staticmethod
     def claims(config: Mapping[str, Any]) -> int:
-        """Say by a checkpoint's ``config.json`` whether this policy runs it, so that users need not name it.
+        """Return whether this policy runs the checkpoint with this ``config.json``, so that users need not name it.
 
         0 for no, 1 for a layout that other policies may run as well, 2 for its own.
         """
@@ -69,15 +69,15 @@ class Policy(ABC):
         """Read weights, warm up and run the self-test. May take minutes; called once, before the first inference.
 
         Raises:
-            VlaRosError: Says what is missing or wrong, and what to do about it.
+            VlaRosError: The policy cannot be loaded; the text says what to do about it.
         """
         progress(1.0, f"{type(self).__name__}: nothing to load")
 
     def describe(self) -> PolicySpec:
-        """Inputs and outputs as far as they are known without weights or a device; for ``vla-ros run --dry-run``.
+        """Return inputs and outputs as far as known without weights or a device; for ``vla-ros run --dry-run``.
 
         Raises:
-            VlaRosError: What says so, such as the checkpoint's ``config.json``, is missing or wrong.
+            VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or wrong.
         """
         if not hasattr(self, "spec"):  # known only from weights, or from a server
             raise VlaRosError(f"{type(self).__name__}: says what it needs only after it is loaded")
@@ -89,24 +89,24 @@ class Policy(ABC):
 
     @abstractmethod
     def infer(self, session: Any, observation: Observation) -> ActionChunk:
-        """Answer one observation of the robot to which ``session`` (of :meth:`start_session`) belongs.
+        """Infer a chunk from one observation; ``session`` is the robot's, from :meth:`start_session`.
 
         Raises:
             VlaRosError: Inference failed; the session is unchanged.
         """
 
     def infer_batch(self, requests: Sequence[tuple[Any, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots; a chunk or an error for each request.
+        """Infer for several robots; return a chunk or an error for each request.
 
-        Each session occurs once. An invalid request does not affect the others.
+        Each session occurs at most once. An invalid request does not affect the others.
         """
         return [_tried(self, *request) for request in requests]
 
     def prepare(self, batch: int) -> bool:
-        """Prepare for batches of that size; the server calls it after :meth:`load`, which prepares for one request.
+        """Prepare for batches of this size; called after :meth:`load`, which prepares for one request.
 
-        Returns False if the policy infers for one robot after the other anyway. Raises OutOfMemoryError if there is
-        no room.
+        Returns False if the policy infers for one robot at a time anyway. Raises OutOfMemoryError if it does not
+        fit.
         """
         return type(self).infer_batch is not Policy.infer_batch
 
@@ -116,12 +116,12 @@ class Policy(ABC):
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
         """Un-normalise actions [..., D] with every other dataset of the checkpoint, by its name.
 
-        Used to diagnose a wrong choice; empty without other datasets.
+        Used to diagnose a wrong choice; empty if there are no other datasets.
         """
         return {}
 
     def close(self) -> None:  # noqa: B027 (nor memory of their own)
-        """Free the memory that :meth:`load` took; the policy can be loaded again."""
+        """Free the memory; the policy can be loaded again."""
 
 
 def _tried(policy: Policy, session: Any, observation: Observation) -> ActionChunk | VlaRosError:
@@ -140,7 +140,7 @@ class LazyPolicy:
     claims: Callable[[Mapping[str, Any]], int] = lambda config: 0  # as :meth:`Policy.claims`
 
     def __call__(self, config: Config) -> Policy:
-        """Import the module and make the policy."""
+        """Import the module and create the policy."""
         module, _, name = self.target.partition(":")
         policy: Policy = getattr(import_module(module), name)(config)
         return policy

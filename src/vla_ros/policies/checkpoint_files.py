@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of each of ``names``, one at a time."""
+    """Yield the name and tensor of each of ``names``, one at a time."""
     try:
         with safe_open(str(file), framework="pt") as shard:
             for name in names:
@@ -130,7 +130,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def list_some(what: str, items: Iterable[str]) -> str:
-    """``what`` and the first few of ``items`` in one phrase; empty without any."""
+    """Return ``what`` with the first few ``items`` as one phrase; empty if there are none."""
     entries = list(items)
     if not entries:
         return ""

@@ -1,4 +1,4 @@
-"""Chooses a device, measures its free memory, and explains when it runs out."""
+"""Chooses a device, measures its free memory, and explains out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return self.weights + self.cache + self.working
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class MemoryPlan:
 
 
 def available_memory(device: str) -> int | None:
-    """Return the free bytes on ``device``; for a CPU also within this container's limit. None if unknown."""
+    """Return the free bytes on ``device`` (on a CPU, also within the container's limit), or None if unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]
@@ -109,7 +109,7 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """What the container's limit leaves (cgroup v2, then v1); page cache counts as free."""
+    """Return the bytes left within the container's limit (cgroup v2, then v1); page cache counts as free."""
     for limit_name, used_name, cache_name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),

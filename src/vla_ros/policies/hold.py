@@ -1,4 +1,4 @@
-"""A policy that never moves: for bring-up and for measuring everything around a model."""
+"""A policy that never moves, for bring-up and for measuring everything around a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints that come with the package: what they are called, and which policy runs them."""
+"""The checkpoints that come with the package, by name, and the policies that run them."""
 
 from pathlib import Path
 

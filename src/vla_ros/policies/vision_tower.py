@@ -101,7 +101,7 @@ class Block(nn.Module):
 
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Factors of the attention's and of the MLP's branch, [width] each."""
+        """Return the factors of the attention branch and of the MLP branch, [width] each."""
         first, second = (None if scale is None else scale.scale_factor for scale in (self.ls1, self.ls2))
         return first, second
 
@@ -138,8 +138,8 @@ class VisionTower(nn.Module):
     def run(self, ops: TowerOps, embedded: Tensor, prefix: Tensor, out: Tensor, film: Tensor | None = None) -> None:
         """Turn embedded patches [B, patches, width], without positions, into features.
 
-        ``out`` [B, patches, width] takes them and may be some columns of a wider tensor. ``prefix`` is of
-        :meth:`prefix`, ``film`` of :meth:`modulations`.
+        They are written to ``out`` [B, patches, width], which may be a slice of a wider tensor. ``prefix`` comes
+        from :meth:`prefix`, ``film`` from :meth:`modulations`.
         """
         blocks: list[Block] = list(self.blocks)  # type: ignore[arg-type]
         tokens, normed = ops.embed(embedded, self.pos_embed[0], prefix, blocks[0].norm1)
@@ -172,7 +172,7 @@ class VisionBackbone(nn.Module):
 
     @property
     def towers(self) -> list[VisionTower]:
-        """One or two, in the order of their features."""
+        """One or two towers, in the order of their features."""
         return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
 
     def normalize(self, images: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class VisionBackbone(nn.Module):
     def forward(self, pixels: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
         """Normalised pixels [B, 3 * towers, H, W] to features [B, patches, sum of widths].
 
-        ``film`` has each tower's :meth:`VisionTower.modulations`, or nothing.
+        ``film`` holds each tower's :meth:`VisionTower.modulations`, or is empty.
         """
         features = []
         for index, tower in enumerate(self.towers):

@@ -28,21 +28,21 @@ class WiggleOptions(PolicyConfig):
 
 @dataclass
 class WiggleSession(Session):
-    """Where each arm was when the motion began, and when that was."""
+    """The arms' positions at the start of the motion, and its time."""
 
     began: int = 0
     home: dict[str, FloatArray] = field(default_factory=dict)
 
     def reset(self) -> None:
-        """Begin anew where the arms are."""
+        """Start again from the arms' current positions."""
         self.home = {}
 
 
 class WigglePolicy(Policy):
-    """Moves every joint of all arms to and fro, one at a time in command order, then closes and opens the grippers.
+    """Moves every joint of all arms back and forth, one at a time in command order, then the grippers.
 
-    It repeats that until told otherwise, whatever the images show. The joints' path is :func:`offset` around the
-    positions at the first frame.
+    It repeats this regardless of the images. The joints follow :func:`offset` around their positions at the first
+    frame; the grippers close and open.
     """
 
     Options = WiggleOptions
@@ -64,7 +64,7 @@ class WigglePolicy(Policy):
         )
 
     def start_session(self) -> WiggleSession:
-        """Start where the arms are at the first frame."""
+        """Start at the arms' positions at the first frame."""
         return WiggleSession()
 
     def infer(self, session: WiggleSession, observation: Observation) -> ActionChunk:
@@ -87,9 +87,9 @@ class WigglePolicy(Policy):
 
 
 def offset(turn: float, joints: int) -> FloatArray:
-    """Distance of each joint [N] from where it began, as a share of the amplitude; each begins and ends at rest.
+    """Return each joint's distance [N] from its start, as a share of the amplitude; joints start and end at rest.
 
-    Each joint has one turn, and the grippers have the one after the last.
+    The joints move one after another; the last slot is the grippers'.
     """
     moved: FloatArray = np.zeros(joints)
     which = int(turn) % (joints + 1)

@@ -11,9 +11,9 @@ LEROBOT = LazyPolicy(LeRobotOptions, "vla_ros.policies.lerobot:make", lambda con
 
 
 def make(config: Config) -> Policy:
-    """Return the policy, in this process or, with ``policy.python``, in one of its own.
+    """Create the policy, in this process or, with ``policy.python``, in a separate one.
 
-    The one needs LeRobot here, the other what the remote client needs: neither is imported for the other.
+    The first needs LeRobot in this environment, the second only the remote client; each imports only what it needs.
     """
     if options_of(config, LeRobotOptions).python:
         from vla_ros.policies.lerobot.child import LeRobotChild

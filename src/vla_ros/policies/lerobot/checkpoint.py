@@ -1,6 +1,6 @@
-"""LeRobot's checkpoints, loaded by its own code and offline; what is missing is named before it is looked for.
+"""Loads LeRobot's checkpoints with LeRobot's code, offline; missing files are reported beforehand.
 
-Calls read from LeRobot 0.6.1: ``PreTrainedConfig.from_pretrained``, ``get_policy_class``,
+Uses these functions of LeRobot 0.6.1: ``PreTrainedConfig.from_pretrained``, ``get_policy_class``,
 ``make_pre_post_processors``, ``predict_action_chunk``.
 """
 
@@ -37,10 +37,10 @@ class Checkpoint:
         return self.policy.config
 
     def guidance(self, previous: PreviousChunk | None, left: Any) -> dict[str, Any]:
-        """Arguments of ``predict_action_chunk`` that continue ``left`` [1, T, D], which is ``previous`` normalised.
+        """Return arguments of ``predict_action_chunk`` to continue ``left`` [1, T, D], ``previous`` normalised.
 
-        The steps that will have been executed are kept. The others guide up to the execution horizon of the
-        checkpoint's ``rtc_config``, or of LeRobot's default.
+        Steps that will have been executed are kept. The others guide the chunk up to the execution horizon in the
+        checkpoint's ``rtc_config``, or LeRobot's default.
         """
         if previous is None or not self.continues:
             return {}
@@ -58,7 +58,7 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     ``tokenizer`` is the tokenizer's folder; "" takes the one that the processors name, where it is a folder.
 
     Raises:
-        CheckpointError: It is not there, is of an older format, or lacks something.
+        CheckpointError: It does not exist, has an older format, or is incomplete.
         MissingDependencyError: LeRobot, or the library of this family, is not installed.
     """
     written = _config(folder)
@@ -102,9 +102,9 @@ def load(folder: Path, device: str, tokenizer: str) -> Checkpoint:
 
 
 def _continues_chunks(policy: Any) -> bool:
-    """Whether the policy does real-time chunking, which is switched on if the checkpoint does not configure it.
+    """Return whether the policy supports real-time chunking; enable it if the checkpoint does not configure it.
 
-    GR00T has an implementation of its own, with other arguments.
+    GR00T has its own implementation, with other arguments.
     """
     if not (policy.supports_rtc() and hasattr(policy, "init_rtc_processor")):
         return False
@@ -119,7 +119,7 @@ def _continues_chunks(policy: Any) -> bool:
 def read_spec(folder: Path, horizon: int = 0, dimension: int = 0) -> PolicySpec:
     """Inputs and outputs from ``config.json``, which does not say what state and action consist of.
 
-    ``horizon`` and ``dimension`` are K and D of the policy's answers; 0 takes the file's.
+    ``horizon`` and ``dimension`` are K and D of the policy's chunks; 0 takes them from the file.
     """
     config = _config(folder)
     moments = _moments(config)
@@ -141,7 +141,7 @@ def is_image(name: str) -> bool:
 
 
 def key_of(name: str) -> str:
-    """Our name of a feature: ``observation.images.front`` is ``front``, ``observation.state`` is ``state``."""
+    """Return our name for a feature: ``front`` for ``observation.images.front``, and so on."""
     return name.removeprefix("observation.images.").removeprefix("observation.")
 
 
@@ -161,7 +161,7 @@ def _moments(config: Mapping[str, Any]) -> tuple[Moment, ...]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Return the content of ``config.json``, after a look at what must be there."""
+    """Return the content of ``config.json``, after a check that the required files exist."""
     if not folder.is_dir():
         raise ConfigError(f"policy.checkpoint: found '{folder}', expected a folder that LeRobot wrote")
     try:
@@ -183,7 +183,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[str, dict[str, Any]]:
-    """Overrides of the processors that take the tokenizer from its folder, which must be given if not local."""
+    """Return processor overrides that read the tokenizer from a local folder, which must be given."""
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = json.loads((folder / _PROCESSORS[0]).read_text(encoding="utf-8")).get("steps", ())

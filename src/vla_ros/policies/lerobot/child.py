@@ -1,4 +1,4 @@
-"""LeRobot in an environment of its own, as a child process of the node."""
+"""LeRobot in a separate environment, as a child process of the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vla_ros.types import ActionChunk, Observation
 
 
 class LeRobotChild(Policy):
-    """Starts ``policy.python`` with the checkpoint, queries it over loopback, and stops it."""
+    """Starts ``policy.python`` with the checkpoint, connects to it over loopback, and stops it."""
 
     Options = LeRobotOptions
 
@@ -28,7 +28,7 @@ class LeRobotChild(Policy):
         self._remote: RemotePolicy | None = None
 
     def describe(self) -> PolicySpec:
-        """Inputs and outputs as the checkpoint's ``config.json`` has them."""
+        """Return inputs and outputs from the checkpoint's ``config.json``."""
         return read_spec(Path(self._options.checkpoint).expanduser())
 
     def load(self, progress: Progress = no_progress) -> None:
@@ -66,7 +66,7 @@ class LeRobotChild(Policy):
 
     @property
     def pid(self) -> int:
-        """Process that LeRobot runs in; 0 before :meth:`load`."""
+        """Id of LeRobot's process; 0 before :meth:`load`."""
         return self._server.pid if self._server else 0
 
     def start_session(self) -> RemoteSession:
@@ -75,7 +75,7 @@ class LeRobotChild(Policy):
         return self._remote.start_session()
 
     def infer(self, session: RemoteSession, observation: Observation) -> ActionChunk:
-        """Ask the process; a dead one is ``server_lost`` until it runs again."""
+        """Run the inference in the child process; if it died, this is ``server_lost`` until it runs again."""
         assert self._remote is not None
         return self._remote.infer(session, observation)
 

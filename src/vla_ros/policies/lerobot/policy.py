@@ -21,10 +21,10 @@ from vla_ros.types import ActionChunk, Observation, PreviousChunk
 
 
 class LeRobotPolicy(Policy):
-    """Answers as LeRobot's ``predict_action_chunk`` between its own processors does, to the bit.
+    """Runs LeRobot's ``predict_action_chunk`` between its own processors, with bit-identical results.
 
-    Images are those of the checkpoint's ``config.json`` without ``observation.images.``; what its state and action
-    are made of no file says, so ``features.state`` and ``features.action`` must.
+    Images have the names in the checkpoint's ``config.json`` without ``observation.images.``. No file states the
+    parts of state and action, so ``features.state`` and ``features.action`` must.
     """
 
     Options = LeRobotOptions
@@ -41,11 +41,11 @@ class LeRobotPolicy(Policy):
         return self._checkpoint
 
     def describe(self) -> PolicySpec:
-        """Inputs and outputs as the checkpoint's ``config.json`` has them."""
+        """Return inputs and outputs from the checkpoint's ``config.json``."""
         return read_spec(Path(self._options.checkpoint))
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Load the checkpoint, and infer once: only the answer shows how long its chunks are."""
+        """Load the checkpoint and infer once, because only the result shows how long the chunks are."""
         options = self._options
         progress(0.0, "loading LeRobot's policy")
         device = options.device
@@ -66,7 +66,7 @@ class LeRobotPolicy(Policy):
         progress(1.0, "ready")
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
-        """Answer one observation."""
+        """Infer a chunk from one observation."""
         began = time.perf_counter()
         values: dict[str, Any] = {}
         for name, feature in self.loaded.config.input_features.items():
@@ -85,7 +85,7 @@ class LeRobotPolicy(Policy):
     def _predict(
         self, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
     ) -> tuple[Any, Any]:
-        """Return the actions and normalised actions, float64 [K, D] each."""
+        """Return actions and normalised actions, float64 [K, D] each."""
         checkpoint = self.loaded
         batch: dict[str, Any] = {name: _tensor(name, value)[None] for name, value in values.items()}
         batch["task"] = [instruction]
@@ -113,7 +113,7 @@ def _dtype(name: str) -> type:
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
-    """[..., H, W, 3] uint8 as [..., 3, H, W] in [0, 1]; numbers as float32."""
+    """Convert uint8 [..., H, W, 3] to [..., 3, H, W] in [0, 1], and numbers to float32."""
     if not is_image(name):
         return torch.from_numpy(np.asarray(value, np.float32))
     image = torch.from_numpy(np.array(value))  # a copy: messages are read-only

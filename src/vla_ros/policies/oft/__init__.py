@@ -1,4 +1,4 @@
-"""OpenVLA-OFT: the network of OpenVLA, answering with a whole chunk in one bidirectional pass.
+"""OpenVLA-OFT: OpenVLA's network, which returns a whole chunk from one bidirectional pass.
 
 ``checkpoint`` reads the published files, ``network`` is what it adds to OpenVLA, ``inference`` runs it, ``policy``
 implements :class:`~vla_ros.policies.base.Policy`. Importing from here needs no torch.

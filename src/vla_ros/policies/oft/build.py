@@ -23,7 +23,7 @@ from vla_ros.types import FloatArray
 
 
 def plain_inference(model: OFTModel, steps: int = 50) -> ChunkInference:
-    """Plain torch over the weights as loaded, sequences at their exact length."""
+    """Build the inference in plain torch over the loaded weights, with sequences of exact length."""
 
     def encode(images: torch.Tensor, film: Sequence[torch.Tensor]) -> torch.Tensor:
         return model.embed_image(model.normalize(images), film)
@@ -68,7 +68,7 @@ def normalize_state(statistics: ActionStatistics, raw: FloatArray) -> FloatArray
 
 
 def check_vision(one: Chunk, other: Chunk) -> None:
-    """Refuse a model that answers two different images alike."""
+    """Refuse a model that returns the same chunk for two different images."""
     spread = float(one.normalized.std()) or 1.0
     if np.abs(one.normalized - other.normalized).max() <= SEES * spread:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""One OpenVLA-OFT inference over static buffers: by the engine in graphs, or plainly with exact lengths."""
+"""OpenVLA-OFT inference over static buffers: with the engine in graphs, or in plain torch with exact lengths."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class StepBuffers:
                 self._read_stage = runner.capture(self._read)
 
     def run(self, words: bytes) -> None:
-        """Run all stages; what depends on the text alone is kept until ``words`` change."""
+        """Run all stages; values that depend only on the text are kept until ``words`` change."""
         if self.film and self._read_words != words:
             self._read_stage()
             self._read_words = words
@@ -113,7 +113,7 @@ class StepBuffers:
                 stage()
 
     def _read(self) -> None:
-        """Modulations from the mean embedding of the text."""
+        """Compute the modulations from the mean embedding of the text."""
         inside = torch.arange(self.text, device=self.words.device) < self.lengths[1]
         language = (self._embedded() * inside[:, None]).sum(0, keepdim=True) / self.lengths[1]
         towers = self._owner.model.vision_backbone.towers
@@ -163,7 +163,7 @@ class StepBuffers:
 
 
 class ChunkInference:
-    """Answers observations with chunks, one bidirectional pass each (with a diffusion head, one per step).
+    """Infers chunks, with one bidirectional pass each (with a diffusion head, one per step).
 
     Not thread-safe. The decoder of ``model`` may be empty: ``weights`` is. Sequences are padded to multiples of
     ``bucket_step``; 1 pads none. With ``background`` a second thread captures graphs of further lengths.

@@ -59,7 +59,7 @@ MARGIN = 1e-8
 
 @dataclass(frozen=True)
 class Description:
-    """What the files say before any weight is loaded."""
+    """What the files state, before any weight is loaded."""
 
     folder: Path  # the checkpoint
     base: Path  # where its shards are: the same, or the base model's
@@ -94,7 +94,7 @@ class OFTSession(Session):
 
 
 class OFTPolicy(NetworkPolicy[Loaded]):
-    """Answers one to three images, an instruction and possibly a state with a chunk of actions."""
+    """Infers a chunk of actions from one to three images, an instruction and optionally a state."""
 
     Options = OFTOptions
     title = "OpenVLA-OFT"
@@ -111,7 +111,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return self._describe(towers=False).spec
 
     def _describe(self, *, towers: bool = True) -> Description:
-        """Read what the files say; without ``towers`` nothing is merged, and no weights can be loaded."""
+        """Read the files; without ``towers`` nothing is merged, and no weights can be loaded."""
         options = self._options
         folder = checkpoint_folder(options.checkpoint)
         base = checkpoint_folder(options.base) if options.base else folder
@@ -170,7 +170,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         return OFTSession(np.random.default_rng(None if self._options.seed < 0 else self._options.seed))
 
     def infer(self, session: OFTSession, observation: Observation) -> ActionChunk:
-        """Answer one observation with a chunk.
+        """Infer a chunk from one observation.
 
         ``info`` of a discrete checkpoint has ``logit_margins`` and ``outside_bins``.
         """
@@ -246,7 +246,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
     def _start(
         self, model: OFTModel, prompt: PromptEncoder, fast: bool, decoder: DecoderWeights | None
     ) -> ChunkInference:
-        """Return the engine's inference if it passes its tests, else plain torch's."""
+        """Return the engine's inference if it passes its tests, otherwise plain torch's."""
         options, ids = self._options, prompt.encode(SELF_TEST_INSTRUCTION)
         size = model.architecture.image_size
         pair = two_images(size, size)
@@ -284,7 +284,7 @@ class OFTPolicy(NetworkPolicy[Loaded]):
 
 
 def _numbers(loaded: Loaded, chunk: Chunk) -> tuple[FloatArray, dict[str, object]]:
-    """Return the normalised actions [K, D] and what else is known of them."""
+    """Return the normalised actions [K, D] and further information about them."""
     if chunk.tokens is None:
         return chunk.normalized, {}
     normalized = loaded.bins.decode(chunk.tokens).reshape(chunk.normalized.shape)

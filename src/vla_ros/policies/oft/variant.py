@@ -1,4 +1,4 @@
-"""What no file of an OpenVLA-OFT checkpoint says, from the options and the preset."""
+"""Settings that no file of an OpenVLA-OFT checkpoint states, from the options and the preset."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Variant:
     def of(cls, options: OFTOptions, preset: str, keys: Sequence[str]) -> Variant:
         """Resolve ``options``; ``keys`` are those of all cameras.
 
-        Raises ConfigError if something is not said, said in two ways, or cameras are missing.
+        Raises ConfigError if a setting is missing or contradictory, or if cameras are missing.
         """
         platform = PLATFORMS.get(preset)
         chunk = options.chunk or (platform.chunk if platform else 0)

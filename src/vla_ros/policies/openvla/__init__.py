@@ -1,11 +1,11 @@
 """OpenVLA: the published checkpoints on current libraries, without remote code.
 
-``architecture`` reads what ``config.json`` says; ``vision_tower`` and ``model`` are the network; ``prompt`` and
-``actions`` are its two ends; ``loading``, ``quantization`` and ``memory`` bring weights in; ``policy`` puts them
-together behind :class:`~vla_ros.policies.base.Policy`; ``checkpoints``, ``vocabulary`` and ``tiny`` write
-directories in the same layout.
+``architecture`` reads ``config.json``; ``vision_tower`` and ``model`` are the network; ``prompt`` and ``actions``
+prepare its input and output; ``loading``, ``quantization`` and ``memory`` load the weights; ``policy`` combines
+them behind :class:`~vla_ros.policies.base.Policy`; ``checkpoints``, ``vocabulary`` and ``tiny`` write checkpoints
+in the same layout.
 
-Importing from here needs torch for ``OpenVLAPolicy`` alone.
+Only ``OpenVLAPolicy`` needs torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OpenVLAOptions", "OpenVLAPolicy"]
 
 
 class _OpenVLA(LazyPolicy):
-    """Makes OpenVLA-OFT's policy where the checkpoint has an action head."""
+    """Creates OpenVLA-OFT's policy if the checkpoint has an action head."""
 
     def __call__(self, config: Config) -> Policy:
         """See :class:`~vla_ros.policies.base.LazyPolicy`."""

@@ -42,7 +42,7 @@ class ActionBins:
         return _fixed((edges[:-1] + edges[1:]) / 2.0)
 
     def indices(self, tokens: ArrayLike) -> IntArray:
-        """Return the bin of each token, int64; tokens that stand for no bin are clipped to the nearest one."""
+        """Return the bin of each token, int64; tokens outside the bins are clipped to the nearest one."""
         raw = self.vocab_size - np.asarray(tokens, dtype=np.int64) - 1
         indices: IntArray = np.minimum(np.maximum(raw, 0), self.count - 2)  # a third of np.clip's time for 7 tokens
         return indices
@@ -52,7 +52,7 @@ class ActionBins:
         return self.centers[self.indices(tokens)]
 
     def encode(self, normalized: ArrayLike) -> IntArray:
-        """Return the tokens of normalised values (clipped to [-1, 1]), int64; what a checkpoint is trained on."""
+        """Return the tokens of normalised values (clipped to [-1, 1]), int64, as used in training."""
         clipped = np.clip(np.asarray(normalized, dtype=np.float64), -1.0, 1.0)
         return self.vocab_size - np.digitize(clipped, self.edges).astype(np.int64)
 
@@ -78,7 +78,7 @@ class ActionStatistics:
         return int(self.low.shape[0])
 
     def unnormalize(self, normalized: FloatArray) -> FloatArray:
-        """Actions in the dataset's units, float64 [..., D]; masked-out entries are passed on as they are."""
+        """Convert actions to the dataset's units, float64 [..., D]; masked-out entries pass unchanged."""
         scaled = 0.5 * (normalized + 1.0) * (self.high - self.low + self.margin) + self.low
         return np.where(self.mask, scaled, normalized)
 
@@ -138,7 +138,7 @@ def choose(statistics: Mapping[str, ActionStatistics], key: str) -> ActionStatis
 
 
 def _fixed(array: FloatArray) -> FloatArray:
-    """Computed once, so nobody may write to it."""
+    """Make an array read-only, because it is computed once and shared."""
     array.flags.writeable = False
     return array
 

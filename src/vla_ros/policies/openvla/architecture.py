@@ -1,7 +1,7 @@
 """Reads the network's sizes from a checkpoint's ``config.json``. No torch here.
 
-The published files name their vision towers by timm identifiers; the two that OpenVLA uses are known here by
-shape. A checkpoint with other towers describes them itself, in two entries of ours that published files lack:
+The published files name their vision towers by timm identifiers; the shapes of the two that OpenVLA uses are known
+here. A checkpoint with other towers describes them in these entries, which published files lack:
 
 ``vision_towers``
     A list with one object per tower (first ``featurizer``, then ``fused_featurizer``) whose keys are the fields
@@ -92,7 +92,7 @@ def parse_architecture(config: Mapping[str, Any], path: Path, folder_name: str =
     Args:
         config: The file's content.
         path: Where it came from, for messages.
-        folder_name: Name of the checkpoint's folder; a hint at the prompt version and nothing else.
+        folder_name: Name of the checkpoint's folder, used only as a hint at the prompt version.
 
     Raises:
         CheckpointError: As :func:`read_architecture`.

@@ -1,4 +1,4 @@
-"""OpenVLA through :mod:`vla_ros.engine`: what connects the reference model's weights with the engine."""
+"""Builds the engine (:mod:`vla_ros.engine`) from the reference model's weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_engine(
 
     ``answer`` counts the tokens to decode, ``drafts`` is ``policy.drafts``. ``keep`` leaves ``model`` usable: dense
     weights are shared, quantised ones exist beside them; else the decoder's dense weights are freed layer by layer.
-    ``weights`` come from :func:`fill_quantized`. None for ``ops`` and ``encode`` takes what suits the device.
+    ``weights`` come from :func:`fill_quantized`. If ``ops`` and ``encode`` are None, the device decides.
     """
     size = model.architecture.image_size
     if weights is None:

@@ -63,7 +63,7 @@ def write_checkpoint(
     token_ids: dict[str, int],
     shards: int = 1,
 ) -> None:
-    """Write everything that :class:`~.policy.OpenVLAPolicy` loads, in place of what is in ``folder``.
+    """Write everything that :class:`~.policy.OpenVLAPolicy` loads, replacing the content of ``folder``.
 
     ``weights`` are named as the model's parameters and all of one type; ``token_ids`` are those of
     :func:`~.vocabulary.word_ids`.

@@ -38,7 +38,7 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def adapter_folder(folder: Path) -> Path:
-    """Where a checkpoint keeps its adapter: in ``lora_adapter``, or, if it is nothing else, in itself."""
+    """Return the adapter's folder: ``lora_adapter`` in the checkpoint, or the folder itself if it is an adapter."""
     for place in (folder / FOLDER, folder):
         if (place / "adapter_model.safetensors").exists():
             return place

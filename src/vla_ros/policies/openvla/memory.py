@@ -80,7 +80,7 @@ def advise(
     device: str,
     available: Callable[[str], int | None] = available_memory,
 ) -> str:
-    """Return the options that would fit into what is free now, as parameters to set."""
+    """Return the options that would fit into the free memory, as parameters to set."""
     fitting = []
     smallest: MemoryPlan | None = None
     for place in dict.fromkeys((device, "cpu")):

@@ -38,7 +38,7 @@ class Projector(nn.Module):
 
 
 class Answer(NamedTuple):
-    """Greedy tokens and how sure each was."""
+    """Greedy tokens with their logit margins."""
 
     tokens: Tensor  # int64 [B, D]
     margins: Tensor  # float32 [B, D], best minus second-best logit at each step
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Prefix:
-    """A prompt in its cache, and what was decoded behind it."""
+    """A prompt in its cache, with the tokens decoded after it."""
 
     weights: DecoderWeights  # the decoder
     cache: KVCache  # of this prompt alone
@@ -61,7 +61,7 @@ class OpenVLAModel(nn.Module):
     """The network with its weights as loaded: ``normalize``, ``embed_image``, ``prefill``, ``greedy``.
 
     The decoder is :mod:`vla_ros.engine.decoder` with torch's operations. ``attention`` is ``eager``, ``sdpa`` or
-    ``flash_attention_2``; the towers know eager and SDPA, which takes its own flash kernel where there is one. With
+    ``flash_attention_2``; the towers support eager and SDPA, which uses its own flash kernel if available. With
     ``film`` a mean text embedding modulates the towers' blocks.
     """
 
@@ -78,7 +78,7 @@ class OpenVLAModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.vision_backbone.featurizer.pos_embed.device
 
     @property

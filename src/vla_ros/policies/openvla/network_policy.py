@@ -1,4 +1,4 @@
-"""What the policies over OpenVLA's network share: where it runs, how it is filled, and what its gripper means."""
+"""Shared parts of the policies with OpenVLA's network: placement, loading, and the gripper convention."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LoadedNetwork:
     advice: partial[str]  # returns the options to choose when memory runs out
 
     def close(self) -> None:
-        """Free what runs beside the model."""
+        """Free everything except the model."""
 
 
 L = TypeVar("L", bound=LoadedNetwork)
@@ -68,7 +68,7 @@ class Placement:
 
     @classmethod
     def choose(cls, options: CheckpointOptions) -> Placement:
-        """Follow the options as far as this machine can, else raise ConfigError; set torch's threads."""
+        """Resolve the options for this machine, or raise ConfigError; set torch's threads."""
         if options.threads:
             torch.set_num_threads(options.threads)
         device = choose_device(options.device)
@@ -84,7 +84,7 @@ class NetworkPolicy(Policy, Generic[L]):
     """A policy over OpenVLA's network.
 
     Attributes:
-        title: Its name in messages.
+        title: The policy's name in messages.
     """
 
     title: ClassVar[str] = "OpenVLA"
@@ -128,7 +128,7 @@ class NetworkPolicy(Policy, Generic[L]):
     def _filled(
         self, model: OpenVLAModel, produce: Produce, folder: Path, where: Placement, progress: Progress
     ) -> Iterator[tuple[DecoderWeights | None, partial[str]]]:
-        """Check the memory and fill ``model``; explains running out of memory in here and in the block.
+        """Check the memory and load the weights into ``model``; explain out-of-memory errors here and in the block.
 
         Yields:
             The decoder's quantised weights, or None where the model has them, and ``LoadedNetwork.advice``.
@@ -153,9 +153,9 @@ class NetworkPolicy(Policy, Generic[L]):
             yield weights, advice
 
     def _action(self, dimension: int, undeclared: str) -> tuple[Part, ...]:
-        """What the numbers are: deltas and a gripper of single arms; of others ``features.action`` says it.
+        """Return the parts of the action: delta and gripper for a single arm, otherwise ``features.action``.
 
-        The gripper has the range that ``features.action`` declares, or the form ``undeclared``.
+        The gripper has the range declared by ``features.action``, or the form ``undeclared``.
         """
         if dimension != PolicySpec.dimension:
             return ()
@@ -164,7 +164,7 @@ class NetworkPolicy(Policy, Generic[L]):
         return Part("arm", "tip_delta"), Part("arm", "gripper", ranges[0] if len(ranges) == 1 else undeclared)
 
     def _with_declared_gripper(self, actions: FloatArray) -> FloatArray:
-        """Actions [K, D] whose gripper, which is 0 closed and 1 open, is in the range that :attr:`spec` has."""
+        """Convert the gripper of actions [K, D] from 0 closed, 1 open to the range in :attr:`spec`."""
         column = self.spec.gripper
         if column is None or (ends := self.spec.action[-1].range) is None:
             return actions

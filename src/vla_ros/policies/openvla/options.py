@@ -10,7 +10,7 @@ from vla_ros.config.policy import PolicyConfig
 
 @dataclass(frozen=True)
 class CheckpointOptions(PolicyConfig):
-    """Which checkpoint answers, and how it is executed."""
+    """The checkpoint and how to run it."""
 
     checkpoint: str = option(
         "",
@@ -49,7 +49,7 @@ class CheckpointOptions(PolicyConfig):
 
 @dataclass(frozen=True)
 class OpenVLAOptions(CheckpointOptions):
-    """What OpenVLA alone has: a prompt template, and tokens to draft."""
+    """Options only OpenVLA has: the prompt template and drafts."""
 
     prompt: str = option(
         "auto", "Prompt template; auto reads it from the checkpoint", choices=("auto", "v0.1", "v0.2")

@@ -1,4 +1,4 @@
-"""OpenVLA behind the package's :class:`~vla_ros.policies.base.Policy`: by the engine, or by the reference path."""
+"""OpenVLA as a :class:`~vla_ros.policies.base.Policy`, on the engine or on the reference path."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Loaded(LoadedNetwork):
 
 @dataclass
 class OpenVLASession(Session):
-    """What belongs to one robot."""
+    """State of one robot."""
 
     instruction: str = ""  # the encoded instruction
     tokens: IntArray | None = None  # int64 [L], its prompt on the host
@@ -67,7 +67,7 @@ class OpenVLASession(Session):
     draft: DraftState = field(default_factory=DraftState)
 
     def reset(self) -> None:
-        """Forget the last answer."""
+        """Forget the previous tokens."""
         self.draft = DraftState()
 
 
@@ -131,13 +131,13 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
         )
 
     def start_session(self) -> OpenVLASession:
-        """Start a session with no instruction and no previous answer."""
+        """Start a session with no instruction and no previous tokens."""
         return OpenVLASession()
 
     def infer(self, session: OpenVLASession, observation: Observation) -> ActionChunk:
-        """Answer one observation: uint8 RGB of the processor's size under the key of ``spec.image_keys``.
+        """Infer from one observation: uint8 RGB of the processor's size under the key of ``spec.image_keys``.
 
-        The engine takes ``raw_images`` instead where it resizes that to the same bits. ``info`` has
+        The engine uses ``raw_images`` instead if it can resize them with bit-identical results. ``info`` has
         ``logit_margins`` (best minus second-best logit of each token), ``outside_bins`` (tokens that were no action
         tokens and got clipped) and ``prompt_tokens``.
         """
@@ -146,7 +146,7 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
     def infer_batch(
         self, requests: Sequence[tuple[OpenVLASession, Observation]]
     ) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots: in one pass of the engine, or in turn on the reference path."""
+        """Infer for several robots: in one pass of the engine, or one by one on the reference path."""
         loaded = self.loaded
         frames = loaded.engine is not None and all(self._takes_frame(observation) for _, observation in requests)
         asked = [self._asked(loaded, *request, frames) for request in requests]
@@ -165,7 +165,7 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
         return True
 
     def _takes_frame(self, observation: Observation) -> bool:
-        """Return True if the engine can process the camera's image to the same bits."""
+        """Return True if the engine can process the camera's image with bit-identical results."""
         raw = observation.raw_images.get(self._image_key)
         return raw is not None and on_device(raw)
 
@@ -300,7 +300,7 @@ class OpenVLAPolicy(NetworkPolicy[Loaded]):
 
 
 def _only(answers: Sequence[ActionChunk | VlaRosError]) -> ActionChunk:
-    """Return the answer of a batch of one."""
+    """Return the result of a batch of one, or raise its error."""
     [answer] = answers
     if isinstance(answer, VlaRosError):
         raise answer

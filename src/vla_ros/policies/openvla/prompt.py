@@ -61,7 +61,7 @@ class PromptEncoder:
 def close_prompt(ids: list[int], empty_token: int) -> list[int]:
     """``ids`` ending in ``empty_token``, which is appended unless it is last already.
 
-    In training the action follows a lone space mark, which the tokenizer leaves out at the end of a prompt.
+    In training the action follows a single space token, which the tokenizer omits at the end of a prompt.
     """
     return ids if ids and ids[-1] == empty_token else [*ids, empty_token]
 
@@ -82,8 +82,8 @@ def load_prompt_encoder(
 def load_tokenizer(folder: Path, architecture: Architecture) -> Encode:
     """Return the tokenizer of ``folder``: ``tokenizer.json``, else ``tokenizer.model`` (sentencepiece).
 
-    Both are read as data by the libraries that define these formats, so that neither a version of transformers nor
-    code beside the checkpoint has a say in the tokens.
+    Both are read as data by the libraries that define these formats, so the tokens depend neither on the version of
+    transformers nor on code in the checkpoint.
     """
     if (folder / "tokenizer.json").exists():
         encode = _tokenizers(folder / "tokenizer.json", architecture.llm.bos_token)

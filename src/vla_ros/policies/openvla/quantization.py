@@ -45,7 +45,7 @@ def install(layers: nn.Module, mode: str) -> None:
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Return True for the layers that :func:`install` made."""
+    """Return True for layers created by :func:`install`."""
     return type(module).__module__.startswith("bitsandbytes.")
 
 

@@ -38,10 +38,9 @@ def answer(
 
 @torch.inference_mode()
 def compile_towers(model: OpenVLAModel, image: UInt8Array) -> float:
-    """Replace ``model.embed_image`` by its ``torch.compile``d form and return the seconds that this took.
+    """Compile ``model.embed_image`` with ``torch.compile``; return the time in seconds.
 
-    Compiles for and compares with ``image``; raises ConfigError if it cannot be compiled here, or the result
-    differs.
+    It is compiled for ``image`` and compared on it; raises ConfigError if compiling fails or the result differs.
     """
     began, pixels = time.perf_counter(), model.normalize(to_device(image, model.device))
     expected = model.embed_image(pixels)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
-    """Noise, and a half red image: uint8 [height, width, 3] each."""
+    """Return two different images, noise and a half-red one: uint8 [height, width, 3] each."""
     noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     plain = np.full((height, width, 3), 32, dtype=np.uint8)
     plain[:, : width // 2, 0] = 224
@@ -39,10 +39,11 @@ def _blind(folder: Path, what: str) -> CheckpointError:
 
 @torch.inference_mode()
 def check_vision(model: OpenVLAModel, images: Sequence[UInt8Array], prompt: IntArray, folder: Path) -> None:
-    """Refuse a model whose answer does not depend on the image.
+    """Refuse a model whose output does not depend on the image.
 
-    A model that never runs its vision still returns an action, always the same. This happens when the published
-    code runs with a transformers version that skips the image, and with half-copied weights. Raises CheckpointError
+    A model that never runs its vision towers still returns an action, always the same. This happens when the
+    published code runs with a transformers version that skips the image, or with incomplete weights. Raises
+    CheckpointError
     if logits are not finite, or equal for the two images, uint8 [H, W, 3].
     """
     ids = torch.from_numpy(prompt)[None].to(model.device)
@@ -59,7 +60,7 @@ def check_vision(model: OpenVLAModel, images: Sequence[UInt8Array], prompt: IntA
 
 
 def check_engine_vision(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray, folder: Path) -> None:
-    """As :func:`check_vision` through the engine, for weights that only it holds."""
+    """Like :func:`check_vision`, but through the engine, for weights that exist only there."""
     one, other = (engine.answer([Request(image, prompt)])[0] for image in images)
     if np.array_equal(one.tokens, other.tokens) and np.allclose(one.margins, other.margins, 1e-4):
         raise _blind(folder, "leave tokens and logit margins as they are")
@@ -87,10 +88,10 @@ def check_engine(
 
 
 def fit_guard(engine: Engine, images: Sequence[UInt8Array], prompt: IntArray) -> None:
-    """Raise the warm engine's guard where these weights need it.
+    """Raise the warm engine's guard if these weights need it.
 
-    The guards of :mod:`vla_ros.engine.tolerances` were measured on weights whose logits may spread less. Drafts
-    every image's answer for every image.
+    The guards of :mod:`vla_ros.engine.tolerances` were measured on weights whose logits may spread less. The tokens
+    of each image are used as drafts for every image.
     """
     if engine.options.drafts != "prefill":
         return

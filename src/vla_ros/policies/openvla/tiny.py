@@ -91,7 +91,7 @@ def tiny_architecture(
 
 
 def random_weights(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
-    """Return float32 weights for every key that runs, scaled so that no signal dies on the way."""
+    """Return random float32 weights for every key that is used, scaled so that signals do not vanish."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, parameter in build_empty(architecture).named_parameters():
@@ -130,7 +130,7 @@ def write_tiny(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line: a folder, and a seed if wanted."""
+    """Write a checkpoint to the folder on the command line, optionally with a seed."""
     parser = argparse.ArgumentParser(
         prog="python -m vla_ros.policies.openvla.tiny", description="Write a small random OpenVLA checkpoint."
     )

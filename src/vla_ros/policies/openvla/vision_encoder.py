@@ -22,10 +22,10 @@ from vla_ros.types import UInt8Array
 
 
 class VisionEncoder:
-    """Uint8 images [B, H, W, 3] to patch embeddings, the two towers in parallel on a GPU.
+    """Encodes uint8 images [B, H, W, 3] as patch embeddings, with the two towers in parallel on a GPU.
 
-    The same as ``model.embed_image(model.normalize(images))``. One tower does not fill a large GPU: the second runs
-    on a stream of its own, and a captured graph keeps that.
+    Equivalent to ``model.embed_image(model.normalize(images))``. One tower does not fill a large GPU, so the second
+    runs on a separate stream, also within a captured graph.
     """
 
     @torch.no_grad()
@@ -66,9 +66,9 @@ class VisionEncoder:
 
     @contextmanager
     def _side_stream(self, device: torch.device) -> Iterator[AbstractContextManager[Any]]:
-        """A second stream that begins behind the current one, which waits for it at the end.
+        """Run a block on a second stream that starts after the current one, which waits for it at the end.
 
-        It waits in any case: the allocator reuses memory on the current stream that both streams use.
+        It always waits, because the allocator reuses memory of both streams on the current one.
         """
         if device.type != "cuda" or len(self._prefixes) == 1:
             yield nullcontext()
@@ -101,7 +101,7 @@ def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
 
 
 def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
-    """Return the fused vision encoder if it is correct, else one in plain torch with a warning.
+    """Return the fused vision encoder if it is correct, otherwise plain torch with a warning.
 
     ``strict`` raises EngineMismatchError instead.
     """

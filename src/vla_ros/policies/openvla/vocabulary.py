@@ -1,8 +1,8 @@
 """Writes a whole-word tokenizer in Llama-2's layout, for small checkpoints with their own vocabulary.
 
-Ids 0 to 2 are ``<unk>``, ``<s>`` and ``</s>``, 3 to 258 the bytes, then the words; one further id stands for a
-lone space mark and closes every prompt, as 29871 does in Llama-2. A word that is not in the vocabulary is spelled
-in bytes, so that any text has tokens. The file is a ``tokenizer.json`` that the ``tokenizers`` library and
+Ids 0 to 2 are ``<unk>``, ``<s>`` and ``</s>``, 3 to 258 the bytes, then the words; one further id is a single space
+and closes every prompt, as 29871 does in Llama-2. Words outside the vocabulary are spelled in bytes, so any text
+can be encoded. The file is a ``tokenizer.json`` that the ``tokenizers`` library and
 transformers' ``PreTrainedTokenizerFast`` read.
 """
 

@@ -1,7 +1,7 @@
 """Sizes of pi0 and pi0.5 as data, and how to infer them from a checkpoint's tensors. No torch here.
 
-Neither layout states its sizes reliably, so they are inferred from the shapes of the tensors. One number follows
-from no shape: the heads of the vision tower. The published tower (So400m, 1152 wide) has 16; a checkpoint with
+Neither layout states its sizes reliably, so they are inferred from the shapes of the tensors. One number cannot be
+inferred: the heads of the vision tower. The published tower (So400m, 1152 wide) has 16; a checkpoint with
 another tower states it in ``architecture.json`` (``{"vision": {"heads": 4}}``) in its folder or in one of the two
 folders above, where both layouts of a model lie side by side.
 """
@@ -63,8 +63,8 @@ PUBLISHED: Mapping[str, PiArchitecture] = {PI0: PiArchitecture(PI0), PI05: PiArc
 def infer_architecture(shapes: Mapping[str, tuple[int, ...]], horizon: int, folder: Path) -> PiArchitecture:
     """Infer the sizes from the shapes of the stored tensors, by name without LeRobot's leading ``model.``.
 
-    ``horizon`` is H, which no tensor tells; ``folder`` may have an ``architecture.json``. Raises CheckpointError if
-    it is neither model, or sizes are missing or contradict each other.
+    ``horizon`` is H, which no tensor determines; ``folder`` may contain an ``architecture.json``. Raises
+    CheckpointError if it is neither model, or sizes are missing or contradict each other.
     """
     kinds = [kind for kind, mark in ((PI0, "state_proj.weight"), (PI05, "time_mlp_in.weight")) if mark in shapes]
     if len(kinds) != 1:

@@ -1,8 +1,8 @@
 """Reads a checkpoint folder in either published layout.
 
-Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, and says
-nothing of robot, prompt or delta actions: a :class:`~vla_ros.policies.pi.robots.Robot` does. LeRobot's has
-``config.json``, two processor files and their statistics, and says everything itself.
+Openpi's PyTorch export has ``model.safetensors``, ``config.json`` and ``assets/<asset>/norm_stats.json``, and does
+not describe robot, prompt or delta actions, so a :class:`~vla_ros.policies.pi.robots.Robot` must. LeRobot's has
+``config.json``, two processor files and their statistics, and describes everything.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class PiCheckpoint:
     trained_delay: int = 0  # longest delay of trained real-time chunking; 0 where it was not trained for it
 
     def with_processing(self, processing: Processing) -> PiCheckpoint:
-        """Return the same with other processing."""
+        """Return the same checkpoint with other processing."""
         return replace(self, processing=processing)
 
 
 def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
-    """Tell the layout from ``config.json``: ``openpi`` or ``lerobot``."""
+    """Determine the layout from ``config.json``: ``openpi`` or ``lerobot``."""
     if config.get("type") in PROMPT_TOKENS and "input_features" in config:
         return LEROBOT
     if "action_horizon" in config and "type" not in config:

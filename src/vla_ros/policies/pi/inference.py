@@ -1,4 +1,4 @@
-"""A loaded model: images, state, instruction and noise in; one chunk out, normalised and in the robot's units."""
+"""A loaded model, which turns images, state, instruction and noise into one chunk."""
 
 from __future__ import annotations
 
@@ -63,10 +63,9 @@ class PiModel:
     ) -> FlowRequest:
         """Prepare one observation for the engine.
 
-        Args: images: Key to uint8 [H, W, 3] RGB, upright, or to the camera's own; optional ones may be missing.
-        state: Float [state_size] in the robot's units. instruction: The command in natural language. noise: Float
-        [H, action_dim], standard normal, or a seed; the same noise gives the same chunk. rtc: What is left of the
-        previous chunk, or None.
+        ``images`` maps keys to uint8 [H, W, 3] RGB, upright, or to the camera's own image; optional ones may be
+        missing. ``state`` is float [state_size] in the robot's units, ``noise`` float [H, action_dim], standard
+        normal, or a seed; the same noise gives the same chunk. ``rtc`` is the rest of the previous chunk, or None.
         """
         sizes = self.architecture
         if isinstance(noise, np.ndarray) and noise.shape != (sizes.horizon, sizes.action_dim):
@@ -131,7 +130,7 @@ def make_engine(
     """Return an engine over the weights of ``network``, which is loaded and on its device.
 
     ``quantization`` is that of the prefix: ``none`` or ``fp8``; without ``keep`` the parameters that are quantised
-    are freed. None for ``runner`` and ``ops`` takes what suits the device.
+    are freed. If ``runner`` or ``ops`` is None, the device decides.
     """
     device, size = network.device, network.architecture.vision.image_size
     model = make_flow(network, steps, processing.summed_times, make_tower_ops(device), quantization, keep)
@@ -176,7 +175,8 @@ def load_model(
 ) -> PiModel:
     """Load a checkpoint onto a device.
 
-    None takes the checkpoint's ``flow_steps`` (Euler steps) and ``tokenizer``. ``dtype`` is that of the matrices,
+    If ``flow_steps`` (Euler steps) or ``tokenizer`` is None, the checkpoint's is used. ``dtype`` is that of the
+    matrices,
     ``quantization`` that of the prefix (``none`` or ``fp8``); ``jacobian`` guides chunks by the gradient of their
     error. Raises OutOfMemoryError before anything is loaded.
     """

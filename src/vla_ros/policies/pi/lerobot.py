@@ -31,8 +31,8 @@ STEPS = {
 def read_processing(folder: Path, config: Mapping[str, Any], architecture: PiArchitecture) -> Processing:
     """Read how a LeRobot checkpoint prepares its inputs and what its actions mean.
 
-    Raises CheckpointError if files or statistics are missing, contradict each other, or ask for what is not
-    supported.
+    Raises CheckpointError if files or statistics are missing, contradict each other, or require unsupported
+    features.
     """
     path = folder / "config.json"
     kind = architecture.model
@@ -151,7 +151,7 @@ def _delta(
     size: int,
     path: Path,
 ) -> tuple[bool, ...]:
-    """True if an action is relative to the measured state; empty if none is."""
+    """Return which actions are relative to the measured state; empty if none is."""
     step = _options(before, "relative_actions_processor")
     said = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),

@@ -54,9 +54,9 @@ def check_memory(
     device: str,
     available: Callable[[str], int | None] = available_memory,
 ) -> str:
-    """Say what is needed and what there is, in one line; OutOfMemoryError says whether bfloat16 would fit.
+    """Describe required and free memory in one line; OutOfMemoryError says whether bfloat16 would fit.
 
-    ``plan`` returns what a data type would need.
+    ``plan`` returns the memory needed with a data type.
     """
     need, free = plan(dtype), available(device)
     if free is None:

@@ -30,7 +30,7 @@ Parts = dict[str, tuple[Part, ...]]
 
 
 def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Parts:
-    """List the parts of every parameter; ``stored`` tells which name the embedding has."""
+    """List the parts of every parameter; ``stored`` shows which name the embedding has."""
     vision, prefix, expert = architecture.vision, architecture.prefix, architecture.expert
     width, numbers = expert.width, architecture.action_dim
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDINGS[0])
@@ -55,10 +55,10 @@ def parameter_parts(architecture: PiArchitecture, stored: Collection[str]) -> Pa
 
 
 def never_run(architecture: PiArchitecture) -> re.Pattern[str]:
-    """Match the stored names that no answer depends on.
+    """Match stored names that no action depends on.
 
-    They are the expert's head, the other name of the embedding, the prefix's final norm and all of its last layer
-    but keys and values.
+    These are the expert's head, the other name of the embedding, the prefix's final norm, and everything in its
+    last layer except keys and values.
     """
     last = architecture.prefix.depth - 1
     tail = r"self_attn\.[qo]_proj\.weight|mlp\.\w+\.weight|post_attention_layernorm\.weight"

@@ -37,7 +37,7 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def parts(self, condition: Tensor) -> Tensor:
-        """[times, 1, width]; the same at every time."""
+        """Return the scale [times, 1, width], which is the same at every time."""
         return (1.0 + self.weight.float()).expand(len(condition), 1, -1)
 
 
@@ -58,7 +58,7 @@ class AdaptiveNorm(nn.Module):
 class GemmaParameters(nn.Module):
     """The parameters of one Gemma; only the expert has a final norm, and pi0.5's is ``adaptive``.
 
-    With ``keys_only`` the last layer has only keys and values: nothing else of the prefix is ever used.
+    With ``keys_only`` the last layer has only keys and values, because nothing else of the prefix is used.
     """
 
     def __init__(self, shape: GemmaShape, adaptive: bool = False, keys_only: bool = False) -> None:
@@ -161,7 +161,7 @@ class PiNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.projector.weight.device
 
     @property
@@ -184,7 +184,7 @@ def make_flow(
     quantization: str = "none",
     keep: bool = True,
 ) -> FlowModel:
-    """Precompute what depends on the time: embeddings, time MLPs and all modulations.
+    """Precompute everything that depends on the flow time: embeddings, time MLPs and all modulations.
 
     ``summed`` is as for :func:`euler_times`; without ``keep`` the parameters that are quantised are freed.
     """

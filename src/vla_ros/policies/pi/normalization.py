@@ -22,9 +22,9 @@ LEROBOT_EPS = 1e-8
 class Normalization:
     """How one feature is normalised.
 
-    Where a robot has more numbers than the statistics, the rest passes unchanged; where it has fewer, the
-    statistics are cut. Nothing is clipped. The order of operations is the reference's: a state at ``q01`` is -1 and
-    falls into the first bin of the prompt, not below it.
+    If a robot has more numbers than the statistics, the rest passes unchanged; if it has fewer, the statistics are
+    truncated. Nothing is clipped. The order of operations is the reference's: a state at ``q01`` is -1 and falls
+    into the first bin of the prompt, not below it.
     """
 
     offset: Array  # [N], mean or 1st percentile

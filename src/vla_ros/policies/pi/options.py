@@ -11,7 +11,7 @@ from vla_ros.policies.pi.rtc import MODES, SCHEDULES
 
 @dataclass(frozen=True)
 class PiOptions(PolicyConfig):
-    """Which checkpoint answers, and how it is executed."""
+    """The checkpoint and how to run it."""
 
     checkpoint: str = option("", "Folder of the checkpoint: openpi's PyTorch export, or what LeRobot saved")
     robot: str = option(

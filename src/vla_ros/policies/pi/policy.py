@@ -45,7 +45,7 @@ LEAST_CHANGE = 1e-4
 
 @dataclass(frozen=True)
 class LinearResize(ImageProcessor):
-    """LeRobot's resize, whose result is not rounded: the policy does it, and takes images as they are."""
+    """LeRobot's resize, whose result is not rounded; the policy does it itself and takes images unprocessed."""
 
     size: tuple[int, int]
 
@@ -56,13 +56,13 @@ class LinearResize(ImageProcessor):
 
 @dataclass
 class PiSession(Session):
-    """What belongs to one robot."""
+    """State of one robot."""
 
     seed: int  # ``policy.seed``
     answered: int = 0  # chunks since the episode began; each has noise of its own
 
     def reset(self) -> None:
-        """Begin with the first noise again."""
+        """Start again with the first noise."""
         self.answered = 0
 
 
@@ -132,7 +132,7 @@ class PiPolicy(Policy):
         progress(1.0, f"{checkpoint.architecture.model} {checkpoint.folder.name} on {device} in {dtype}")
 
     def describe(self) -> PolicySpec:
-        """Inputs and outputs by the checkpoint's files, without its weights."""
+        """Return inputs and outputs from the checkpoint's files, without its weights."""
         checkpoint = self._read(checkpoint_folder(self._options.checkpoint))
         return _spec(checkpoint, *_features(checkpoint, self._robot_name(checkpoint.layout)))
 
@@ -141,14 +141,14 @@ class PiPolicy(Policy):
         return PiSession(self._options.seed)
 
     def infer(self, session: PiSession, observation: Observation) -> ActionChunk:
-        """Answer one observation with a chunk; ``info`` has ``prompt_tokens``."""
+        """Infer a chunk from one observation; ``info`` contains ``prompt_tokens``."""
         [answer] = self.infer_batch([(session, observation)])
         if isinstance(answer, VlaRosError):
             raise answer
         return answer
 
     def infer_batch(self, requests: Sequence[tuple[PiSession, Observation]]) -> list[ActionChunk | VlaRosError]:
-        """Infer for several robots; those with as many images run as one batch."""
+        """Infer for several robots; those with the same number of images run as one batch."""
         asked = [self._asked(session, observation) for session, observation in requests]
         answers: dict[int, ActionChunk | VlaRosError] = {}
         groups: dict[tuple[int, bool], list[int]] = {}
@@ -256,7 +256,8 @@ class PiPolicy(Policy):
         ]
 
     def prepare(self, batch: int) -> bool:
-        """Capture graphs for a usual prompt, and for the longest, which holds every other until it has its own."""
+        """Capture graphs for a typical and for the longest prompt, which serves others until they have their
+        own."""
         processing, engine = self.model.processing, self.model.engine
         if engine.runner.graphs:
             prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length
@@ -265,7 +266,7 @@ class PiPolicy(Policy):
         return True
 
     def _warm_up(self, folder: Path) -> None:
-        """Capture graphs, and infer from two images: a model that does not see answers alike."""
+        """Capture graphs, and infer from two images to check that the model uses them."""
         processing, size = self.model.processing, self.model.architecture.vision.image_size
         self.prepare(1)
         state = np.zeros(processing.state_size)

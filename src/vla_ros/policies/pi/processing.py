@@ -107,11 +107,11 @@ class Processing:
 
 
 def override(processing: Processing, prompt_state: str = "auto", resize: str = "auto") -> Processing:
-    """Override what a checkpoint's files do not say.
+    """Set what a checkpoint's files do not state.
 
-    ``prompt_state`` of pi0.5 is ``none``, ``as_is``, or ``padded`` for checkpoints that LeRobot before 0.5 trained;
-    ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that one of them trained and the
-    other wrote.
+    ``prompt_state`` of pi0.5 is ``none``, ``as_is``, or ``padded`` for checkpoints trained with LeRobot before 0.5;
+    ``resize`` is ``antialias`` (openpi) or ``linear`` (LeRobot), for checkpoints that were trained with one and
+    saved with the other.
     """
     for name, value, known in (("prompt_state", prompt_state, STATES), ("resize", resize, RESIZES)):
         if value not in ("auto", *known):

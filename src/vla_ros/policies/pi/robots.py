@@ -1,7 +1,7 @@
-"""The robots that openpi trained: how their data was converted, as data and pure functions on arrays.
+"""The robots of openpi's checkpoints and how their data was converted, as data and pure functions on arrays.
 
-Openpi's checkpoints do not say this; it follows from the name of the training configuration. LeRobot's checkpoints
-say everything themselves and need nothing from here.
+Openpi's checkpoints do not state this; it follows from the name of the training configuration. LeRobot's
+checkpoints state everything and do not use this module.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def aloha_state(state: Array) -> Array:
 def aloha_actions(actions: Array) -> Array:
     """Convert actions [..., 14] of openpi's arms for ALOHA's runtime; not the inverse of :func:`aloha_state`.
 
-    The gripper of an action is the joint's command, that of the state a measured width.
+    In actions the gripper is the joint's command; in the state it is a measured width.
     """
     result = actions * _SIGNS
     angle = result[..., _GRIPPERS] + _ANGLE_CLOSED

@@ -36,7 +36,7 @@ class RealTimeChunk:
 def check_chunk(rtc: RealTimeChunk, horizon: int, action_dim: int, max_delay: int) -> None:
     """Refuse a request that the model cannot continue.
 
-    ``max_delay`` is the longest delay that the checkpoint was trained for; 0 where it was not.
+    ``max_delay`` is the longest delay that the checkpoint was trained for; 0 if it was not.
     """
     shape = rtc.previous.shape
     if len(shape) != 2 or not 1 <= shape[0] <= horizon or not 1 <= shape[1] <= action_dim:

@@ -10,10 +10,10 @@ _LARGEST = 32 << 20  # bytes; glibc accepts no more
 
 
 def keep_freed_memory() -> None:
-    """Make glibc reuse freed buffers; elsewhere nothing is done.
+    """Make glibc reuse freed buffers; no effect with other C libraries.
 
-    By default it returns buffers of images to the kernel when they are freed. Each request then faults about a
-    hundred pages in again, on either side, which took 0.1 to 0.2 ms of 1 ms.
+    By default it returns freed image buffers to the kernel. Each request then causes about a hundred page faults on
+    either side, which took 0.1 to 0.2 ms of 1 ms.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

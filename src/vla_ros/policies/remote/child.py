@@ -1,4 +1,4 @@
-"""Our own policy server as a child process: another Python on the same machine, ended with this process."""
+"""Runs our policy server as a child process with another Python; it ends with this process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _END = 10.0  # s until a child that was told to end is killed
 
 
 class ServerProcess:
-    """Runs ``vla-ros serve`` with another Python, and starts it anew when it dies.
+    """Runs ``vla-ros serve`` with another Python and restarts it when it dies.
 
-    It listens on loopback and asks for a key that only this process knows. It reads its standard input, a pipe from
-    here, and ends when that closes: with this process, however it ends.
+    It listens on loopback and requires a key that only this process knows. It reads from a pipe held by this
+    process and ends when the pipe closes, however this process ends.
 
     Args:
         python: Path of the Python.
-        arguments: Of ``vla-ros serve``: what to serve.
+        arguments: Arguments of ``vla-ros serve``.
         chance: A number in [0, 1), for the pauses between starts.
 
     Attributes:
@@ -61,7 +61,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process and wait until its policy is loaded, which may take minutes.
 
-        Raises ServerLostError with its last lines of output if it ended.
+        Raises ServerLostError with the last lines of output if the process ended.
         """
         self._port = self._start()
         self._watcher = threading.Thread(target=self._watch, name="vla_child", daemon=True)
@@ -89,7 +89,7 @@ class ServerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> int:
-        """Start the process; returns its port when it serves."""
+        """Start the process; return its port once it serves."""
         command = [str(self._python), "-c", _PROGRAM, "serve", *self._arguments, "--with-parent"]
         command += ["--port", str(self._port), "--api-key-file", str(self.key_file)]
         self._lines.clear()

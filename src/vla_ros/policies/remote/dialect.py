@@ -1,6 +1,6 @@
-"""How policy servers differ: writing requests and reading answers, as data and pure functions.
+"""The differences between policy servers: writing requests and reading answers, as data and pure functions.
 
-A request is one message and has one answer. :mod:`~vla_ros.policies.remote.dialects` chooses.
+Each request is one message with one answer. :mod:`~vla_ros.policies.remote.dialects` chooses the dialect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN = "vla_ros"
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """One observation, for any dialect."""
+    """One observation, independent of the dialect."""
 
     # Key to uint8 [H, W, 3] or [T, H, W, 3] (an image, or its moments, oldest first) or to the numbers [D] of a
     # state, in the order in which they are sent.
@@ -55,7 +55,7 @@ class Answer:
 class ServerSaidError(WireError):
     """The server reported an error; the connection may continue.
 
-    Of ``text``, which may be a traceback, it shows the last line: at most 300 printable characters.
+    It shows only the last line of ``text``, which may be a traceback: at most 300 printable characters.
     """
 
     def __init__(self, text: str, more: str = "") -> None:
@@ -66,7 +66,7 @@ class ServerSaidError(WireError):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one family of servers speaks."""
+    """The protocol of one family of servers."""
 
     name: str
     query: Callable[[Query, Metadata], bytes]  # query and metadata to the message that asks

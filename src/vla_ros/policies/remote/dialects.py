@@ -1,4 +1,4 @@
-"""The dialects by name, and the choice of the one that a server speaks."""
+"""The dialects by name, and how to choose the one that a server speaks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMES = {scheme: each for each in (OPENPI, GR00T, OFT) for scheme in each.sche
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
-    """Return the dialect named by an address or the user, which :func:`by_metadata` may correct."""
+    """Return the dialect named by the address or the user; :func:`by_metadata` may correct it."""
     parts = urlsplit(server)
     if parts.scheme == "grpc":
         raise ConfigError(

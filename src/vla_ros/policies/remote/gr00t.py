@@ -1,7 +1,7 @@
 """GR00T's policy server over ZeroMQ: N1.5, N1.6, N1.7 and the main branch, which write arrays differently.
 
-After Isaac-GR00T n1.5, n1.6, n1.7 and 626af89. A server tells its version by how it answers
-``get_modality_config``; each reads only its own layout, so that one is written. Features are ``video.NAME`` and
+Written after Isaac-GR00T n1.5, n1.6, n1.7 and 626af89. The answer to ``get_modality_config`` reveals the server's
+version; each version reads only its own layout, so requests use that one. Features are ``video.NAME`` and
 ``state.NAME``.
 """
 
@@ -107,7 +107,7 @@ def _columns(value: Any, name: str) -> Any:
 
 
 def _n15(query: Query, metadata: Metadata) -> dict[str, Any]:
-    """Flat and without a batch axis."""
+    """Write an observation for N1.5: flat and without a batch axis."""
     message: dict[str, Any] = {}
     for key, value in query.features.items():
         image = is_image(value)

@@ -1,4 +1,4 @@
-"""A connection that reconnects by itself: in the background, with growing pauses, never inside an inference."""
+"""A connection that reconnects in the background, with growing pauses, never during an inference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept n
 
 
 def pause(failures: int, chance: Callable[[], float]) -> float:
-    """Seconds to wait after so many failures in a row: doubled each time, and spread by ``chance`` in [0, 1)."""
+    """Return the seconds to wait after consecutive failures: doubled each time, randomised by ``chance``."""
     return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 30)) * (0.5 + 0.5 * chance()))
 
 
@@ -67,10 +67,10 @@ def _signed(dialect: Dialect, message: bytes, target: Target) -> bytes:
 
 
 class Link:
-    """Asks one server. A thread of its own connects again after a loss and keeps an idle connection alive.
+    """A connection to one server; its thread reconnects after a loss and keeps an idle connection alive.
 
-    ``accept`` checks a server's metadata and raises where it is not the one that the robot was prepared for.
-    ``chance``, a number in [0, 1), spreads the pauses; ``wait`` waits for an event for at most so many seconds.
+    ``accept`` checks a server's metadata and raises if it is not the server that the robot was prepared for.
+    ``chance``, in [0, 1), randomises the pauses; ``wait`` waits for an event with a timeout in seconds.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Link:
     def start(self, timeout: float) -> Peer:
         """Connect within ``timeout`` seconds, and stay connected from then on.
 
-        Raises ServerLostError if no server was found, another VlaRosError if it is not the right one.
+        Raises ServerLostError if no server was found, another VlaRosError if it is the wrong one.
         """
         deadline = time.monotonic() + timeout
         while self._peer is None:
@@ -117,13 +117,13 @@ class Link:
         return peer
 
     def ask(self, query: Query, seconds: float, *, begins: bool = False) -> Answer:
-        """Ask one question and return the answer within ``seconds``.
+        """Send one request and return the answer within ``seconds``.
 
-        ``begins`` is True at the start of an episode; servers that know resets are told.
+        ``begins`` is True at the start of an episode; servers that support resets receive one.
 
         Raises:
-            ServerLostError: There is no connection, or no answer came in time; the connection is made anew.
-            WireError: The server answered with an error, or with something else than actions.
+            ServerLostError: There is no connection, or no answer came in time; the link then reconnects.
+            WireError: The server returned an error, or something other than actions.
         """
         deadline = time.monotonic() + seconds
         with self._using:
@@ -159,7 +159,7 @@ class Link:
             self._drop("closed")
 
     def drop(self, why: str) -> None:
-        """Close a connection that can no longer be trusted; a new one is made."""
+        """Close a connection that can no longer be trusted and reconnect."""
         with self._using:
             self._drop(why)
 

@@ -1,8 +1,8 @@
-"""msgpack messages with arrays, in the three layouts that policy servers use; strict in what it reads.
+"""msgpack messages with arrays, in the three layouts that policy servers use; reading is strict.
 
 ``openpi`` writes ``{__ndarray__, data, dtype, shape}`` with bin keys, ``npy`` (GR00T up to the N1.7 tag) a .npy
-file, ``nd`` (GR00T's main, the package msgpack-numpy) ``{nd, type, kind, shape, data}``. All three are read, with
-bin or str keys. Nothing that is read is executed: no pickle, no object arrays, no extension types.
+file, ``nd`` (GR00T's main, the package msgpack-numpy) ``{nd, type, kind, shape, data}``. All three can be read,
+with bin or str keys. Nothing received is executed: no pickle, no object arrays, no extension types.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def unpack(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> Any:
     """Decode one message; arrays are read-only views of ``data``.
 
     Raises:
-        WireError: It is longer than ``limit`` bytes, damaged, too deep, has too many entries or an array that is
-            not numbers or truth values of the stated size.
+        WireError: The message is longer than ``limit`` bytes, damaged, nested too deeply, has too many entries, or
+            contains an array that is not numeric or boolean of the stated size.
     """
     if len(data) > limit:
         raise WireError(f"a message of {len(data)} bytes, allowed {limit}")

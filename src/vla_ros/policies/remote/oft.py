@@ -1,6 +1,6 @@
-"""OpenVLA-OFT's ``POST /act``: JSON with arrays in base64, one list of actions back.
+"""OpenVLA-OFT's ``POST /act``: JSON with base64 arrays; the answer is one list of actions.
 
-After openvla-oft 213c5ff and json-numpy. Errors come with status 200 and the text ``error``.
+Written after openvla-oft 213c5ff and json-numpy. Errors have status 200 and the text ``error``.
 """
 
 from __future__ import annotations

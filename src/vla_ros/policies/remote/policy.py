@@ -42,7 +42,7 @@ class RemoteSession(Session):
         self.begins, self.name, self.asked = True, uuid.uuid4().hex, 0
 
     def close(self) -> None:
-        """Leave the server."""
+        """Close the connection."""
         self.link.close()
 
 
@@ -60,12 +60,12 @@ class RemotePolicy(Policy):
         self._target, self._told = target(self._options), False
 
     def load(self, progress: Progress = no_progress) -> None:
-        """Connect, and learn what the served policy needs and answers.
+        """Connect, and query the features of the served policy.
 
         Raises:
             ServerLostError: There is no server within ``policy.connect_timeout``.
-            WireError: It does not speak what was expected, or refuses this client.
-            ConfigError: What the server says of its policy contradicts ``features``.
+            WireError: It does not speak the expected protocol, or refuses this client.
+            ConfigError: The server's description of its policy contradicts ``features``.
         """
         self.close()
         keep_freed_memory()
@@ -77,11 +77,11 @@ class RemotePolicy(Policy):
         progress(1.0, f"{self._options.server} speaks {peer.dialect.name}")
 
     def describe(self) -> PolicySpec:
-        """Whatever ``features`` name; what the server says of its policy is known once it is asked."""
+        """Return the features that ``features`` names; the server's description is known only once connected."""
         return spec.learned(NO_METADATA, self._options.horizon)
 
     def start_session(self) -> RemoteSession:
-        """Connect one more robot; the first takes the connection of :meth:`load`."""
+        """Connect another robot; the first one uses the connection of :meth:`load`."""
         link, self._first = self._first, None
         if link is None:
             link = Link(self._target, self._accept)
@@ -89,11 +89,11 @@ class RemotePolicy(Policy):
         return RemoteSession(link)
 
     def infer(self, session: RemoteSession, observation: Observation) -> ActionChunk:
-        """Ask the server.
+        """Run the inference on the server.
 
         Raises:
-            ServerLostError: It is not there, or did not answer within ``timeouts.inference``.
-            WireError: It answered with an error, or with no actions of this policy.
+            ServerLostError: The server is not available, or did not answer within ``timeouts.inference``.
+            WireError: The server returned an error, or actions that do not fit this policy.
         """
         began = time.perf_counter()
         peer = session.link.peer
@@ -123,13 +123,13 @@ class RemotePolicy(Policy):
         return self._chunk(answer, observation.stamp, stages)
 
     def close(self) -> None:
-        """Leave the server."""
+        """Close the connection."""
         link, self._first = self._first, None
         if link is not None:
             link.close()
 
     def _accept(self, peer: Peer) -> None:
-        """Take what a server says at the start; later, refuse one that serves another policy."""
+        """Accept the server's description at start; later, refuse a server with another policy."""
         found = spec.learned(peer.metadata, self._options.horizon)
         known: PolicySpec | None = self.__dict__.get("spec")
         if known is None:
@@ -167,7 +167,7 @@ class RemotePolicy(Policy):
         )
 
     def _joined(self, actions: Mapping[str, FloatArray]) -> FloatArray:
-        """Return the named actions side by side."""
+        """Concatenate the named actions."""
         keys = self._options.action_keys or tuple(actions)
         missing = [key for key in keys if key not in actions]
         if missing:

@@ -23,9 +23,9 @@ _LONGEST = 4096  # numbers of an action, and actions of a chunk
 
 
 def learned(metadata: Metadata, horizon: int) -> PolicySpec:
-    """What a policy needs and answers as far as its server says; ``features`` say the rest.
+    """Return a policy's features as far as its server describes them; ``features`` completes them.
 
-    ``horizon`` is the most actions in a chunk where it does not say.
+    ``horizon`` is the maximum chunk length if the server does not state it.
     """
     if metadata.get("server") == OWN:
         return from_metadata(metadata)

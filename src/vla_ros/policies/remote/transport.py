@@ -1,7 +1,7 @@
-"""One request, one answer, over a websocket, ZeroMQ or HTTP, each step within a deadline.
+"""Exchanges one request and one answer over a websocket, ZeroMQ or HTTP, each step with a deadline.
 
 A transport belongs to one thread at a time. After any error it must be discarded, because a late answer would be
-taken for the next one's.
+mistaken for the next one.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class Transport(ABC):
         """
 
     def poll(self) -> None:  # noqa: B027 (HTTP and ZeroMQ have nothing to do)
-        """Answer what keeps the connection alive; call now and then while nothing is asked.
+        """Answer keep-alive messages; call this regularly while no request is pending.
 
         Raises:
             ServerLostError: The connection is gone.
-            WireError: Something came that nobody asked for.
+            WireError: The server sent something that was not requested.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free the socket, at once."""
+        """Close the socket at once."""
 
     def _left(self, deadline: float, what: str) -> float:
         left = deadline - time.monotonic()
@@ -175,7 +175,7 @@ class WebSocket(Transport):
         return self._messages.popleft()
 
     def poll(self) -> None:
-        """Answer pings; notice a connection that was closed."""
+        """Answer pings and detect a closed connection."""
         while select.select([self._socket], [], [], 0)[0] and self._protocol.state is State.OPEN:
             self._read(time.monotonic() + 1.0)
         if self._messages:
@@ -183,7 +183,7 @@ class WebSocket(Transport):
         self._require_open()
 
     def close(self) -> None:
-        """Say so and free the socket."""
+        """Send a close message and close the socket."""
         try:
             if self._protocol.state is State.OPEN:
                 self._protocol.send_close(1000)
@@ -268,7 +268,7 @@ class ZeroMq(Transport):
             pass
 
     def close(self) -> None:
-        """Drop what waits and free the socket."""
+        """Discard pending messages and close the socket."""
         self._context.destroy(linger=0)
 
 
