@@ -256,8 +256,7 @@ class PiPolicy(Policy):
         ]
 
     def prepare(self, batch: int) -> bool:
-        """Capture graphs for a typical and for the longest prompt, which serves others until they have their
-        own."""
+        """Capture graphs for a typical and for the longest prompt, which stands in for others at first."""
         processing, engine = self.model.processing, self.model.engine
         if engine.runner.graphs:
             prompts = min(WARM_PROMPT, processing.prompt.length), processing.prompt.length
