@@ -124,7 +124,7 @@ def test_percentiles():
 def test_baselines():
     recorded = np.array([[1.0, 1.0], [3.0, 0.0], [5.0, NAN]])
     episodes = np.array([0, 0, 1])
-    found = skill.baselines(recorded, episodes, 1, 1.0)
+    found = skill.baselines(recorded, episodes, (1,), 1.0)
     assert found["zero"].tolist() == [[0, 1], [0, 1], [0, 1]]
     assert found["hold_last"].tolist() == [[0, 1], [1, 1], [0, 1]]
     assert found["mean_action"].tolist() == [[3, 0.5]] * 3

@@ -68,7 +68,7 @@ def test_repeating_the_past_has_no_cosine_at_turns():
     recorded = np.zeros((40, 7))
     recorded[:, :3] = np.repeat(np.eye(3)[[0, 1, 2, 0]], 10, axis=0)
     held = np.concatenate((recorded[:1], recorded[:-1]))
-    found = skill.at_turns(recorded, recorded, {"hold_last": held}, np.zeros(40, np.int64))
+    found = skill.at_turns(recorded, recorded, {"hold_last": held}, np.zeros(40, np.int64), [MOTION])
     assert found["count"] == 3
     assert found["direction_cosine"] == pytest.approx(1)
     assert found["baselines"]["hold_last"] == pytest.approx(0)

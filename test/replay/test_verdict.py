@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vla_ros.config import Config, GripperConfig
+from vla_ros.contract.parts import parse_parts
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.replay import figures, verdict
 from vla_ros.replay.play import Options
@@ -22,7 +23,7 @@ def recorded_actions():
     return actions
 
 
-def judged(predicted, recorded, **changes):
+def judged(predicted, recorded, spec=SPEC, **changes):
     """The verdict on 100 ms steps of 20 ms each; ``changes`` are options and fields of the samples."""
     frames, config = len(predicted), changes.pop("config", Config())
     times = 1_790_000_000_000_000_000 + np.arange(frames) * 100_000_000
@@ -30,8 +31,8 @@ def judged(predicted, recorded, **changes):
         "times": times,
         "stamps": times,
         "episodes": np.arange(frames) // 50,
-        "normalized": np.zeros((frames, 7)),
-        "openings": np.full(frames, np.nan),
+        "normalized": np.zeros(predicted.shape),
+        "openings": np.full((frames, len(spec.grippers)), np.nan),
         "commands": np.zeros((frames, 0)),
         "stages_ms": {"total": np.full(frames, 20.0)},
         "age_ms": np.full(frames, np.nan),
@@ -47,10 +48,10 @@ def judged(predicted, recorded, **changes):
         topics={"truth": "/action"},
         **{**fields, **changes},
     )
-    counted = commanded(samples, SPEC.gripper, config.gripper)
-    found = figures.summarize([samples], [counted], SPEC, config, Options())
+    counted = commanded(samples, spec.grippers, config.gripper)
+    found = figures.summarize([samples], [counted], spec, config, Options())
     rows = samples.compared
-    return verdict.judge(found, predicted[rows], recorded[rows])
+    return verdict.judge(found, predicted[rows], recorded[rows], spec)
 
 
 def noisy(actions, share=0.2, seed=1):
@@ -176,10 +177,10 @@ def test_a_gripper_number_counts_as_it_reaches_the_fingers():
 def test_measured_fingers_reveal_a_swapped_convention():
     """Actions and answers agree perfectly, and both mean the opposite of what the hand did."""
     openings = np.where(RECORDED[:, 6] > 0.5, 0.0, 1.0)  # wide where the number says closed
-    found = judged(noisy(RECORDED), RECORDED, openings=openings)
+    found = judged(noisy(RECORDED), RECORDED, openings=openings[:, None])
     assert found.level == "bad"
     assert any("contradict the measured fingers" in reason for reason in found.reasons)
-    assert judged(noisy(RECORDED), RECORDED, openings=1 - openings).level == "good"
+    assert judged(noisy(RECORDED), RECORDED, openings=1 - openings[:, None]).level == "good"
 
 
 def test_three_times_too_large_is_named_though_directions_agree():
@@ -208,3 +209,22 @@ def test_clocks_that_disagree_are_named(offset, words):
     assert any(f"stamps are {words}" in reason for reason in found.reasons) == bool(words)
     unstamped = judged(noisy(RECORDED), RECORDED, stamps=np.zeros(200, np.int64))
     assert any("no stamp" in reason for reason in unstamped.reasons)
+
+
+def test_every_arm_and_gripper_is_judged():
+    parts = "left.tip_delta + left.gripper + right.tip_delta + right.gripper"
+    spec = PolicySpec(action=parse_parts(parts, action=True), dimension=14)
+    recorded = np.concatenate([RECORDED, RECORDED[::-1]], axis=1)
+    assert judged(noisy(recorded), recorded, spec).level == "good"
+    wrong = noisy(recorded)
+    wrong[:, 7:10] *= -1
+    assert "hardly agree" in " ".join(judged(wrong, recorded, spec).reasons)
+    wrong = noisy(recorded)
+    wrong[:, [6, 13]] = 1 - recorded[:, [6, 13]]
+    assert "does the opposite" in " ".join(judged(wrong, recorded, spec).reasons)
+    wrong = noisy(recorded)
+    wrong[:, 13] = 1.0
+    found = judged(wrong, recorded, spec)
+    assert (found.level, "gripper agrees only partly" in " ".join(found.reasons)) == ("warn", True)
+    names = figures.dimension_names(spec, ())
+    assert (names[0], names[6], names[7], names[13]) == ("left dx", "left gripper", "right dx", "right gripper")

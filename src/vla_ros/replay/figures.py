@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,19 @@ from vla_ros.replay.samples import Samples, gather
 from vla_ros.replay.truth import RULES
 from vla_ros.types import FloatArray
 
-END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
+END_EFFECTOR = ("dx", "dy", "dz", "droll", "dpitch", "dyaw")
 
 
-def dimension_names(spec: PolicySpec, command_names: Sequence[str]) -> list[str]:
-    """Return the names of the numbers of an action."""
-    if spec.motion == "tip_delta" and spec.dimension == 7 and spec.gripper == 6:
-        return list(END_EFFECTOR)
-    names = iter(command_names)
-    return ["gripper" if index == spec.gripper else next(names, f"[{index}]") for index in range(spec.dimension)]
+def dimension_names(spec: PolicySpec, joints: Iterable[str]) -> list[str]:
+    """Names of the numbers of an action; of several arms with the arm. ``joints`` are those commanded, in order."""
+    left, several = iter(joints), len({part.arm for part in spec.action}) > 1
+    found: list[str] = []
+    for part, columns in spec.columns():
+        known = {"tip_delta": END_EFFECTOR, "gripper": ("gripper",)}.get(part.quantity)
+        for place, index in enumerate(range(columns.start, columns.stop)):
+            name = known[place] if known else next(left, f"[{index}]")
+            found.append(f"{part.arm} {name}" if known and several else name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -36,22 +40,16 @@ class Comparer:
     spec: PolicySpec
     config: Config
 
-    @property
-    def is_pose(self) -> bool:
-        """True if actions are end-effector deltas, which have a direction."""
-        return self.spec.motion == "tip_delta"
-
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
-        """Return the direction cosine of each frame, [M]; NaN if actions have no direction."""
-        if not self.is_pose:
-            return np.full(len(predicted), np.nan)
-        return metrics.direction_cosines(predicted[:, :3], recorded[:, :3])
+        """Direction cosine of each frame and arm, [M, A]; no arm if actions have no direction."""
+        arms = [
+            metrics.direction_cosines(predicted[:, at], recorded[:, at]) for at in skill.translations(self.spec)
+        ]
+        return np.array(arms).reshape(len(arms), len(predicted)).T
 
     def closed(self, actions: FloatArray) -> FloatArray:
-        """Return the gripper states, [M]: 1 for closed, NaN without a gripper."""
-        if self.spec.gripper is None:
-            return np.full(len(actions), np.nan)
-        return metrics.is_closed(actions[:, self.spec.gripper], self.config.gripper)
+        """State of each gripper, [M, G]: 1 for closed, NaN where unknown."""
+        return metrics.is_closed(actions[:, list(self.spec.grippers)], self.config.gripper)
 
     def quality(self, predicted: FloatArray, recorded: FloatArray) -> dict[str, float]:
         """Return the headline figures."""
@@ -66,7 +64,7 @@ class Comparer:
     def intervals(self, frames: Samples) -> dict[str, list[float] | None]:
         """95 % bootstrap intervals of headline figures over episodes; None for a single episode."""
         errors = np.abs(frames.predicted - frames.recorded)
-        cosines = self.cosines(frames.predicted, frames.recorded)[:, None]
+        cosines = self.cosines(frames.predicted, frames.recorded)
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
         hits, misses = (closed > 0) & (wanted > 0), np.abs(closed - wanted)
         misses[~np.isfinite(misses)] = 0.0
@@ -76,7 +74,8 @@ class Comparer:
             sums = skill.per_episode(np.concatenate((values, np.isfinite(values)), axis=1), frames.episodes)
             return skill.interval(sums, lambda s: metrics.mean(metrics.ratio(s[:, :count], s[:, count:]), axis=1))
 
-        counts = skill.per_episode(np.stack([2.0 * hits, 2.0 * hits + misses], axis=1), frames.episodes)
+        both, either = 2.0 * hits.sum(axis=1), (2.0 * hits + misses).sum(axis=1)
+        counts = skill.per_episode(np.stack([both, either], axis=1), frames.episodes)
         return {
             "mae": averages(errors),
             "direction_cosine": averages(cosines),
@@ -86,12 +85,13 @@ class Comparer:
     def ahead(self, frames: Samples) -> dict[str, Any]:
         """Return the baselines' figures, the policy's skill against each, and all of them at turns."""
         predicted, recorded, episodes = frames.predicted, frames.recorded, frames.episodes
-        guesses = skill.baselines(recorded, episodes, self.spec.gripper, self.config.gripper.open_value)
+        guesses = skill.baselines(recorded, episodes, self.spec.grippers, self.config.gripper.open_value)
+        arms = skill.translations(self.spec)
         score, ends = skill.scores(predicted, recorded, guesses, skill.columns_of(self.spec), episodes)
         return {
             "baselines": {name: self.quality(guess, recorded) for name, guess in guesses.items()},
             "skill": {**score, "intervals": ends},
-            "turns": skill.at_turns(predicted, recorded, guesses, episodes) if self.is_pose else None,
+            "turns": skill.at_turns(predicted, recorded, guesses, episodes, arms) if arms else None,
         }
 
     def gripper(self, frames: Samples) -> dict[str, Any]:
@@ -120,9 +120,8 @@ class Comparer:
         }
 
     def _gripper_range(self, actions: FloatArray) -> list[float]:
-        """Return the smallest and largest gripper number."""
-        column = self.spec.gripper
-        known = actions[:, column] if column is not None else np.zeros(0)
+        """Return the smallest and the largest gripper number."""
+        known = actions[:, list(self.spec.grippers)]
         known = known[np.isfinite(known)]
         return [float(known.min()), float(known.max())] if known.size else [math.nan, math.nan]
 
@@ -243,7 +242,9 @@ def summarize(
     compare = Comparer(spec, config)
     measured, frames = gather(bags), gather(counted)
     compared = frames.take(frames.compared)
-    names = dimension_names(spec, next((bag.command_names for bag in bags if bag.command_names), ()))
+    commanded = next((bag.command_names for bag in bags if bag.command_names), ())
+    fingers = {finger for arm in config.arms for finger in arm.robot.gripper_joint_names}
+    names = dimension_names(spec, (joint for joint in commanded if joint not in fingers))
     offsets = np.concatenate([(bag.stamps - bag.times)[bag.stamps != 0] for bag in bags])
     return {
         "schema": SCHEMA,

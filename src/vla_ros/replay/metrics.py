@@ -116,20 +116,23 @@ class Events(NamedTuple):
         return f1(matched, self.predicted - matched, self.recorded - matched)
 
 
-def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list[tuple[float, bool, int]]:
-    """(time, closes, episode) of each change of the gripper; unknown states are skipped."""
-    known = np.flatnonzero(np.isfinite(closed))
-    before, after = known[:-1], known[1:]
-    changed = (closed[before] != closed[after]) & (episodes[before] == episodes[after])
-    return [(float(times[i]), bool(closed[i] > 0.5), int(episodes[i])) for i in after[changed]]
+def _switches(closed: FloatArray, times: FloatArray, episodes: IntArray) -> list[tuple[float, bool, int, int]]:
+    """(time, closes, episode, gripper) of each change of a gripper; unknown states are skipped."""
+    found = []
+    for gripper, states in enumerate(np.atleast_2d(closed.T)):
+        known = np.flatnonzero(np.isfinite(states))
+        before, after = known[:-1], known[1:]
+        changed = after[(states[before] != states[after]) & (episodes[before] == episodes[after])]
+        found += [(float(times[i]), bool(states[i] > 0.5), int(episodes[i]), gripper) for i in changed]
+    return found
 
 
 def match_events(
     predicted: FloatArray, recorded: FloatArray, times: FloatArray, episodes: IntArray, window: float = 1.0
 ) -> Events:
-    """Match predicted with recorded gripper events of one kind and episode, the nearest in time first.
+    """Match predicted with recorded events of one gripper, kind and episode, the nearest in time first.
 
-    States [M] are those of :func:`is_closed`; ``times`` [M] and ``window``, the longest delay of a match, are
+    States [M, G] are those of :func:`is_closed`; ``times`` [M] and ``window``, the longest delay of a match, are
     seconds.
     """
     found, wanted = _switches(predicted, times, episodes), _switches(recorded, times, episodes)

@@ -260,7 +260,7 @@ class Player:
             predicted=np.array([row.step.action for row in rows]).reshape(len(rows), spec.dimension),
             recorded=paired.actions,
             normalized=np.array([row.normalized for row in rows]).reshape(len(rows), spec.dimension),
-            openings=truth.finger_openings(times, self._recording, self._config),
+            openings=truth.finger_openings(times, self._recording, spec, self._config),
             commands=np.array(commands).reshape(len(rows), len(names)),
             command_names=names,
             stages_ms={name: np.array([row.stages_ms.get(name, np.nan) for row in rows]) for name in stages},

@@ -196,7 +196,7 @@ def _episode_traces(result: Result, bag: Samples, rows: IntArray, *, opened: boo
     time = bag.seconds[rows] - bag.seconds[rows[0]]
     found = []
     for column, name in enumerate(_names(result)):
-        step = column == result.spec.gripper
+        step = column in result.spec.grippers
         series = [
             charts.Series("recorded", time, bag.recorded[rows, column], GREY, step),
             charts.Series("policy", time, bag.predicted[rows, column], POLICY, step),

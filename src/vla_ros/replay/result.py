@@ -44,10 +44,10 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: Options) -
     spec = next((outcome.spec for outcome in outcomes if outcome.spec is not None), None)
     if spec is None or not samples:
         raise BagError("\n".join(problems) or "no bag was played")
-    counted = tuple(samples_of.commanded(bag, spec.gripper, config.gripper) for bag in samples)
+    counted = tuple(samples_of.commanded(bag, spec.grippers, config.gripper) for bag in samples)
     figures = figures_of.summarize(samples, counted, spec, config, options)
     frames = gather(counted)
-    verdict = judge(figures, frames.predicted[frames.compared], frames.recorded[frames.compared])
+    verdict = judge(figures, frames.predicted[frames.compared], frames.recorded[frames.compared], spec)
     notes = sorted({outcome.note for outcome in outcomes if outcome.note})
     level = "warn" if problems and verdict.level == "good" else verdict.level
     extra = (*(f"not played: {problem}" for problem in problems), *notes)

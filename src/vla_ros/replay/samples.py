@@ -29,7 +29,7 @@ class Samples:
     predicted: FloatArray  # float64 [F, D]
     recorded: FloatArray  # float64 [F, D], NaN where unknown
     normalized: FloatArray  # float64 [F, D], NaN if the policy does not return them
-    # Float64 [F], how far open the measured fingers were (0 closed, 1 open), NaN if not measured.
+    # Float64 [F, G], how far open each measured gripper was (0 closed, 1 open), NaN if not measured.
     openings: FloatArray
     commands: FloatArray  # float64 [F, N] for the joints ``command_names``, NaN where there was none
     command_names: tuple[str, ...]
@@ -73,18 +73,18 @@ _COUNTERS = ("dropped", "refused", "limited", "notes")
 _TOTALS = ("received", "skipped", "dropped", "refused", "limited", "images", "wall_s")
 
 
-def commanded(samples: Samples, gripper_index: int | None, gripper: GripperConfig) -> Samples:
+def commanded(samples: Samples, grippers: Sequence[int], gripper: GripperConfig) -> Samples:
     """Replace gripper numbers by those that reach the fingers: fully open or closed in binary mode.
 
     If the threshold is above 0.7, a policy that closes with 0.7 has no error.
     """
-    if gripper_index is None or gripper.mode != "binary":
+    if gripper.mode != "binary":
         return samples
     changed = {}
     for name in ("predicted", "recorded"):
         actions = changed[name] = getattr(samples, name).copy()
-        closed = metrics.is_closed(actions[:, gripper_index], gripper)
-        actions[:, gripper_index] = gripper.open_value + closed * (gripper.closed_value - gripper.open_value)
+        closed = metrics.is_closed(actions[:, list(grippers)], gripper)
+        actions[:, list(grippers)] = gripper.open_value + closed * (gripper.closed_value - gripper.open_value)
     return dataclasses.replace(samples, **changed)
 
 

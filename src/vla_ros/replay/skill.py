@@ -24,17 +24,16 @@ RESAMPLES = 2000
 
 
 def baselines(
-    recorded: FloatArray, episodes: IntArray, gripper_index: int | None, open_value: float
+    recorded: FloatArray, episodes: IntArray, grippers: Sequence[int], open_value: float
 ) -> dict[str, FloatArray]:
     """Return the actions [M, D] of three baselines that ignore the image.
 
-    ``zero`` never moves and keeps the gripper open. ``hold_last`` repeats the action that was recorded one step
+    ``zero`` never moves and keeps every gripper open. ``hold_last`` repeats the action that was recorded one step
     earlier (``zero`` at the start of an episode), which no policy is given. ``mean_action`` is the mean recorded
     action.
     """
     zero = np.zeros_like(recorded)
-    if gripper_index is not None:
-        zero[:, gripper_index] = open_value
+    zero[:, list(grippers)] = open_value
     held = np.concatenate((zero[:1], recorded[:-1]))
     held[np.diff(episodes, prepend=-1) != 0] = np.nan
     average = np.broadcast_to(np.nan_to_num(metrics.mean(recorded)), recorded.shape).copy()
@@ -46,9 +45,16 @@ def motion_columns(spec: PolicySpec) -> list[int]:
     return [index for index in range(spec.dimension) if index not in spec.grippers]
 
 
+def translations(spec: PolicySpec) -> list[list[int]]:
+    """Return the indices of each arm's translation; none if actions are not deltas, which have a direction."""
+    if spec.motion != "tip_delta":
+        return []
+    return [[at.start, at.start + 1, at.start + 2] for part, at in spec.columns() if part.quantity == "tip_delta"]
+
+
 def columns_of(spec: PolicySpec) -> list[int]:
-    """Return the indices of the numbers that the error counts: translation, or every joint."""
-    return [0, 1, 2] if spec.motion == "tip_delta" else motion_columns(spec)
+    """Return the indices of the numbers that the error counts: translations, or every joint."""
+    return [column for arm in translations(spec) for column in arm] or motion_columns(spec)
 
 
 def squared_errors(predicted: FloatArray, recorded: FloatArray, columns: Sequence[int]) -> FloatArray:
@@ -115,13 +121,22 @@ def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
 
 
 def at_turns(
-    predicted: FloatArray, recorded: FloatArray, guesses: Mapping[str, FloatArray], episodes: IntArray
+    predicted: FloatArray,
+    recorded: FloatArray,
+    guesses: Mapping[str, FloatArray],
+    episodes: IntArray,
+    arms: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """Direction cosines where the recorded motion turns: ``count``, ``direction_cosine``, one for each guess."""
-    rows = turns(recorded[:, :3], episodes)
+    """Direction cosines where the recorded motion of an arm turns; ``arms`` has the columns of each translation.
+
+    Returns ``count``, ``direction_cosine``, and one for each guess.
+    """
+    rows = [turns(recorded[:, at], episodes) for at in arms]
 
     def cosine(actions: FloatArray) -> float:
-        return float(metrics.mean(metrics.direction_cosines(actions[:, :3], recorded[:, :3])[rows], axis=None))
+        pairs = zip(arms, rows, strict=True)
+        found = [metrics.direction_cosines(actions[:, at], recorded[:, at])[turned] for at, turned in pairs]
+        return float(metrics.mean(np.concatenate(found), axis=None))
 
     guessed = {name: cosine(guess) for name, guess in guesses.items()}
-    return {"count": len(rows), "direction_cosine": cosine(predicted), "baselines": guessed}
+    return {"count": sum(map(len, rows)), "direction_cosine": cosine(predicted), "baselines": guessed}

@@ -187,7 +187,7 @@ def _chosen(result: Result) -> IntArray:
     """Return the rows of compared frames in which the recorded arm moves, spread evenly."""
     rows = result.frames.compared
     moved = result.frames.recorded[rows][:, skill.columns_of(result.spec)]
-    if Comparer(result.spec, result.config).is_pose:
+    if skill.translations(result.spec):
         rows = rows[np.nan_to_num(np.linalg.norm(moved, axis=1)) > metrics.still_threshold(moved)]
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(FRAMES, len(rows))).round().astype(np.int64))]
 

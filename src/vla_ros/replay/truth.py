@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_ros.config import Config, GripperConfig
+from vla_ros.config import Config
 from vla_ros.contract.action import ActionWriter
 from vla_ros.contract.binding import make_arms
 from vla_ros.contract.spec import PolicySpec
@@ -163,16 +163,17 @@ def _motions(joints: Table | None, target: Table, spec: PolicySpec, config: Conf
     return actions
 
 
-def _opening(position: FloatArray, gripper: GripperConfig) -> FloatArray:
-    """Return a finger's opening: 0 closed, 1 open."""
-    return (position - gripper.closed_position) / (gripper.open_position - gripper.closed_position)
-
-
-def finger_openings(frame_times: IntArray, recording: Recording, config: Config) -> FloatArray:
-    """Return the measured finger opening at each frame, [F]: 0 closed, 1 open, NaN if not measured."""
-    for table in recording.joints.tables if recording.joints else ():
-        for finger in config.robot.gripper_joint_names:
-            if finger in table.names:
-                measured = _interpolated(table, frame_times)[:, table.names.index(finger)]
-                return _opening(measured, config.gripper)
-    return np.full(len(frame_times), np.nan)
+def finger_openings(frame_times: IntArray, recording: Recording, spec: PolicySpec, config: Config) -> FloatArray:
+    """Return each gripper's measured opening at each frame, [F, G]: 0 closed, 1 open, NaN if not measured."""
+    arms, unknown = {arm.name: arm for arm in config.arms}, np.full(len(frame_times), np.nan)
+    found = []
+    for arm in (arms[part.arm] for part in spec.action if part.quantity == "gripper"):
+        measured = (
+            _interpolated(table, frame_times)[:, table.names.index(finger)]
+            for table in (recording.joints.tables if recording.joints else ())
+            for finger in arm.robot.gripper_joint_names
+            if finger in table.names
+        )
+        closed, opened = arm.gripper.closed_position, arm.gripper.open_position
+        found.append((next(measured, unknown) - closed) / (opened - closed))
+    return np.array(found).reshape(len(found), len(frame_times)).T

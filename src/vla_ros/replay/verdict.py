@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason
-from vla_ros.replay import metrics
+from vla_ros.replay import metrics, skill
 from vla_ros.types import FloatArray
 
 GOOD_COSINE, WEAK_COSINE = 0.8, 0.5
@@ -40,9 +41,9 @@ class Verdict:
         return {**asdict(self), "reasons": list(self.reasons)}
 
 
-def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Verdict:
+def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray, spec: PolicySpec) -> Verdict:
     """Judge the figures of :func:`~vla_ros.replay.figures.summarize` and the compared actions, float64 [M, D]."""
-    bad = [*_dropped(figures), *_accuracy(figures, predicted, recorded)]
+    bad = [*_dropped(figures), *_accuracy(figures, predicted, recorded, skill.translations(spec))]
     weak, conduct, praise = list(_weak(figures)), list(_conduct(figures)), list(_praise(figures))
     level = "warn"
     if not figures["frames"]["used"]:
@@ -109,7 +110,9 @@ def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
             yield f"{count} of {tried} frames were dropped: {reason}{hint}"
 
 
-def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray) -> Iterator[str]:
+def _accuracy(
+    figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray, arms: Sequence[Sequence[int]]
+) -> Iterator[str]:
     """Reasons why the actions are wrong."""
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
@@ -120,7 +123,9 @@ def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: Float
         return
     if not figures["frames"]["compared"]:
         return
-    scale = list(_scale(figures, predicted, recorded))
+    # The translations of all arms, [M * A, 3].
+    moved, wanted = (actions[:, list(arms)].reshape(-1, 3) for actions in (predicted, recorded))
+    scale = list(_scale(figures, moved, wanted))
     yield from scale
     mine, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
     if not scale and mine > mean:  # hold_last gets recorded actions, so only the blind baselines are a floor
@@ -134,7 +139,7 @@ def _accuracy(figures: Mapping[str, Any], predicted: FloatArray, recorded: Float
             f"predicted and recorded directions hardly agree (cosine {cosine:.2f}): is the image upright "
             "(camera.orientation), is it the right camera, does the instruction match the recording?"
         )
-        if better := _other_axes(predicted[:, :3], recorded[:, :3]):
+        if better := _other_axes(moved, wanted):
             yield f"they would agree with axes ({better}): camera.orientation or control.delta_frame is wrong"
     yield from _gripper(figures["gripper"])
 
@@ -157,7 +162,7 @@ def _scale(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArr
     cosine = figures["direction_cosine"]
     if math.isnan(cosine):
         return
-    mine, other = (float(np.sqrt(metrics.mean(values[:, :3] ** 2, axis=None))) for values in (predicted, recorded))
+    mine, other = (float(np.sqrt(metrics.mean(values**2, axis=None))) for values in (predicted, recorded))
     # Small motions may be caution: an unsure policy returns the mean of what it could do.
     low, high = (0.25, 2.0) if cosine >= GOOD_COSINE else (0.2, 5.0)
     if other > 0 and not low < mine / other < high:
@@ -208,7 +213,7 @@ def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
     if gripper < GOOD_GRIPPER:
         yield f"the gripper agrees only partly (F1 {gripper:.2f}, a good policy has {GOOD_GRIPPER} or more)"
     for item in figures["dimensions"]:
-        if item["saturated_wrongly"] > 0.1 and item["name"] != "gripper":
+        if item["saturated_wrongly"] > 0.1 and not item["name"].endswith("gripper"):
             share = f"{100 * item['saturated_wrongly']:.0f} %"
             yield f"{item['name']} is at the end of its range in {share} of all frames; other values were recorded"
 
