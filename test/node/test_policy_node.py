@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_ros.config import load
+from vla_ros.config import build, load
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.vision.messages import encode_image
 
@@ -266,12 +266,15 @@ def test_an_instruction_that_is_too_long_is_refused_and_the_old_one_stays_in_for
 
 @pytest.mark.causes("no_instruction")
 def test_without_an_instruction_the_arm_holds(robot: Any, inside: Callable[..., Any]) -> None:
-    inside("policy.instruction:=''")
+    node = inside("policy.instruction:=''")
     robot.until(lambda: robot.says("no_instruction"), robot.send_frame)
     assert all(np.allclose(command.position[:7], robot.positions) for command in robot.commands)
     held = len(robot.commands)
     robot.instruct("go on")
-    robot.until(lambda: len(robot.commands) > held, robot.send_frame)
+    robot.until(lambda: len(robot.commands) > held and not robot.says("no_instruction"), robot.send_frame)
+    node.reconfigure(build({"policy.instruction": "another"}, node.config))
+    node.reconfigure(build({"policy.instruction": ""}, node.config))  # ros2 param set takes it back
+    robot.until(lambda: robot.says("no_instruction"), robot.send_frame)
 
 
 def test_a_signal_during_loading_ends_the_node_without_arming(

@@ -213,8 +213,8 @@ class PolicyNode:
         """Apply changed options at once; only live ones (``Option.live``) may change while running."""
         changed = config.policy.instruction != self.config.policy.instruction
         self._options.current = config
-        if changed:
-            self.instruct(config.policy.instruction)
+        if changed:  # an empty one takes the instruction back
+            self.inputs.set_instruction(config.policy.instruction.strip())
 
     # Wiring
 
