@@ -107,11 +107,7 @@ class ArmController:
         self.reset()
 
     def configure(self, config: Config) -> None:
-        """Apply options that may change while running; the last command is kept.
-
-        Raises:
-            ConfigError: The limits leave a joint no room.
-        """
+        """Apply options that may change while running; the last command is kept."""
         arm = next(each for each in config.arms if each.name == self.name)
         kinematics, wide = self._kinematics, np.full(len(self.arm_names), math.inf)
         limits = JointLimits.from_config(
@@ -175,11 +171,7 @@ class ArmController:
         self._speed: FloatArray = self._last_velocity  # from one command to the next
 
     def check_joints(self, joints: JointState) -> None:
-        """Refuse joint states that no command may be based on. Safe to call from any thread.
-
-        Raises:
-            Refused: ``joint_state_invalid``, with what is wrong.
-        """
+        """Refuse joint states that no command may be based on (``joint_state_invalid``). Thread-safe."""
         self._measured.check(self._measured.positions(joints))
 
     def command(
@@ -238,17 +230,9 @@ class ArmController:
     def onward(self, joints: JointState | None, dt: float, left: float, passed: float) -> Command | None:
         """Return the command between two actions: straight towards the last target, or decelerating to rest.
 
-        Args:
-            joints: Newest joint state.
-            dt: Seconds until the next command.
-            left: Seconds until the last action's positions are due; 0 comes to rest within the acceleration limit.
-            passed: Seconds since the last command; coming to rest takes no longer where commands are late.
-
-        Returns:
-            None if there is no earlier action.
-
-        Raises:
-            Refused: As :meth:`command`.
+        ``left`` is how many seconds from now the last action's positions are due; 0 comes to rest within the
+        acceleration limit. ``passed`` is the time since the last command; coming to rest takes no longer where
+        commands are late. Returns None if there is no earlier action; raises as :meth:`command`.
         """
         goal = self._goal
         if goal is None:
@@ -377,11 +361,7 @@ class ArmController:
         return [position] * len(self._finger_names)
 
     def _apply(self, violations: Iterable[Violation]) -> None:
-        """Count violations; refuse if ``limits.on_violation`` is ``stop``.
-
-        Raises:
-            Refused: With ``limits.on_violation: stop``.
-        """
+        """Count violations; refuse with ``limits.on_violation: stop``."""
         for violation in violations:
             self.counters[violation.reason.value] += 1
             if self._arm.limits.on_violation == "stop":

@@ -65,12 +65,10 @@ class Clock:
 class SimulatedClock(Clock):
     """A clock that advances only in :meth:`wait_for`, :meth:`sleep` and :meth:`work`. Used from one thread.
 
-    In a :meth:`job`, :meth:`sleep` makes the job longer instead.
-
-    Args:
-        ros: Start in nanoseconds of the ROS clock; the steady clock starts at 0.
-        events: (nanoseconds of the ROS clock, action), ascending; each action is called when the clock reaches it.
-        speed: Seconds that pass for each real second of :meth:`work`; 0 makes work take no time.
+    In a :meth:`job`, :meth:`sleep` makes the job longer instead. ``ros`` is where the ROS clock starts, in
+    nanoseconds; the steady clock starts at 0. ``events`` are (nanoseconds of the ROS clock, action), ascending, and
+    each action is called when the clock reaches it. Each real second of :meth:`work` takes ``speed`` seconds; 0
+    makes it take no time.
     """
 
     def __init__(

@@ -17,9 +17,8 @@ from vla_ros.contract.parts import Part
 class Gripper:
     """Interprets gripper values; remembers whether it is open (binary mode) and the last finger position sent.
 
-    Args:
-        part: Says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
-            (``[m]``); without a form the options do.
+    ``part`` says which numbers mean closed and open (``[CLOSED..OPEN]``), or that they are finger positions
+    (``[m]``); without a form the options do.
     """
 
     def __init__(self, config: GripperConfig, part: Part | None = None) -> None:
@@ -51,16 +50,11 @@ class Gripper:
         self._target: float | None = None
 
     def opening(self, value: float) -> float:
-        """Return the opening in [0, 1] for ``value``; 1 is open.
+        """Return the opening in [0, 1] for the action's gripper number; 1 is open.
 
-        In binary mode the result is 0 or 1: open above ``threshold + hysteresis``, closed at or below ``threshold -
-        hysteresis``, unchanged in between (the first time, the threshold alone decides).
-
-        Args:
-            value: The action's gripper number; clipped beyond what means closed and open.
-
-        Raises:
-            ValueError: Not a finite number.
+        NaN and infinity are a ValueError. Numbers beyond what means closed and open are clipped. In binary mode the
+        result is 0 or 1: open above ``threshold + hysteresis``, closed at or below ``threshold - hysteresis``,
+        unchanged in between (the first time, the threshold alone decides).
         """
         if not math.isfinite(value):
             raise ValueError(f"gripper value {value} is not finite")
@@ -82,14 +76,11 @@ class Gripper:
         return config.closed_position + opening * (config.open_position - config.closed_position)
 
     def command(self, value: float, measured: float | None, dt: float) -> tuple[float, bool]:
-        """Return the finger position to send now, at most ``max_speed * dt`` from the last one sent.
+        """Return the finger position to send now, and True if ``max_speed`` shortened the step.
 
         The step is relative to the last *sent* position, not the measured one: fingers that grip something never
         reach their target, and the difference is what presses them together. The first step starts at ``measured``,
-        if known.
-
-        Returns:
-            The position, and True if the speed limit shortened the step. :meth:`sent` makes it the last one.
+        if known. :meth:`sent` makes the position the last one.
         """
         wanted = self.position(self.opening(value))
         before = self._target if self._target is not None else measured

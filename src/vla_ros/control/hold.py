@@ -34,11 +34,7 @@ class Holder:
         self._held = None
 
     def command(self, joints: JointState | None, before: FloatArray | None) -> Command:
-        """Return the command that holds; the way back from ``before`` [N], last commanded, gets its time.
-
-        Raises:
-            Refused: As :meth:`ArmController.hold`.
-        """
+        """Return the command that holds; the way back from ``before`` [N], last commanded, gets its time."""
         if self._arm.output in VELOCITY_OUTPUTS:
             names, positions = self._held_fingers(joints)
             stamp = joints.stamp if joints else 0
@@ -63,8 +59,7 @@ class Holder:
     def _held_fingers(self, joints: JointState | None) -> tuple[tuple[str, ...], list[float]]:
         """Return the names and positions of the fingers in a hold; without those neither commanded nor measured.
 
-        Raises:
-            Refused: A joint that the driver requires would be missing.
+        Refused if a joint that the driver requires would be missing.
         """
         target = self._gripper.target
         found = {name: target if target is not None else position_of(joints, name) for name in self._fingers}

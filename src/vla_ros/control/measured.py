@@ -44,10 +44,9 @@ class MeasuredArm:
         return positions
 
     def check(self, positions: FloatArray) -> None:
-        """Refuse to move an arm that is measured outside the limits of its URDF.
+        """Refuse to move an arm that is measured outside the limits of its URDF (``joint_state_invalid``).
 
-        Raises:
-            Refused: ``joint_state_invalid``: URDF and robot do not match, or an encoder is wrong.
+        URDF and robot do not match then, or an encoder is wrong.
         """
         if self._kinematics is None:
             return

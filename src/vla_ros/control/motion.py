@@ -47,8 +47,7 @@ class TipMotion:
     def target(self, numbers: FloatArray, start: Pose, control: ControlConfig) -> Pose:
         """Return the target pose of ``numbers`` [3 + rotation], counted from ``start``.
 
-        Raises:
-            Refused: ``action_invalid``: the rotation has no direction.
+        Refused (``action_invalid``) if the rotation has no direction.
         """
         translation, rotation = numbers[:3], numbers[3:]
         if self.quantity == "tip_position":
@@ -74,11 +73,7 @@ Motion = JointMotion | TipMotion
 def make_motion(
     parts: Sequence[Part], arm: ArmConfig, control: ControlConfig, kinematics: Kinematics | None
 ) -> Motion:
-    """The motion that the parts of an action describe, as :func:`vla_ros.contract.binding.bind` has checked them.
-
-    Raises:
-        ConfigError: The arm has no URDF, or it has no limits, where they need them.
-    """
+    """Return the motion that the parts of an action describe, as ``contract.binding.bind`` has checked them."""
     found = {part.quantity: part for part in parts}
     [quantity] = found.keys() & MOTIONS
     part = found[quantity]

@@ -24,9 +24,7 @@ _GUESS = 1 / 30  # s; duration of a command where every frame is answered
 class RateLimiter:
     """Decides when the next step may begin. Times are seconds of one clock.
 
-    Args:
-        rate_hz: Steps a second; 0 answers every frame.
-        velocities: Commands are velocities, not positions.
+    ``rate_hz`` 0 answers every frame; ``velocities`` says that commands are velocities, not positions.
     """
 
     def __init__(self, rate_hz: float, *, velocities: bool = False) -> None:
@@ -57,12 +55,9 @@ class RateLimiter:
         return max(self._begun + _SHORTEST * self._period, self._earned - self._period)
 
     def patience(self, now: float, arrived: float, following: float) -> float:
-        """Return the seconds to wait for a newer frame than the waiting one, or 0.
+        """Return the seconds to wait for a newer frame than the one that waits since ``arrived``, or 0.
 
-        Args:
-            now: The present.
-            arrived: When the waiting frame arrived.
-            following: When the next frame is expected.
+        The next frame is expected at ``following``.
         """
         due = self.frame_due
         if due == -math.inf or arrived >= due:  # no step yet, or the frame did not wait

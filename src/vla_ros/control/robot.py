@@ -89,11 +89,7 @@ class RobotController:
             arm.reset()
 
     def check(self, chunk: ActionChunk) -> None:
-        """Refuse a chunk with a wrong shape, NaN or infinity, before its first step is executed.
-
-        Raises:
-            Refused: ``action_invalid``.
-        """
+        """Refuse a chunk with a wrong shape, NaN or infinity (``action_invalid``), before its first step."""
         shape, spec = chunk.actions.shape, self._spec
         if len(shape) != 2 or shape[1] != spec.dimension or not 1 <= shape[0] <= spec.horizon:
             raise Refused(

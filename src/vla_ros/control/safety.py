@@ -65,11 +65,7 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """The state machine. Thread-safe; no method waits for anything but :meth:`motion`.
-
-    Args:
-        clock: Nanoseconds for events; the system's clock by default.
-    """
+    """The state machine. Thread-safe; no method waits for anything but :meth:`motion`."""
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
@@ -139,12 +135,7 @@ class Safety:
             yield self.may_move
 
     def arm(self) -> bool:
-        """Allow motion.
-
-        Returns:
-            False if it is stopped (reset first) or a watchdog's reason to stop is active; :meth:`explain`
-            says which.
-        """
+        """Allow motion; False if it is stopped or a watchdog's reason to stop is active (:meth:`explain`)."""
         with self._lock:
             if self._stop is not None or self._blocked:
                 return False
@@ -162,11 +153,7 @@ class Safety:
         self._deliver()
 
     def hold(self, reason: Reason, detail: str = "") -> None:
-        """Hold for ``reason`` until :meth:`clear`. Calling it again only updates the detail.
-
-        Raises:
-            ValueError: The reason's level is not hold.
-        """
+        """Hold for ``reason``, of level hold, until :meth:`clear`. Calling it again only updates the detail."""
         _expect(reason, Level.HOLD)
         with self._lock:
             self._hold(reason, detail)
@@ -179,13 +166,9 @@ class Safety:
         self._deliver()
 
     def stop(self, reason: Reason, detail: str = "") -> bool:
-        """Stop until a person resets, armed or not.
+        """Stop until a person resets, armed or not. True if this is the first reason; later ones are counted only.
 
-        Returns:
-            True if this is the first reason; later ones are counted only.
-
-        Raises:
-            ValueError: The reason's level is not stop.
+        Raises ValueError if the reason's level is not stop.
         """
         _expect(reason, Level.STOP)
         with self._lock:
@@ -216,11 +199,8 @@ class Safety:
     def follow(self, active: Mapping[Reason, str], watched: frozenset[Reason]) -> None:
         """Apply a watchdog's findings: hold or stop for active reasons, clear ``watched`` holds that ended.
 
-        While disarmed there is no motion to stop, so a reason to stop only prevents arming.
-
-        Args:
-            active: Reasons of level hold or stop, with what was found.
-            watched: Every reason that this watchdog looks after; others are left alone.
+        While disarmed there is no motion to stop, so a reason to stop only prevents arming. ``watched`` has every
+        reason that this watchdog looks after; others are left alone.
         """
         with self._lock:
             for reason in [held for held in self._holds if held in watched and held not in active]:
@@ -256,10 +236,9 @@ class Safety:
             return f"holding: {reasons}" if reasons else "armed"
 
     def reset(self) -> bool:
-        """End a stop on a person's request and leave the arm disarmed. Hold reasons remain until they end.
+        """End a stop on a person's request and leave the arm disarmed; False if it was not stopped.
 
-        Returns:
-            False if it was not stopped (nothing changes).
+        Hold reasons remain until they end.
         """
         with self._lock:
             if self._stop is None:

@@ -157,11 +157,7 @@ class ChunkSchedule:
         return newest.chunk.actions[position - newest.start :].copy()
 
     def load(self, chunk: ActionChunk, start: int | None = None) -> None:
-        """Switch to ``chunk``; older chunks are only used for blending.
-
-        Raises:
-            ValueError: Its actions are not [K, D] with 1 <= K.
-        """
+        """Switch to ``chunk``; older chunks are only used for blending. Its actions must be [K, D] with 1 <= K."""
         if chunk.actions.ndim != 2 or len(chunk.actions) == 0:
             raise ValueError(f"a chunk's actions have shape {chunk.actions.shape}, expected [steps, numbers]")
         start = self._executed if start is None else start
@@ -173,13 +169,9 @@ class ChunkSchedule:
             self._placed.popleft()
 
     def next(self, *, overrun: bool = False) -> Step | None:
-        """Return the step to execute now, the same one until :meth:`executed` is called.
+        """Return the step to execute now, the same one until :meth:`executed` is called; None if there is none.
 
-        Args:
-            overrun: Go on to the chunk's end where ``execute_steps`` are used up (the next chunk is on its way).
-
-        Returns:
-            None when there is no chunk, or all its steps were executed.
+        ``overrun`` goes on to the chunk's end where ``execute_steps`` are used up (the next chunk is on its way).
         """
         if not self._placed or (self.remaining == 0 and not overrun):
             return None
@@ -198,11 +190,7 @@ class ChunkSchedule:
         return Step(action.copy(), self._executed - newest.start, newest.chunk.stamp)
 
     def executed(self) -> None:
-        """Record that the step returned by :meth:`next` was sent to the arm.
-
-        Raises:
-            RuntimeError: There was none.
-        """
+        """Record that the step returned by :meth:`next` was sent to the arm."""
         step = self.next(overrun=True)
         if step is None:
             raise RuntimeError("executed() without a step: load a chunk first")

@@ -99,8 +99,7 @@ def _notice(known: _Subject, subject: str, source: Source, steady: int) -> None:
 class Continuity:
     """Separates two trajectories of one joint that no velocity limit explains, if publishers are indistinguishable.
 
-    Args:
-        speeds: Velocity limit of each joint, rad/s or m/s; joints without one count as continuous.
+    ``speeds`` are the joints' velocity limits, rad/s or m/s; joints without one count as continuous.
     """
 
     def __init__(self, speeds: Mapping[str, float]) -> None:

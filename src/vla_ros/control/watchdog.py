@@ -69,14 +69,9 @@ class _Joints:
 def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 4096, skip: int = 0) -> int:
     """Return a checksum that differs for different images, computed from bytes spread evenly over the message.
 
-    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new (30 us).
-    The stride is a multiple of neither 2 nor 3, so that all colour channels are sampled.
-
-    Args:
-        data: Pixels, or a whole serialised message.
-        samples: About how many bytes are sampled.
-        skip: Bytes at the beginning to leave out: 12 for a serialised message with a header, whose stamp differs
-            though the image does not.
+    A camera's noise changes nearly every pixel, so a few thousand bytes tell whether an image is new (30 us). The
+    stride is a multiple of neither 2 nor 3, so that all colour channels are sampled. ``skip`` leaves out bytes at
+    the beginning: 12 for a serialised message with a header, whose stamp differs though the image does not.
     """
     flat = np.frombuffer(data, dtype=np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1)
     flat = flat[skip:]
@@ -88,9 +83,8 @@ def digest(data: bytes | bytearray | memoryview | UInt8Array, samples: int = 409
 class Watchdog:
     """Watches cameras, joint states, inference, driver, heartbeat and the ROS clock.
 
-    Args:
-        arms: Those that need joint states (a twist without kinematics does not).
-        simulated: True if the ROS clock is simulated: it may stand still and run fast.
+    ``arms`` are those that need joint states (a twist without kinematics does not). A ``simulated`` ROS clock may
+    stand still and run fast.
     """
 
     def __init__(
@@ -123,12 +117,9 @@ class Watchdog:
     def frame(self, camera: str, stamp: int, now: Now, digest: int | None = None) -> Reason | None:
         """Check a frame with the stamp of its header; 0 if the driver sets none.
 
-        ``digest`` is the :func:`digest` of its pixels, if frozen images are to be detected.
-
-        Returns:
-            None if it may be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``,
-            ``frame_old`` or ``frame_from_future``. A camera whose stamps restart is accepted after
-            ``timeouts.camera``.
+        ``digest`` is the :func:`digest` of its pixels, if frozen images are to be detected. Returns None if it may
+        be used, else why it must be dropped: ``frame_repeated``, ``frame_out_of_order``, ``frame_old`` or
+        ``frame_from_future``. A camera whose stamps restart is accepted after ``timeouts.camera``.
         """
         with self._lock:
             self._check_clock(now)
@@ -165,17 +156,11 @@ class Watchdog:
                 self._unreadable_since = now.steady
 
     def joint_state(self, stamp: int, now: Now, wrong: str = "", arm: str = "arm") -> bool:
-        """Record a joint state.
+        """Record a joint state that came at ``now``; True if it may be used.
 
-        Args:
-            stamp: Its header's stamp; 0 where the driver gives none (then its age is unknown).
-            now: When it came.
-            wrong: What is wrong with it (missing joints, NaN), or "".
-            arm: Whose joints it has.
-
-        Returns:
-            True if it may be used: right, newer than the one before, and not further from the present than
-            ``timeouts.joint_state_age``.
+        It may if nothing is ``wrong`` with it (missing joints, NaN), it is newer than the one before, and its
+        header's stamp is no further from the present than ``timeouts.joint_state_age`` (a stamp of 0 has no known
+        age).
         """
         with self._lock:
             self._check_clock(now)
@@ -202,8 +187,7 @@ class Watchdog:
     def inference_ended(self, now: Now) -> bool:
         """Record that an inference succeeded or failed.
 
-        Returns:
-            True within ``timeouts.inference``; otherwise the answer must be dropped.
+        False if it took longer than ``timeouts.inference``: the answer must be dropped.
         """
         with self._lock:
             self._late = self._overdue(now)

@@ -106,12 +106,7 @@ class Asker:
         self._worker.begin(job, beside=beside)
 
     def take(self) -> tuple[Inference, bool]:
-        """Return the result, and True if it came within ``timeouts.inference``.
-
-        Raises:
-            ImageError: A frame cannot be decoded.
-            Refused: Something is missing, or the policy failed.
-        """
+        """Return the result, and True if it came within ``timeouts.inference``; raises ImageError or Refused."""
         self._question = None
         return self._worker.result(), self._in_time
 

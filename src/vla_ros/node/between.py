@@ -57,9 +57,8 @@ class Between:
     def next(self, now: float) -> tuple[float, float, float, int]:
         """Return the timing of the command that is due.
 
-        Returns:
-            Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; seconds since
-            the last command; steps of the plan by which it is later than its step.
+        Seconds until the one after it; seconds left for the step's positions, 0 to come to rest; seconds since the
+        last command; steps of the plan by which it is later than its step.
         """
         following = max(self.due + self._dt, now + _SHORTEST * self._dt)
         if abs(following - self._end) < self._dt / 2:

@@ -89,11 +89,7 @@ class ControlLoop:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Stop permanently, after the current inference.
-
-        Returns:
-            False if it did not end within ``timeout`` seconds.
-        """
+        """Stop permanently, after the current inference; False if that did not end within ``timeout`` seconds."""
         with self._ended:
             self._sender.ended = True
             self._ended.notify_all()
@@ -288,12 +284,7 @@ class ControlLoop:
             self._ask(frame, position)  # a period later it may be too late
 
     def _load(self, question: Question) -> Inference:
-        """Switch to the chunk that the policy returned.
-
-        Raises:
-            ImageError: A frame cannot be decoded.
-            Refused: Something is missing, or the answer is wrong, late or void.
-        """
+        """Switch to the chunk that the policy returned; Refused if it is wrong, late or void."""
         schedule = self._stepper.schedule
         answer, in_time = self._asker.take()
         self._context.watchdog.images(self._clock.now(), readable=True)

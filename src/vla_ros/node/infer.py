@@ -82,19 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ask(config: Config, images: Sequence[str], states: Sequence[str], noise: Path | None = None) -> dict[str, Any]:
-    """Load the policy of ``config`` and run it once.
+    """Load the policy of ``config`` and run it once; returns observation and result, ready for JSON.
 
-    Args:
-        config: Its robot sections may be empty.
-        images: ``[KEY=]FILE`` each.
-        states: ``[KEY=]1,2,3`` each.
-        noise: Array that a sampling policy starts from (``PolicySpec.noise``).
-
-    Returns:
-        Observation and result, ready for JSON.
-
-    Raises:
-        VlaRosError: The policy does not load or fails, or an image, state or noise is missing or wrong.
+    ``images`` are ``[KEY=]FILE`` each, ``states`` ``[KEY=]1,2,3``; ``noise`` is an array that a sampling policy
+    starts from (``PolicySpec.noise``). Robot sections of ``config`` may be empty.
     """
     policy = create(config)
     policy.load()

@@ -25,11 +25,7 @@ PATIENCE = 3.0
 
 
 class Signals:
-    """Handles SIGINT and SIGTERM from its creation on.
-
-    Attributes:
-        name: The first one received, or "".
-    """
+    """Handles SIGINT and SIGTERM from its creation on; ``name`` is the first one received, or ""."""
 
     def __init__(self) -> None:
         self.name = ""

@@ -20,14 +20,7 @@ from vla_ros.node.servo import Servo
 
 
 class Outputs:
-    """Publishers of commands.
-
-    Args:
-        context: Shared state of the node; ``config.arms`` and ``timeouts.twist`` are read.
-
-    Attributes:
-        gids: Topic (resolved) to the publisher's id in discovery.
-    """
+    """Publishers of commands; ``gids`` is topic (resolved) to the publisher's id in discovery."""
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context

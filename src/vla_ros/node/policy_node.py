@@ -78,9 +78,8 @@ class PolicyNode:
     def configure(self, progress: Progress = no_progress, policy: Policy | None = None) -> None:
         """Load the policy and create the endpoints; nothing moves. ``policy`` replaces the one of ``policy.name``.
 
-        Raises:
-            VlaRosError: The policy does not load, does not fit robot and options, or another node has this node's
-                name. Partial work is undone.
+        Raises VlaRosError if the policy does not load, does not fit robot and options, or another node has this
+        node's name. Partial work is undone.
         """
         stepper = Stepper(self.config, policy or create(self.config))
         try:
@@ -124,8 +123,7 @@ class PolicyNode:
     def deactivate(self) -> bool:
         """Hold and stop inferring; everything stays loaded.
 
-        Returns:
-            False if an inference did not end in time; it is abandoned, and its command is not sent.
+        Returns False if an inference did not end in time; it is abandoned, and its command is not sent.
         """
         self.safety.disarm()
         loop, self._loop = self._loop, None
@@ -152,11 +150,7 @@ class PolicyNode:
     # What a person decides
 
     def enable(self, armed: bool) -> tuple[bool, str]:
-        """Arm or disarm.
-
-        Returns:
-            Whether this is the state now, and a sentence for the caller.
-        """
+        """Arm or disarm; returns whether this is the state now, and a sentence for the caller."""
         if not armed:
             self.safety.disarm()
             return True, "disarmed: the arm holds"
@@ -173,11 +167,7 @@ class PolicyNode:
         return True, self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
-        """End a stop and forget the plan; the node is disarmed afterwards.
-
-        Returns:
-            True, and a sentence for the caller.
-        """
+        """End a stop and forget the plan, and disarm; returns True and a sentence for the caller."""
         self.inputs.new_epoch()
         if self._stepper is not None:
             self._stepper.forget_commands()
@@ -190,11 +180,9 @@ class PolicyNode:
         self.safety.stop(Reason.OPERATOR_STOP, detail)
 
     def instruct(self, instruction: str) -> tuple[bool, str]:
-        """Give an instruction.
+        """Give an instruction; returns whether it was accepted, and a sentence for the caller.
 
-        Returns:
-            Whether it was accepted, and a sentence for the caller. An instruction that is too long or empty is
-            ignored.
+        An instruction that is too long or empty is ignored.
         """
         text = instruction.strip()
         longest = self.config.policy.max_instruction_length

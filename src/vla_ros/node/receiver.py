@@ -46,14 +46,9 @@ class Frame:
 
 
 class FrameReceiver:
-    """Receives the frames of all cameras.
+    """Receives the frames of all cameras; ``observer`` gets every frame if a policy uses past ones.
 
-    Args:
-        mailboxes: One for each camera.
-        observer: Gets every frame if a policy uses past ones.
-
-    Attributes:
-        sources: Which publisher of each topic is followed.
+    ``sources`` has the publisher of each topic that is followed.
     """
 
     def __init__(
@@ -114,11 +109,7 @@ class FrameReceiver:
 
 
 class StateReceiver:
-    """Receives joint states, of one publisher or several, and further feeds.
-
-    Attributes:
-        topics: The joint-state topics.
-    """
+    """Receives joint states (``topics``), of one publisher or several, and further feeds."""
 
     def __init__(self, context: Context, controller: RobotController) -> None:
         self._context = context
@@ -156,13 +147,7 @@ class StateReceiver:
                 self.accept(whole.joints, whole.stamp, arm)
 
     def accept(self, joints: JointState, stamp: int, arm: str = "arm") -> None:
-        """Make a complete joint state the arm's newest one, if the watchdog accepts it.
-
-        Args:
-            joints: Joint state with all of the arm's joints.
-            stamp: Stamp of its header; 0 if the driver sets none.
-            arm: The arm's name.
-        """
+        """Make a complete joint state the arm's newest one, if the watchdog accepts it and its ``stamp``."""
         wrong = self._wrong(joints, self._arms[arm])
         if wrong:
             named = f"{arm}: {wrong}" if len(self._arms) > 1 else wrong

@@ -32,10 +32,6 @@ class RunPolicy:
     A goal does not arm: if the arm is disarmed or stopped, the goal is aborted with the reason. It succeeds when
     ``topics.success`` becomes true; it is aborted by a stop, by disarming, by another instruction, and after
     ``timeouts.run``. However it ends, the arm then holds (``no_instruction``).
-
-    Args:
-        instruct: Sets an instruction; returns whether it was accepted, and a sentence.
-        remaining: Remaining steps of the plan.
     """
 
     def __init__(

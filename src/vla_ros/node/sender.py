@@ -100,11 +100,7 @@ class Sender:
             raise Refused(Reason.FRAME_OLD, found)
 
     def send(self, step: StepResult, dt: float, *, beside: bool) -> bool:
-        """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True if sent.
-
-        Raises:
-            Refused: Nothing may be made or sent.
-        """
+        """Send the commands of a step that lasts ``dt`` seconds, or the first one towards it; True if sent."""
         commands = step.commands
         if beside and self._between.divides:
             onward = self._stepper.onward(self._fresh_joints(), self._between.interval, dt, 0.0)
@@ -123,9 +119,6 @@ class Sender:
         """Send the command that is due between two steps, or during deceleration after the last; True if sent.
 
         Once the arm rests, nothing more is sent. ``dry``: a plan ends here, because the next chunk is late.
-
-        Raises:
-            Refused: Nothing may be made or sent.
         """
         step, rested = self._between.step, self._between.rests
         assert step is not None

@@ -14,11 +14,9 @@ _RETRY = 1.0  # s; for a call that is not answered, or refused
 
 
 class Servo:
-    """Calls ``switch_command_type`` when the service appears, and again when it comes back.
+    """Calls ``switch_command_type`` when the service ``name`` appears, and again when it comes back.
 
-    Attributes:
-        name: Name of the service.
-        is_ready: Servo has switched to twists, and is still there.
+    ``is_ready`` is True while Servo has switched to twists, and is still there.
     """
 
     def __init__(self, context: Context, wiring: Wiring, name: str) -> None:

@@ -127,11 +127,7 @@ class Plan:
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
-    """Turn the arguments into options of the policy node.
-
-    Raises:
-        ConfigError: As :func:`vla_ros.config.load`.
-    """
+    """Turn the arguments into options of the policy node."""
     two = arguments.arms == 2
     named = arguments.checkpoint in SHIPPED
     policy = arguments.policy or (policy_of(arguments.checkpoint) if arguments.checkpoint else "")

@@ -43,11 +43,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the episodes and write the outputs; returns 0 even if episodes fail.
-
-    Raises:
-        VlaRosError: The episodes could not be run.
-    """
+    """Run the episodes and write the outputs; returns 0 even if episodes fail."""
     for path in (arguments.json, arguments.report):
         if path is not None and path.is_dir():
             raise ConfigError(f"{path}: is a folder, expected a file name")
@@ -69,11 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Config]:
-    """Start the policy node, run all episodes, stop the node and collect the results.
-
-    Raises:
-        VlaRosError: The graph or the renderer is not available, or the policy node did not start or failed.
-    """
+    """Start the policy node, run all episodes, stop the node and collect the results."""
     if not arguments.attach:
         check_torch(options.config)
     if mode_of(arguments) == "simulated_time":
@@ -102,11 +94,7 @@ def play(arguments: argparse.Namespace, options: Plan) -> tuple[DemoResult, Conf
 
 
 def check_torch(config: Config) -> None:
-    """Check that PyTorch is installed if the policy needs it.
-
-    Raises:
-        MissingDependencyError: It is not; the message names what to install and what runs without it.
-    """
+    """Check that PyTorch is installed if the policy needs it; the error names what runs without it."""
     if config.policy.name in SHIPPED.values() and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError(
             "the demo's policy is a neural network, and PyTorch is not installed: pip install 'vla_ros[openvla]' "

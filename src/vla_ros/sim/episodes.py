@@ -55,9 +55,7 @@ class Runner(ABC):
     def run(self, seed: int) -> EpisodeResult:
         """Run the episode of ``seed``.
 
-        Raises:
-            PolicyFailedError: The policy node ended, was stopped, or reports why it sends no commands.
-            VlaRosError: An arm cannot follow a command.
+        Raises PolicyFailedError if the policy node ended, was stopped, or reports why it sends no commands.
         """
 
     def _begin(self, seed: int) -> tuple[Scene, str]:
@@ -74,11 +72,8 @@ class Runner(ABC):
     def _publish(self, stamp: int = 0) -> tuple[int, UInt8Array]:
         """Publish the state and then the images, so that a receiver of the image has everything.
 
-        Args:
-            stamp: Nanoseconds; 0 takes the time after rendering, as a camera stamps an image after read-out.
-
-        Returns:
-            The stamp and the upright image.
+        ``stamp`` 0 takes the time after rendering, as a camera stamps an image after read-out. Returns the stamp
+        and the upright image.
         """
         image = self._world.render()
         wrists = {wrist_topic(camera): self._world.render(camera) for camera in self._options.wrist}
@@ -102,11 +97,7 @@ class Runner(ABC):
 
 
 def obey(world: TableTop, command: ReceivedCommand) -> None:
-    """Make the arm follow a command.
-
-    Raises:
-        VlaRosError: It cannot.
-    """
+    """Make the arm follow a command."""
     try:
         if command.is_velocity:
             world.command_velocities(command.names, command.values)

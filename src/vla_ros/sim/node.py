@@ -55,11 +55,7 @@ class Driver:
 
 
 def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
-    """Return the drivers for the policy node's options: one per arm, and one per gripper with its own topic.
-
-    Raises:
-        ConfigError: The simulation has no driver for such messages.
-    """
+    """Return the drivers for the policy node's options: one per arm, and one per gripper with its own topic."""
     found = []
     for arm in arms:
         joints, fingers = arm.robot.joint_names, arm.robot.gripper_joint_names
@@ -251,14 +247,9 @@ class SimNode:
         return done
 
     def wait_for_policy(self, timeout: float, alive: Callable[[], bool]) -> None:
-        """Wait until all topics of the policy node are connected.
+        """Wait until all topics of the policy node are connected; loading a large model takes minutes.
 
-        Args:
-            timeout: Seconds; loading a large model takes minutes.
-            alive: False once the policy node has ended.
-
-        Raises:
-            VlaRosError: It ended, or was not ready in time; the message names the missing topics.
+        ``alive`` is False once the policy node has ended. Raises VlaRosError, which names the missing topics.
         """
         needed = [IMAGE_TOPIC, *self._joint_topics, INSTRUCTION_TOPIC]
 

@@ -57,9 +57,7 @@ class SimulatedTime:
     def run(self, seed: int) -> EpisodeResult:
         """Run the episode of ``seed``.
 
-        Raises:
-            PolicyFailedError: The node stopped, or holds and has sent no command within ``step_timeout``.
-            VlaRosError: An arm cannot follow a command.
+        Raises PolicyFailedError if the node stopped, or holds and has sent no command within ``step_timeout``.
         """
         world, node, options = self._world, self._node, self._options
         self._scene = world.reset(seed)

@@ -216,11 +216,8 @@ class ChunkInference:
     def answer(self, asked: Asked) -> Chunk:
         """Answer one observation.
 
-        Raises:
-            ConfigError: The prompt is too long.
-            NotFiniteError: The network's output holds NaN or Inf.
-            OutOfMemoryError: The device ran out of memory; retrying is allowed.
-            DeviceLostError: The device failed, now or earlier.
+        Raises ConfigError if the prompt is too long, NotFiniteError for NaN or Inf, OutOfMemoryError (retrying is
+        allowed) and DeviceLostError.
         """
         if self._lost is not None:
             raise self._lost
