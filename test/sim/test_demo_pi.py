@@ -1,6 +1,9 @@
 """The small pi0.5 of the package: its options come with it, and it does what it is told over the graph."""
 
 import argparse
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +60,22 @@ def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
     stepper.close()
     assert sum(result.success for result in results) >= 4
     assert steadiness((result.commands for result in results), 20.0)["stalled_share"] == 0
+
+
+@pytest.mark.slow
+def test_one_command_makes_the_table_and_keeps_the_rows_that_it_has(tmp_path: Path) -> None:
+    script, figures = Path(__file__).parents[2] / "benchmarks" / "schedules.py", tmp_path / "table.json"
+    words = ["--episodes", "1", "--delays", "100", "--json", str(figures), "--schedules", "sync"]
+
+    def made(*more: str) -> list[str]:
+        command = [sys.executable, str(script), *words, *more, "--", "-p", "policy.device:=cpu"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+        return done.stdout.splitlines()
+
+    first, again = made(), made("rtc")
+    assert first[-1].startswith("| 100 ms | sync | 1 of 1 |")
+    assert first[-1] in again, "without another run"
+    assert [line.split(":")[0] for line in again if "%," in line] == ["rtc 100 ms"]
 
 
 @pytest.mark.slow
