@@ -64,6 +64,22 @@ def available_memory(device: str) -> int | None:
     return min(found, default=None)
 
 
+def require_memory(
+    plan: MemoryPlan, options: str, device: str, free: int | None, advice: Callable[[int], str]
+) -> str:
+    """Describe required and free memory in one line; OutOfMemoryError ends with ``advice(free)``.
+
+    ``options`` says with which the plan was made.
+    """
+    if free is None:
+        return f"needs {plan} on {device}; how much is free there is not known"
+    if plan.total > free:
+        raise OutOfMemoryError(
+            f"the checkpoint needs {plan} on {device} {options}, but {free / GB:.2f} GB are free. {advice(free)}"
+        )
+    return f"needs {plan} on {device}, {free / GB:.2f} GB are free"
+
+
 @contextmanager
 def explain_out_of_memory(device: str, advice: Callable[[], str]) -> Iterator[None]:
     """Turn an allocator's error into :class:`OutOfMemoryError` with ``advice()``, its summary into the log."""

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from math import prod
 
-from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies.devices import GB, MemoryPlan, available_memory
+from vla_ros.policies.devices import GB, MemoryPlan, available_memory, require_memory
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.quantization import bytes_per_weight, is_quantizable
 
@@ -63,15 +62,10 @@ def check_memory(
     Raises OutOfMemoryError, which lists the options that would fit.
     """
     plan = plan_memory(shapes, architecture, dtype, quantize, device)
-    free = available(device)
-    if free is None:
-        return f"needs {plan} on {device}; how much is free there is not known"
-    if plan.total > free:
-        raise OutOfMemoryError(
-            f"the checkpoint needs {plan} on {device} with policy.dtype {dtype} and policy.quantization "
-            f"{quantize}, but {free / GB:.2f} GB are free. {advise(shapes, architecture, device, available)}"
-        )
-    return f"needs {plan} on {device}, {free / GB:.2f} GB are free"
+    options = f"with policy.dtype {dtype} and policy.quantization {quantize}"
+    return require_memory(
+        plan, options, device, available(device), lambda free: advise(shapes, architecture, device, available)
+    )
 
 
 def advise(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -16,28 +18,20 @@ class StageTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._names: list[str] = []
-        self._times: list[float] = []
-        self._events: list[torch.cuda.Event] = []
-        self._record()
+        self._marks: list[tuple[str, Any]] = []
+        self.mark("")
 
     def mark(self, name: str) -> None:
         """End the stage ``name`` here; the next one begins."""
-        self._names.append(name)
-        self._record()
+        at: Any = time.perf_counter()
+        if self._cuda:
+            at = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            at.record()
+        self._marks.append((name, at))
 
     def milliseconds(self) -> dict[str, float]:
         """Stage name to milliseconds, in order. The device must have finished."""
-        if self._cuda:
-            pairs = zip(self._events, self._events[1:], strict=False)
-            return {name: start.elapsed_time(end) for name, (start, end) in zip(self._names, pairs, strict=True)}
-        spans = zip(self._times, self._times[1:], strict=False)
-        return {name: (end - start) * 1e3 for name, (start, end) in zip(self._names, spans, strict=True)}
-
-    def _record(self) -> None:
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._events.append(event)
-        else:
-            self._times.append(time.perf_counter())
+        return {
+            name: start.elapsed_time(end) if self._cuda else (end - start) * 1e3
+            for (_, start), (name, end) in pairwise(self._marks)
+        }

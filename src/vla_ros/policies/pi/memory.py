@@ -7,8 +7,7 @@ from math import prod
 
 import torch
 
-from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies.devices import GB, MemoryPlan, available_memory
+from vla_ros.policies.devices import GB, MemoryPlan, available_memory, require_memory
 from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros.policies.pi.loading import parameter_dtype
 from vla_ros.policies.pi.names import Parts
@@ -58,14 +57,14 @@ def check_memory(
 
     ``plan`` returns the memory needed with a data type.
     """
-    need, free = plan(dtype), available(device)
-    if free is None:
-        return f"needs {need} on {device}; how much is free there is not known"
-    if need.total > free:
+
+    def advice(free: int) -> str:
         small = plan("bfloat16")
         fits = dtype != "bfloat16" and small.total <= free
-        advice = f"bfloat16 fits ({small.total / GB:.2f} GB)" if fits else "free memory or take a larger machine"
-        raise OutOfMemoryError(
-            f"the checkpoint needs {need} on {device} in {dtype}, but {free / GB:.2f} GB are free; {advice}"
+        return (
+            f"policy.dtype:=bfloat16 fits ({small.total / GB:.2f} GB)"
+            if fits
+            else "Free memory or take a larger machine"
         )
-    return f"needs {need} on {device}, {free / GB:.2f} GB are free"
+
+    return require_memory(plan(dtype), f"in {dtype}", device, available(device), advice)
