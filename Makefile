@@ -56,9 +56,9 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# On two workers with a thread each; test/conftest.py says how. What failed is run once more with RETRY=1, alone.
+# On three workers with a thread each, for two cores: one runs nodes and mostly waits (test/conftest.py). What failed is run once more with RETRY=1, alone.
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 
 bench: $(VENV)/.test

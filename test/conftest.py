@@ -69,11 +69,17 @@ def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | N
 
 
 REAL_TIME = ("graph", "node", "replay", "ros", "serve", "sim", "tools/faults", "test_security.py")
-"""Tests of running nodes: one worker runs them one after another, the other all that only computes."""
+"""Tests of running nodes: one worker runs them one after another, the others all that only computes."""
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Let workers that only compute give way to the one that runs nodes, which mostly waits."""
+    if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) != "real time" and os.nice(0) == 0:
+        os.nice(10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with running nodes and with slow files, so that no worker ends long after the other."""
+    """Start with running nodes and with slow files, so that no worker ends long after the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (_worker(item.nodeid) != "real time", item.path not in slow))
 
