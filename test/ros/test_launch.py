@@ -181,18 +181,21 @@ def test_the_replay_launch_file_records_the_live_actions_and_reports(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "checkpoint"), [("openvla", "demo"), ("pi", "demo-pi")])
 def test_the_demo_launch_file_solves_the_task_with_the_learned_policy(
-    program: Callable[..., Any], tmp_path: Path
+    program: Callable[..., Any], tmp_path: Path, name: str, checkpoint: str
 ) -> None:
     import json
 
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     figures = tmp_path / "demo.json"
-    launch = program("ros2", "launch", "vla_ros", "demo.launch.py", "episodes:=2", "seed:=8000", f"json:={figures}")
+    words = () if name == "openvla" else (f"checkpoint:={checkpoint}",)
+    words += ("episodes:=2", "seed:=8000", f"json:={figures}")
+    launch = program("ros2", "launch", "vla_ros", "demo.launch.py", *words)
     launch.process.wait(240)
     assert figures.exists(), launch.output
     content = json.loads(figures.read_text())
-    assert (content["policy"], content["checkpoint"]) == ("openvla", "demo")
+    assert (content["policy"], content["checkpoint"]) == (name, checkpoint)
     assert [episode["reason"] for episode in content["episodes"]] == ["success"] * 2, launch.output
 
 

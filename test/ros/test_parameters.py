@@ -6,6 +6,7 @@ is meant; half of an atomic change applied.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ def get(robot: Any, *names: str) -> list[Any]:
 
     answer = robot.call(GetParameters, "/vla_policy/get_parameters", GetParameters.Request(names=names))
     return [parameter_value_to_python(value) for value in answer.values]
+
+
+@pytest.mark.parametrize("words", [("-p", "no_value"), ("--params-file", "/nowhere.yaml")])
+def test_arguments_that_ros_cannot_read_are_refused_in_one_line(program: Callable[..., Any], words: Any) -> None:
+    node = program(sys.executable, "-m", "vla_ros.node.lifecycle_main", "--ros-args", *words)
+    assert node.process.wait(20) == 1
+    assert f"'{' '.join(words)}'" in node.output
+    assert "Traceback" not in node.output
 
 
 def test_every_option_is_a_parameter_with_its_default_description_and_range(

@@ -46,13 +46,14 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     from vla_ros.sim.arguments import add_arguments, plan
 
     arguments = ["--attach"]
-    for name in names:
+    own = ("policy", "checkpoint")  # which the demo has options for, too
+    for name in (*names, *own):
         given = value(context, name)
         if given == "true":
             arguments.append(f"--{name.replace('_', '-')}")
         elif given not in ("", "false"):
             arguments += [f"--{name.replace('_', '-')}", given]
-    for assignment in overrides(context):
+    for assignment in overrides(context, without=own):
         arguments += ["-p", assignment]
     parser = argparse.ArgumentParser()
     add_arguments(parser)

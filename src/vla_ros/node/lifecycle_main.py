@@ -82,7 +82,11 @@ def _run(signals: Signals, arguments: Sequence[str] | None) -> int:
         _say(str(error))
         return 1
     # Without rclpy's own handlers the context still lives when a signal comes: the last hold can be sent.
-    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:  # arguments that rcl cannot read
+        _say(str(error).partition(", at /")[0])
+        return 1
     node: VlaPolicyNode | None = None
     status = 0
     try:
