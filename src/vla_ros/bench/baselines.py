@@ -38,7 +38,7 @@ def time_baseline(
 
 
 def eager_generate(model: OpenVLAModel, prompt: IntArray, count: int) -> Answer:
-    """``generate`` of transformers, eager: what users of the published code run."""
+    """Run transformers' eager ``generate``, as users of the published code do."""
     plain, ids = _transformers_llama(model), torch.from_numpy(prompt)[None].to(model.device)
 
     def answer(image: UInt8Array) -> IntArray:

@@ -1,4 +1,4 @@
-"""Measures inference time against plain PyTorch and against the machine's own limits.
+"""Measure inference time, compared with plain PyTorch and with the machine's limits.
 
 The baselines, over the same weights and images in the same run, are transformers' eager generate and a static KV
 cache under torch.compile with CUDA graphs. --model tiny needs no checkpoint and runs on a CPU in under a minute; it

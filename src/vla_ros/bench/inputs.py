@@ -17,9 +17,8 @@ _SHIFT = 7  # pixels from one frame to the next; more than what one pixel of the
 def make_messages(height: int, width: int, seed: int = 0, grain: int = 1) -> Callable[[int], bytes]:
     """Map an index to a ``sensor_msgs/Image`` message, made when it is asked for.
 
-    One random frame, shifted from message to message, never zeros, which run faster than real data. The first
-    ``height * width / 7`` messages differ. With a coarser ``grain`` in pixels, compressing takes as long as for a
-    real image.
+    The messages are shifts of one random frame, because zeros run faster than real data. The first ``height * width
+    / 7`` messages differ. With a coarser ``grain`` in pixels, compression takes as long as for a real image.
     """
     small = np.random.default_rng(seed).integers(
         0, 256, (-(-height // grain), -(-width // grain), 3), dtype=np.uint8

@@ -58,7 +58,7 @@ def module_stage(module: torch.nn.Module, rows: int) -> Stage:
 def openvla_stages(
     model: OpenVLAModel, weights: DecoderWeights, sequence: int, passes: int, images: int = 1
 ) -> list[Stage]:
-    """Stages of one answer: ``passes`` of the decoder after a prefill of ``sequence`` tokens, patches included."""
+    """Return the stages of one action: ``passes`` after a prefill of ``sequence`` tokens with patches."""
     towers = model.vision_backbone.towers
     vision = [module_stage(one, images * (one.shape.patches + one.shape.prefix_tokens)) for one in towers]
     matrices = sum(matrix.outputs * matrix.inputs for layer in weights.layers for matrix in layer.matrices)

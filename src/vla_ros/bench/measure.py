@@ -21,7 +21,7 @@ from vla_ros.vision.processors import ResizeNaive
 
 @dataclass(frozen=True)
 class Measurement:
-    """A camera message to an action, as the node does it: everything behind decoding runs on the device."""
+    """Runs camera messages to actions as the node does, with everything after decoding on the device."""
 
     subject: Subject  # the model
     engine: Engine  # what executes it
@@ -34,7 +34,7 @@ class Measurement:
         return RawImage(decode_image(message).image, processor=ResizeNaive(self.engine.options.image_size))
 
     def step(self, message: bytes, draft: DraftState) -> tuple[Answer, dict[str, float]]:
-        """One message to one action; the answer, and milliseconds by stage with ``total``."""
+        """Run one message; return the engine's answer and milliseconds by stage with ``total``."""
         watch = Stopwatch()
         image_stamp(message)
         frame = self.image(message)
@@ -50,8 +50,8 @@ class Measurement:
     ) -> tuple[Times, list[Answer]]:
         """Run and time the steps; messages are made between them, untimed.
 
-        ``drafts`` has one per message, or a single one for all; ``warmup`` steps come first; ``which`` orders the
-        messages.
+        ``drafts`` has one draft per message, or one for all; ``warmup`` steps come first; ``which`` selects and
+        orders the messages.
         """
         times, answers, state = [], [], DraftState()
         order = range(self.count) if which is None else which
@@ -80,7 +80,8 @@ def run_right_drafts(measurement: Measurement, answers: Sequence[Answer], steps:
     """Measure the effect of a correct draft over ``steps`` steps of each kind.
 
     The prefill accepts a draft if all its margins exceed the guard. With random weights that is rare for a whole
-    answer, so only a few steps would time an accepted draft. Therefore ``share`` and ``verified`` are measured on
+    action, so only a few steps would measure an accepted draft. Therefore ``share`` and ``verified`` are measured
+    on
     unselected images, and ``accepted`` on images whose margins exceed the guard at every token and whose draft was
     accepted in a trial, repeated in turn. ``answers`` are those of plain decoding, one per message.
     """

@@ -65,9 +65,9 @@ def open_subject(
     quantization: str = "none",
     progress: Progress = no_progress,
 ) -> Subject:
-    """Load or make the model: ``tiny``, ``openvla-7b`` or a checkpoint's folder.
+    """Load or create the model: ``tiny``, ``openvla-7b`` or a checkpoint folder.
 
-    With a ``quantization`` it is quantised while loading; the dense decoder never exists as a whole.
+    With a ``quantization`` it is quantised while loading; the dense decoder never exists in full.
     """
     with tempfile.TemporaryDirectory() as scratch:
         if name == "openvla-7b":

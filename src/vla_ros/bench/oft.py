@@ -36,7 +36,7 @@ MODELS = {
 
 
 class Step:
-    """Messages of all cameras to an un-normalised chunk, as the node does it."""
+    """Runs the messages of all cameras to an un-normalised chunk, as the node does."""
 
     def __init__(self, inference: ChunkInference, processor: OFTResize, size: tuple[int, int], prompt: Any) -> None:
         layout = inference.model.layout
@@ -47,7 +47,7 @@ class Step:
         self.state = np.linspace(-1, 1, layout.state)
 
     def run(self, index: int) -> tuple[Chunk, dict[str, float]]:
-        """One chunk, and milliseconds by stage with ``total``."""
+        """Compute one chunk; also return milliseconds by stage with ``total``."""
         messages = [message(index) for message in self.cameras]
         watch = Stopwatch()
         decoded = [decode_image(message).image for message in messages]

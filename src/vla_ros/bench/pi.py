@@ -49,7 +49,7 @@ MOST_BASELINE = 50
 def random_network(
     architecture: PiArchitecture, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> PiNetwork:
-    """Random weights that keep activations near 1."""
+    """Build the network with random weights that keep activations near 1."""
     network = build_empty(architecture)
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(network.named_parameters()):
@@ -74,7 +74,7 @@ def make_processing(architecture: PiArchitecture, images: int) -> Processing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Camera messages to a chunk, as the node does it."""
+    """Runs camera messages to a chunk, as the node does."""
 
     engine: FlowEngine  # what executes it
     processing: Processing  # what ends it
@@ -96,7 +96,7 @@ class Measurement:
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
     def step(self, index: int, batch: int, continuation: Continuation | None) -> dict[str, float]:
-        """One observation of each robot to its chunk; milliseconds by stage with ``total``."""
+        """Compute a chunk for one observation of each robot; return milliseconds by stage with ``total``."""
         robots = [self.messages(index * batch + robot) for robot in range(batch)]
         watch = Stopwatch()
         requests = [self.request(index, messages, continuation) for messages in robots]

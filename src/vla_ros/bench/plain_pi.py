@@ -1,7 +1,7 @@
 """pi0 and pi0.5 in plain PyTorch, as published code computes them: the baselines of ``vla-ros bench``.
 
 The prompt is padded and masked as in training, every step computes its modulations, and pi0's state token is a row
-of every step. Run eagerly, or with every layer under ``torch.compile`` inside one CUDA graph.
+of every step. It runs eagerly, or with every layer under ``torch.compile`` inside one CUDA graph.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PlainPi:
 
 
 def eager(network: PiNetwork, steps: int) -> Answer:
-    """Plain PyTorch, launched operation by operation."""
+    """Run plain PyTorch operation by operation."""
     device, plain = network.device, PlainPi(network, steps)
     return lambda request: plain(*(one.to(device) for one in _inputs(network, request))).cpu().numpy()
 

@@ -112,7 +112,7 @@ def _walk(policy: type[PolicyConfig]) -> Iterator[Entry]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Flat name to value; lists as Python lists."""
+    """Return the values by flat name, with lists as Python lists."""
     flat = {name: _value(config, name) for name in entries(config)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 

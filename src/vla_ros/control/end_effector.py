@@ -59,9 +59,9 @@ def shorten_for_tip(
     """Return the joint positions [N] between ``origin`` and ``positions`` at which the tip keeps its limits.
 
     Also returns what was wrong with the wanted ones. Kinematics and joint limits bend the tip's path, and a policy
-    in joint space knows of no tip: so this looks at where the tip would really be. ``stands`` is for how many times
-    the step a velocity may last: the tip stays in the box until then. The tip's step counts from where it is with
-    ``start`` [N]; None takes ``origin``.
+    in joint space ignores the tip, so this checks where the tip would really be. ``stands`` is how many step
+    durations a velocity may last; the tip stays in the box until then. The tip's step starts at joint positions
+    ``start`` [N]; None means ``origin``.
     """
     begin = kinematics.forward(origin if start is None else start)
     share, first = 1.0, None

@@ -93,18 +93,17 @@ def limit_joints(
     """Return the joint positions [N] that may be sent, on the way to ``target``.
 
     The result is within ``velocity * dt`` of ``origin``, within ``step`` of ``measured``, and within the position
-    limits; where ``measured`` is outside those (a stop that gives, an encoder's offset), it goes back as far as
-    the other two allow. For velocity and distance the whole step is shortened, so that the arm stays on its
-    path. Acceleration is limited joint by joint and yields to the others.
+    limits; if ``measured`` is outside those (an elastic end stop, an encoder offset), it moves back as far as the
+    other two allow. For velocity and distance the whole step is shortened, so that the arm stays on its path.
+    Acceleration is limited joint by joint and yields to the others.
 
     Args:
         target: Wanted positions, finite, [N].
         measured: Newest measured positions, [N].
-        origin: Where the step starts: ``measured``, or the last command. Taken no further than ``step`` away
-            from ``measured``.
+        origin: Where the step starts: ``measured``, or the last command, at most ``step`` away from ``measured``.
         last_velocity: Velocity of the last command, [N]; zeros after a hold.
         dt: Seconds until the next command.
-        limits: What is allowed.
+        limits: The limits.
     """
     violations: list[Violation] = []
     asked, here, farthest = target.tolist(), measured.tolist(), limits.step

@@ -1,6 +1,6 @@
 """Export recorded bags as a data set for training (LeRobotDataset v3.0).
 
-Reads what `vla-ros replay` reads. Images, state and action are resampled to one rate; docs/export.md describes how.
+Reads the same bags as `vla-ros replay`. Images, state and action are resampled to one rate; see docs/export.md.
 Repeat the same command to resume an interrupted export.
 """
 
@@ -183,7 +183,7 @@ def _add(
 
 @contextmanager
 def _progress(name: str, ticks: int) -> Iterator[Callable[[float], None]]:
-    """Show a bar on a terminal, nothing in a log file; what it yields takes the ticks that were written."""
+    """Show a bar on a terminal, nothing in a log file; yields a function that takes the number of ticks written."""
     from rich.console import Console
     from rich.progress import Progress
 

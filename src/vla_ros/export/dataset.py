@@ -1,8 +1,8 @@
-"""Writes a LeRobotDataset v3.0: first the episodes one by one, then the whole.
+"""Writes a LeRobotDataset v3.0: first the episodes one by one, then the assembled data set.
 
-Each finished episode is complete in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The
-data set is assembled there and then renamed, so that a data set under its final name is always complete. The format
-was read from LeRobot 0.6.1 and from a data set that it wrote.
+Finished episodes are stored in ``OUTPUT.partial``, and an interrupted export resumes after the last one. The data
+set is assembled there and then renamed, so a data set under its final name is always complete. The format follows
+LeRobot 0.6.1 and a data set that it wrote.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class DatasetWriter:
 def _counting(
     images: Iterable[UInt8Array], feature: Video, statistics: ImageStatistics, chosen: frozenset[int]
 ) -> Iterator[UInt8Array]:
-    """The images, checked for their size, and counted where chosen."""
+    """Yield the images after a size check; count the sampled ones for the statistics."""
     for index, image in enumerate(images):
         if image.shape != (feature.height, feature.width, 3):
             found = "x".join(map(str, image.shape[1::-1]))
@@ -150,7 +150,7 @@ def _counting(
 
 
 def _column(values: FloatArray) -> pa.Array:
-    """Rows [T, N] as a column of lists of N float32; as plain float32 where N is 1, as LeRobot reads it."""
+    """Convert rows [T, N] to a column of float32 lists; plain float32 if N is 1, as LeRobot expects."""
     flat = pa.array(values.ravel(), pa.float32())
     return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
@@ -160,7 +160,7 @@ def _plain(statistics: Statistics) -> dict[str, Any]:
 
 
 class _Assembly:
-    """One data set from its finished episodes."""
+    """Assembles one data set from its finished episodes."""
 
     def __init__(self, schema: Schema, root: Path, folders: list[Path]) -> None:
         self._schema, self._root, self._folders = schema, root, folders
@@ -227,7 +227,7 @@ class _Assembly:
         return files
 
     def _place(self, prefix: str, number: int, members: list[int], pattern: str, **names: str) -> Path:
-        """Return the path of the file with this number, which is noted in its episodes."""
+        """Return the path of the file with this number and record it in its episodes."""
         place = {"chunk_index": number // _FILES_PER_CHUNK, "file_index": number % _FILES_PER_CHUNK}
         for index in members:
             self._rows[index] |= {f"{prefix}/{name}": value for name, value in place.items()}
@@ -266,7 +266,7 @@ class _Assembly:
                 }
 
     def _write_tasks(self) -> None:
-        """Write the tasks with their text as the index of a data frame, by which the library looks them up."""
+        """Write the tasks with their text as the index of a data frame, which the library uses to look them up."""
         table = pa.table({"task_index": list(range(len(self._tasks))), "task": self._tasks})
         column = {"metadata": None, "numpy_type": "int64", "pandas_type": "int64"}
         text = {"metadata": None, "numpy_type": "object", "pandas_type": "unicode"}

@@ -1,4 +1,4 @@
-"""Resamples a bag to episodes of one rate: what a policy would have seen at each tick, and the next action.
+"""Resamples a bag to episodes at one rate: what a policy would have seen at each tick, and the next action.
 
 At a tick, image, joint state and feeds are the newest ones, unless older than their timeouts. The action leads to
 the command in force just before the next tick. docs/export.md has the rules.
@@ -64,16 +64,16 @@ class Resampler:
     """Makes the episodes of one bag.
 
     Args:
-        bag: Open.
+        bag: The open bag.
         config: The node's options; cameras, arms, topics and timeouts are used.
-        options: How it becomes episodes.
+        options: How the bag is split and resampled.
 
     Attributes:
-        names: Of the numbers of state and action.
-        notes: What was left out, and how often.
+        names: Names of the numbers of state and action.
+        notes: What was left out and how often.
 
     Raises:
-        VlaRosError: It has no camera, joint states or commands, or a part needs what the robot does not have.
+        VlaRosError: It has no camera, joint states or commands, or a part needs something that the robot lacks.
     """
 
     def __init__(self, bag: Bag, config: Config, options: Options) -> None:
@@ -101,13 +101,13 @@ class Resampler:
 
     @property
     def ticks(self) -> int:
-        """Most ticks that its episodes can have together."""
+        """Upper bound of the ticks in all episodes."""
         times = self._recorded.times[0]
         whole = self._options.clock == "frames"
         return len(times) if whole else int((times[-1] - times[0]) / 1e9 * self.rate) + 1
 
     def image_sizes(self) -> dict[str, tuple[int, int]]:
-        """Camera key to (height, width) of its images."""
+        """Map each camera key to the (height, width) of its images."""
         first = np.zeros(1, np.int64)
         keys = enumerate(self._config.camera.keys)
         shapes = {key: next(self.images(index, first)).shape for index, key in keys}
@@ -136,14 +136,14 @@ class Resampler:
                 yield Episode(task, state, action, tuple(one[run] for one in frames))
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
-        """Return the ticks from ``begin`` to ``end``, and when the one after the last would come."""
+        """Return the ticks from ``begin`` to ``end``, and the time of the one after the last."""
         if self._options.clock != "frames":
             return begin + np.arange((end - begin) // period + 2) * period
         times = self._recorded.times[0]
         return times[(times >= begin) & (times <= end)]
 
     def _stretches(self) -> list[tuple[int, int]]:
-        """Start and end of each possible episode: no pause of the first camera, no change of the instruction."""
+        """Return start and end of each segment without a pause of the first camera or a new instruction."""
         times = self._recorded.times[0]
         cuts = set((np.flatnonzero(np.diff(times) > self._options.gap_s * 1e9) + 1).tolist())
         if not self._options.instruction:
@@ -221,7 +221,7 @@ def _runs(usable: NDArray[np.bool_]) -> list[slice]:
 
 
 def names_of(parts: Sequence[Part], arms: Mapping[str, Arm]) -> tuple[str, ...]:
-    """A name for every number in LeRobot's style: ``elbow.pos``, or ``left_gripper.pos`` with several arms."""
+    """Return LeRobot-style names for all numbers: ``elbow.pos``, or ``left_gripper.pos`` with several arms."""
     several = len(arms) > 1
     found: list[str] = []
     for part in parts:

@@ -1,7 +1,7 @@
-"""Reads from a bag what a data set needs: image times, measurements, commands and instructions.
+"""Reads image times, measurements, commands and instructions of a bag for a data set.
 
-Times are the recorder's, or those of the headers (``stamp``), because a simulation in lockstep is ordered by stamps
-alone. Messages without a header are placed by the images received around them.
+Times are the recorder's, or header stamps, because a simulation in lockstep is ordered only by stamps. Messages
+without a header are placed between the images received around them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATUS, _BOOL = "~/status", "std_msgs/msg/Bool"
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts the recorder's times to those that are used."""
+    """Converts the recorder's times to the chosen clock."""
 
     stamped: bool  # True if header stamps are used
     received: IntArray  # int64 [F], when the first camera's images were received, ascending
@@ -47,34 +47,34 @@ class Clock:
         return np.asarray(found, np.int64) + first
 
     def table(self, table: Table) -> Table:
-        """Return a table with the times that are used, ascending."""
+        """Return a table with converted, ascending times."""
         times = np.where(table.stamps > 0, table.stamps, self.of(table.times)) if self.stamped else table.times
         order = np.argsort(times, kind="stable")
         return replace(table, times=times[order], stamps=table.stamps[order], values=table.values[order])
 
     def feed(self, feed: Feed) -> Feed:
-        """Return all tables of a feed likewise."""
+        """Return all tables of a feed with converted, ascending times."""
         return Feed(tuple(map(self.table, feed.tables)))
 
 
 class Recorded:
-    """An open bag whose small topics are read.
+    """An open bag whose small topics have been read.
 
     Args:
-        bag: Open.
-        selection: Its topics.
-        config: As :func:`~vla_ros.replay.prepare.fit` returns it.
-        arms: Name to arm.
-        stamped: Go by the headers' stamps instead of the recorder's times.
+        bag: The open bag.
+        selection: The topics by role.
+        config: Options from :func:`~vla_ros.replay.prepare.fit`.
+        arms: The arms by name.
+        stamped: Use header stamps instead of the recorder's times.
 
     Attributes:
-        times: Per camera int64 [F], ascending.
+        times: Image times of each camera, int64 [F], ascending.
         joints: Measured joint states.
         feeds: Further feeds by name.
         instructions: (time, text), ascending; only changes.
 
     Raises:
-        ExportError: It has no images or no joint states.
+        ExportError: The bag has no images or no joint states.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ def _true(message: Any) -> bool:
 
 
 def _named(feed: Feed, joints: Sequence[str], topic: str) -> Feed:
-    """Assign plain numbers to the joints they command: the arm's, followed by the fingers if there are more."""
+    """Assign unnamed numbers to the joints: the arm's, followed by the fingers if there are more numbers."""
     table = feed.main
     count = table.values.shape[1]
     if count > len(joints):

@@ -25,8 +25,8 @@ _THUMBNAIL, _LARGE = 150, 300  # pixels; images with a side of LARGE or more are
 def of_vectors(values: NDArray[Any]) -> Statistics:
     """Return the statistics of one episode's numbers [T, N], each [N].
 
-    Computed in the precision of the values, like LeRobot's: float32 loses a small deviation around a large mean,
-    and other results would differ from what the library recomputes.
+    They are computed in the precision of the values, like LeRobot's: float32 loses a small deviation around a large
+    mean, but other results would differ from those that the library recomputes.
     """
     rows = values.astype(np.result_type(values.dtype, np.float32), copy=False)
     if len(rows) < 2:
@@ -65,7 +65,7 @@ def sampled(length: int) -> frozenset[int]:
 
 
 class ImageStatistics:
-    """Statistics of one episode's images per colour, in [0, 1]; counts levels and keeps no image."""
+    """Statistics of one episode's images per colour, in [0, 1], from level counts; no image is kept."""
 
     def __init__(self) -> None:
         self._images = 0
@@ -82,7 +82,7 @@ class ImageStatistics:
             self._counts[colour] += np.bincount(image[..., colour].ravel(), minlength=256)
 
     def result(self) -> Statistics:
-        """Return the statistics of what was added, each [3, 1, 1] and ``count`` [1]."""
+        """Return the statistics of the images added so far, each [3, 1, 1], and ``count`` [1]."""
         columns = [_of_levels(counts) for counts in self._counts]
         found: Statistics = {
             name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]

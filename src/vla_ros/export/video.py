@@ -21,7 +21,7 @@ _KEY_FRAMES = 2  # every second frame stands alone, so that training reads frame
 
 
 def pixel_format(height: int, width: int) -> str:
-    """Return the half colour resolution as usual, or full resolution if a side is odd."""
+    """Return the usual half colour resolution, or full resolution if a side is odd."""
     return "yuv444p" if height % 2 or width % 2 else "yuv420p"
 
 

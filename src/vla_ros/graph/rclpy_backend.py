@@ -61,7 +61,7 @@ class RclpyVocabulary:
         return _interface(type_name, "action")
 
     def create_action_client(self, node: Any, action_type: Any, name: str) -> ActionClient:
-        """Return the client of rclpy itself."""
+        """Create rclpy's own client."""
         return ActionClient(node, action_type, name)
 
     def create_action_server(self, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ends the processes of a launch with it, in order.
+"""Ends the processes of a launch cleanly when the launch ends.
 
 Processes watch their launcher themselves (:mod:`vla_ros.graph.launcher`), so that even SIGKILL ends them. On
 SIGTERM `launch` exits at once. As the first process of a container it would thereby kill the others before the node
@@ -46,7 +46,7 @@ def ends_with_launch(action: _Action) -> _Action:
 
 
 def shut_down_with(name: str) -> Callable[[ProcessExited, LaunchContext], list[Action]]:
-    """An ``on_exit`` that ends the launch with the process ``name``; `ros2 launch` returns 1 if that failed."""
+    """Return an ``on_exit`` that ends the launch with the process ``name``, with status 1 if that failed."""
 
     def on_exit(event: ProcessExited, context: LaunchContext) -> list[Action]:
         if event.returncode and not context.is_shutdown:

@@ -25,8 +25,8 @@ def policy_node(
 ) -> Node:
     """Return the managed node.
 
-    Of the parameter ``files`` a later one overrides an earlier one; by default that of ``config``. ``assignments``
-    (``name:=value``) override the files; None takes those of the launch arguments. ``more`` goes to
+    Later parameter ``files`` override earlier ones; the default is the file in ``config``. ``assignments``
+    (``name:=value``) override the files; None means those of the launch arguments. ``more`` is passed to
     ``launch_ros.actions.Node``.
     """
     chosen = given_file(context)
@@ -52,7 +52,7 @@ def policy_node(
 
 
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Command that runs Python scripts of this package; empty if the scripts name their interpreter themselves."""
+    """Return the command that runs this package's Python scripts; empty if they name their interpreter."""
     variables = os.environ if environment is None else environment
     chosen = value(context, "python")
     if not chosen and variables.get("VIRTUAL_ENV"):

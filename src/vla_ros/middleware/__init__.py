@@ -1,6 +1,6 @@
 """Middleware profiles that do not lose large camera frames.
 
-With stock settings, every ROS 2 middleware loses most raw 1080p frames between two processes of one host.
+With default settings, every ROS 2 middleware loses most raw 1080p frames between two processes on one host.
 :func:`select` generates a profile for the sourced ROS 2 distribution and the frame size; :func:`examine` checks
 whether it is in force.
 """

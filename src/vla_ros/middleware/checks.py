@@ -1,6 +1,6 @@
 """Checks that a middleware profile is in force, or says what to install or set.
 
-It reads the environment, the files named there and the state of the host; it starts and sends nothing.
+It only reads the environment, the files named there and the state of the host; it starts and sends nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def active(self) -> bool:
-        """Whether the profile is in force."""
+        """True if the profile is in force."""
         return not self.problems
 
     @property
@@ -71,8 +71,8 @@ def examine(
 ) -> Report:
     """Compare the environment and the host with the needs of the profile ``name``.
 
-    ``default`` checks the settings in force. ``environment`` is the node's; None takes that of this process, with
-    the RMW of its rclpy.
+    ``default`` checks the settings in force. ``environment`` is the node's; None means this process's, with the RMW
+    of its rclpy.
     """
     variables = os.environ if environment is None else environment
     rmw = _rmw(environment) or distribution.default_rmw
@@ -142,7 +142,7 @@ def _installed(rmw: str, variables: Mapping[str, str]) -> bool:
 
 
 def _use(name: str) -> str:
-    """How to bring the profile into force."""
+    """Explain how to activate the profile."""
     shell = f"vla-ros middleware {name} --write FOLDER && . FOLDER/{name}.sh"
     return f"middleware:={name} for a launch file, {shell} in a shell"
 

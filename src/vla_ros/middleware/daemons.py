@@ -61,8 +61,8 @@ def wait_for_roudi(
 ) -> bool:
     """Wait until RouDi is up; iceoryx would wait as well, but cannot be interrupted.
 
-    ``ended`` is called ten times a second, and True ends the wait with False; ``say`` is given the reason for
-    waiting. Raises VlaRosError after :data:`ROUDI_WAIT`.
+    ``ended`` is called ten times a second; if it returns True, the wait ends with False. ``say`` is called with the
+    reason for waiting. Raises VlaRosError after :data:`ROUDI_WAIT`.
     """
     deadline = None
     while not roudi_is_up():
@@ -81,8 +81,8 @@ def wait_for_roudi(
 def answered_by_roudi(seconds: float = ROUDI_ANSWER) -> Iterator[None]:
     """Kill this process with a message if RouDi does not respond while the first node is created.
 
-    iceoryx waits 60 s for a response and then aborts. Meanwhile rclpy holds Python's lock, so neither a signal
-    handler nor a thread of this process can end it. Another process can.
+    iceoryx waits 60 s for a response and then aborts. Meanwhile rclpy holds Python's lock, so only another process
+    can end this one: neither a signal handler nor a thread can.
     """
     text = (
         f"vla_ros: RouDi runs but has not answered for {seconds:g} s: it is suspended or stuck. Stop all "

@@ -1,4 +1,4 @@
-"""Number and size of camera messages, from which every profile is generated."""
+"""Number and size of camera messages, the input of every profile."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def receive_buffer_bytes(frames: Frames) -> int:
 
 
 def fastdds_xml(frames: Frames) -> str:
-    """Fast DDS 2.6 to 3.6: a shared-memory transport large enough for the frames, and UDPv4 for other hosts."""
+    """Generate XML for Fast DDS 2.6 to 3.6: shared memory large enough for the frames, UDPv4 for other hosts."""
     segment = segment_bytes(frames)
     pieces = -(-frames.message_bytes // UDP_DATAGRAM)
     queue = max(512, round_up(pieces * IN_FLIGHT * frames.cameras, 512))
@@ -81,7 +81,7 @@ def fastdds_xml(frames: Frames) -> str:
 
 
 def cyclone_xml(frames: Frames, distribution: Distribution, *, iceoryx: bool = False, interface: str = "") -> str:
-    """Cyclone DDS: receive buffers for the frames and, with ``iceoryx``, shared memory through RouDi.
+    """Generate XML for Cyclone DDS: receive buffers and, with ``iceoryx``, shared memory through RouDi.
 
     The distribution decides the syntax; with ``interface`` "" Cyclone chooses the network interface.
     """
@@ -129,12 +129,12 @@ larger one when that is empty."""
 
 
 def image_chunks(frames: Frames) -> int:
-    """Image chunks in RouDi: twice the frames in flight, as a reader may still hold what its queue dropped."""
+    """Return RouDi's image chunks: twice the frames in flight, as readers may still hold dropped samples."""
     return 2 * IN_FLIGHT * frames.cameras
 
 
 def roudi_toml(frames: Frames) -> str:
-    """RouDi (iceoryx 2.0): pools for small messages and one for images."""
+    """Generate TOML for RouDi (iceoryx 2.0): pools for small messages and one for images."""
     pools = [pool for pool in SMALL_POOLS if pool[0] < frames.message_bytes]
     pools.append((round_up(frames.message_bytes + PAGE, PAGE), image_chunks(frames)))
     total = sum(size * count for size, count in pools)

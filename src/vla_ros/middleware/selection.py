@@ -40,12 +40,12 @@ class Profile:
     daemon: tuple[str, ...]  # command of the daemon, one per host, with :data:`FOLDER`; empty if none is needed
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return the environment variables, with the files in ``folder``."""
+        """Return the environment variables for files in ``folder``."""
         own = {name: value.replace(FOLDER, str(folder.resolve())) for name, value in self.variables.items()}
         return {"RMW_IMPLEMENTATION": self.rmw, **own} if self.rmw else own
 
     def command(self, folder: Path) -> list[str]:
-        """Return the command of the daemon, with the files in ``folder``; empty if none is needed."""
+        """Return the daemon's command for files in ``folder``; empty if none is needed."""
         return [part.replace(FOLDER, str(folder.resolve())) for part in self.daemon]
 
     def shell(self, folder: Path) -> str:
@@ -124,7 +124,7 @@ READY_MADE = Frames(1920, 1080, cameras=2)
 
 
 def ready_made(distributions: Mapping[str, Distribution]) -> dict[str, str]:
-    """File name to text of the profile files in ``config/``, for all ``distributions``."""
+    """Return the content of the profile files in ``config/`` by name, for all ``distributions``."""
     return {
         file: text
         for distribution in distributions.values()

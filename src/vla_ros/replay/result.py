@@ -109,5 +109,5 @@ def summary_lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def exceeds(figures: Mapping[str, Any], max_mae: float | None) -> bool:
-    """Return True if ``--max-mae`` is not kept: the error is larger, or nothing could be compared."""
+    """Return True if the error exceeds ``--max-mae`` or nothing could be compared."""
     return max_mae is not None and not figures["mae"] <= max_mae

@@ -98,7 +98,7 @@ def _praise(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Reasons why frames have no action."""
+    """Return reasons why frames have no action."""
     frames = figures["frames"]
     if not frames["received"]:
         cameras = ", ".join(sorted({bag["topics"]["camera"] for bag in figures["bags"]}))
@@ -113,7 +113,7 @@ def _dropped(figures: Mapping[str, Any]) -> Iterator[str]:
 def _accuracy(
     figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray, arms: Sequence[Sequence[int]]
 ) -> Iterator[str]:
-    """Reasons why the actions are wrong."""
+    """Return reasons why the actions are wrong."""
     constant = len(predicted) >= 10 and float(predicted.std(axis=0).max()) < _CONSTANT
     if constant and float(np.nan_to_num(recorded).std(axis=0).max()) > _CONSTANT:
         yield (
@@ -232,7 +232,7 @@ def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Deadlines, skipped frames, stamps and refused commands."""
+    """Return reasons about deadlines, skipped frames, stamps and refused commands."""
     deadline, frames, commands = figures["deadline"], figures["frames"], figures["commands"]
     if deadline["share"] > 0.01:
         yield (

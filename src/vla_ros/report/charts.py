@@ -25,7 +25,7 @@ COLOURS = 7
 
 
 def colour(index: int) -> str:
-    """CSS value of a palette colour; 0 is the grey of reference data."""
+    """Return the CSS value of a palette colour; 0 is the grey of reference data."""
     return f"var(--s{index % COLOURS})"
 
 
@@ -61,7 +61,7 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Position of ``value``."""
+        """Map ``value`` to its position."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
@@ -111,7 +111,7 @@ def _axes(x: Range, y: Range, size: Size, label: str) -> tuple[Scale, Scale, lis
 
 
 def _chart(title: str, size: Size, drawn: Sequence[Markup], above: str = "") -> Markup:
-    """Heading and SVG element; the SVG scales with the page and names itself to screen readers."""
+    """Return heading and SVG element; the SVG scales with the page and is labelled for screen readers."""
     heading = tag("h3", title) if title else ""
     if not drawn:
         return tag("div", [heading, tag("p", "No data.", class_="note")])
@@ -150,7 +150,7 @@ def _path(xs: Sequence[float], ys: Sequence[float], step: bool) -> str:
 def lines(
     series: Sequence[Series], *, title: str = "", x_label: str = "", size: Size = SMALL, show_legend: bool = True
 ) -> Markup:
-    """Lines over a common axis, the first series lowest; the legend shows the names of several."""
+    """Draw lines over a common axis, the first series lowest, with a legend if there are several."""
     data = [(item, np.asarray(item.x, float), np.asarray(item.y, float)) for item in series]
     finite = np.concatenate([y[np.isfinite(y)] for _, _, y in data])
     if not finite.size:
@@ -177,7 +177,7 @@ def histogram(
     bins: int = 40,
     references: Mapping[str, float] | None = None,
 ) -> Markup:
-    """Distribution of the finite ``values``, with dashed lines at named ``references`` (p50, a deadline).
+    """Draw the distribution of the finite ``values``, with dashed lines at named ``references`` (p50, a deadline).
 
     Values above the 99.5th percentile share the last bin, so that one outlier does not squeeze the rest; the axis
     label says how many.
@@ -210,7 +210,7 @@ def histogram(
 
 
 def bars(items: Sequence[Bar], *, title: str = "") -> Markup:
-    """Horizontal bars from zero, with intervals where they are known."""
+    """Draw horizontal bars from zero, with intervals if known."""
     if not items:
         return _chart(title, SMALL, [])
     ends = [end for item in items for end in item[1:4] if end is not None and math.isfinite(end)]

@@ -28,7 +28,7 @@ def data_uri(image: UInt8Array, quality: int = 80) -> str:
 
 
 def shrink(image: UInt8Array, side: int) -> UInt8Array:
-    """Scales ``image`` down until its longer side is at most ``side`` pixels; smaller images are unchanged."""
+    """Scale ``image`` down until its longer side is at most ``side`` pixels; smaller images are unchanged."""
     from PIL import Image
 
     scale = side / max(image.shape[:2])
@@ -40,7 +40,7 @@ def shrink(image: UInt8Array, side: int) -> UInt8Array:
 
 
 def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
-    """One image with a caption."""
+    """Return one image with a caption."""
     small = shrink(pixels, side)
     height, width = small.shape[:2]
     shown = tag("img", src=data_uri(small), width=width, height=height, alt=caption or "image")
@@ -50,7 +50,7 @@ def image(pixels: UInt8Array, caption: str = "", *, side: int = 320) -> Markup:
 def animation(
     frames: Sequence[UInt8Array], *, rate_hz: float = 10.0, caption: str = "", side: int = 224, most: int = 240
 ) -> Markup:
-    """An animation with a button and a slider: one image holds all frames, and the page shows a window of it.
+    """Return an animation with a button and a slider: one image holds all frames, and the page shows a part of it.
 
     It starts paused; without scripts the first frame is shown. Frames are uint8 [H, W, 3] RGB of one size, shrunk
     to ``side`` pixels; more than ``most`` are thinned evenly.

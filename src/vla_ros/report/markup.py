@@ -32,7 +32,7 @@ def render(content: Content) -> Markup:
 
 
 def tag(name: str, content: Content = "", /, **attributes: object) -> Markup:
-    """One element. ``class_`` means ``class``, underscores become dashes; None and False omit an attribute.
+    """Return one element. ``class_`` means ``class``, underscores become dashes; None and False omit an attribute.
 
     Example:
         >>> tag("p", "a < b", class_="note")

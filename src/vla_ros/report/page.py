@@ -16,7 +16,7 @@ LEVELS = {"good": "✓", "warn": "!", "bad": "✕"}
 
 
 def document(title: str, lead: Content, body: Content, footer: Content = "") -> str:
-    """Return a complete HTML file; its content security policy forbids the page to fetch anything."""
+    """Return a complete HTML file; its content security policy does not allow the page to fetch anything."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     head = [
         tag("meta", charset="utf-8"),
@@ -84,22 +84,22 @@ def mapped(items: Sequence[Mapping[str, Cell]], columns: Mapping[str, str]) -> M
 
 
 def cards(items: Sequence[Content]) -> Markup:
-    """Boxes in a responsive grid."""
+    """Return boxes in a responsive grid."""
     return tag("div", [tag("div", item, class_="card") for item in items], class_="cards")
 
 
 def wide(item: Content) -> Markup:
-    """Return a box over the full width; scrolls sideways on narrow screens."""
+    """Return a box of full width, which scrolls sideways on narrow screens."""
     return tag("div", tag("div", item, class_="wide"), class_="card")
 
 
 def details(summary: str, body: Content) -> Markup:
-    """Return the content that is folded until the reader opens it."""
+    """Return content that is collapsed until the reader opens it."""
     return tag("details", [tag("summary", summary), render(body)])
 
 
 def code(text: str) -> Markup:
-    """Preformatted text."""
+    """Return preformatted text."""
     return tag("pre", tag("code", text))
 
 

@@ -75,8 +75,9 @@ def decide(
 ) -> FloatArray:
     """Return the expert's action in a state.
 
-    ``pose`` is that of ``tool`` in the base frame, float64 [4, 4], metres; ``fingers`` the measured opening of one
-    finger; ``objects`` name to centre [3]. Returns float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw (radians,
+    ``pose`` is the pose of ``tool`` in the base frame, float64 [4, 4], metres; ``fingers`` the measured opening of
+    one finger; ``objects`` maps names to centres [3]. Returns float64 [7]: dx, dy, dz (metres), droll, dpitch, dyaw
+    (radians,
     fixed axes), both in the base frame, and the gripper (1 open, 0 closed), in the convention of OpenVLA's Bridge
     checkpoints.
     """

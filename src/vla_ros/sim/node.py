@@ -232,7 +232,7 @@ class SimNode:
     # --- waiting ---
 
     def spin(self, until: Callable[[], bool], timeout: float) -> bool:
-        """Run callbacks until ``until()`` is true, for at most ``timeout`` seconds; returns whether it was."""
+        """Run callbacks until ``until()`` is true, for at most ``timeout`` seconds; return its result."""
         deadline = time.monotonic() + timeout
         done = until()
         if done:
