@@ -189,7 +189,7 @@ def test_an_ambiguous_topic_is_asked_about_on_a_terminal(write_bag, make, tmp_pa
             if not part:
                 break
             shown += part.decode()
-            while answers and shown.count("1 to 2: ") > asked:
+            while answers and shown.count("1/2") > asked:
                 asked += 1
                 os.write(ours, answers.pop(0).encode())
         assert process.wait(60) == 0, shown

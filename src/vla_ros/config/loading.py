@@ -285,25 +285,20 @@ def assignment(name: str, text: str) -> str:
     return f"{name}:={json.dumps(text, ensure_ascii=False)}"
 
 
-def load(
-    files: Sequence[Path] = (),
-    assignments: Sequence[str] = (),
-    node_name: str = "vla_policy",
-    base: Config | None = None,
-) -> Config:
+def load(files: Sequence[Path] = (), assignments: Sequence[str] = (), node_name: str = "vla_policy") -> Config:
     """Return the tree from parameter files and then ``name:=value`` overrides; later ones win.
 
     If one of them selects another policy, the options of the previous policy are dropped. Raises as :func:`build`.
     """
     layers = [*(read_file(path, node_name) for path in files), dict(map(parse_assignment, assignments))]
-    name = (base.policy if base else PolicyConfig).name
+    name = PolicyConfig.name
     values: dict[str, Any] = {}
     for layer in layers:
         below, name = name, layer.get("policy.name", name)
         if name != below:
             values = {key: value for key, value in values.items() if not _is_own(key, below)}
         values.update(layer)
-    return build(values, base)
+    return build(values)
 
 
 def _is_own(name: str, policy: str) -> bool:

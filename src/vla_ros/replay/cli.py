@@ -163,15 +163,13 @@ class _Progress:
 
     def ask(self, question: str, candidates: Sequence[str]) -> str:
         """Ask a question on the terminal; the progress line pauses meanwhile."""
+        from rich.prompt import IntPrompt
+
         self._bar.stop()
-        print(question)
-        for number, name in enumerate(candidates, start=1):
-            print(f"  {number}  {name}")
-        while True:
-            answer = input(f"1 to {len(candidates)}: ").strip()
-            if answer.isdigit() and 1 <= int(answer) <= len(candidates):
-                self._bar.start()
-                return candidates[int(answer) - 1]
+        print("\n".join(f"  {number}  {name}" for number, name in enumerate(candidates, start=1)))
+        chosen = IntPrompt.ask(question, choices=[str(number) for number in range(1, len(candidates) + 1)])
+        self._bar.start()
+        return candidates[chosen - 1]
 
     def load(self, fraction: float, message: str) -> None:
         """Show loading progress."""

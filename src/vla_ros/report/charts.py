@@ -22,6 +22,7 @@ Range = tuple[float, float]
 SMALL: Size = (360.0, 170.0)
 WIDE: Size = (1060.0, 200.0)
 COLOURS = 7
+_BINS = 450  # of a line with more points than a screen shows, two points each
 
 
 def colour(index: int) -> str:
@@ -119,11 +120,11 @@ def _chart(title: str, size: Size, drawn: Sequence[Markup], above: str = "") -> 
     return tag("div", [heading, above, svg])
 
 
-def thin(x: FloatArray, y: FloatArray, most: int = 900) -> tuple[FloatArray, FloatArray]:
-    """Reduce a line to about ``most`` points that look the same: each bin keeps its minimum, maximum and gap."""
-    if len(x) <= most:
+def thin(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Reduce a line to about two points a bin that look the same: each bin keeps its minimum, maximum and gap."""
+    if len(x) <= 2 * _BINS:
         return x, y
-    edges = np.linspace(0, len(x), most // 2 + 1).astype(int)
+    edges = np.linspace(0, len(x), _BINS + 1).astype(int)
     keep: set[int] = {0, len(x) - 1}
     for low, high in itertools.pairwise(map(int, edges)):
         finite = np.isfinite(part := y[low:high])

@@ -103,13 +103,13 @@ def test_a_question_is_answered() -> None:
 
 
 def test_the_pauses_between_attempts_grow_to_a_limit_and_differ() -> None:
-    assert [pause(failures, lambda: 1.0) for failures in (0, 1, 2)] == [
+    assert [pause(failures, 1.0) for failures in (0, 1, 2)] == [
         FIRST_PAUSE,
         2 * FIRST_PAUSE,
         4 * FIRST_PAUSE,
     ]
-    assert pause(1000, lambda: 1.0) == LONGEST_PAUSE
-    assert pause(3, lambda: 0.0) == pause(3, lambda: 1.0) / 2
+    assert pause(1000, 1.0) == LONGEST_PAUSE
+    assert pause(3, 0.0) == pause(3, 1.0) / 2
 
 
 def test_attempts_wait_as_long_as_the_pauses_say() -> None:
@@ -131,7 +131,7 @@ def test_attempts_wait_as_long_as_the_pauses_say() -> None:
         link.start(PATIENCE)
     assert enough.wait(PATIENCE)
     link.close()
-    assert waited[:9] == [pause(failures, lambda: 1.0) for failures in range(9)]
+    assert waited[:9] == [pause(failures, 1.0) for failures in range(9)]
 
 
 def test_a_loss_is_named_and_ends_by_itself() -> None:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vla_ros.errors import ServerLostError
@@ -29,19 +29,11 @@ class ServerProcess:
     """Runs ``vla-ros serve`` with another Python and restarts it when it dies.
 
     It listens on loopback and requires a key that only this process knows. It reads from a pipe held by this
-    process and ends when the pipe closes, however this process ends.
-
-    Args:
-        python: Path of the Python.
-        arguments: Arguments of ``vla-ros serve``.
-        chance: A number in [0, 1), for the pauses between starts.
-
-    Attributes:
-        key_file: File with the key.
+    process and ends when the pipe closes, however this process ends. ``key_file`` is the file with the key.
     """
 
-    def __init__(self, python: Path, arguments: Sequence[str], chance: Callable[[], float] = lambda: 0.5) -> None:
-        self._python, self._arguments, self._chance = python, arguments, chance
+    def __init__(self, python: Path, arguments: Sequence[str]) -> None:
+        self._python, self._arguments = python, arguments
         self._folder = Path(tempfile.mkdtemp(prefix="vla_ros_"))
         self.key_file = self._folder / "key"
         self.key_file.touch(mode=0o600)
@@ -138,7 +130,7 @@ class ServerProcess:
         while not self._closing.is_set():
             assert self._process is not None
             status = self._process.wait()
-            if self._closing.wait(pause(failures, self._chance)):
+            if self._closing.wait(pause(failures)):
                 return
             logger.error("the policy's process ended with status %d; starting it again", status)
             try:

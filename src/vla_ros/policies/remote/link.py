@@ -30,9 +30,9 @@ _KEEP_ALIVE = 1.0  # s between looks at an idle connection
 _CONNECT = 5.0  # s for a connection and its metadata; openpi's servers accept none while they infer
 
 
-def pause(failures: int, chance: Callable[[], float]) -> float:
-    """Return the seconds to wait after consecutive failures: doubled each time, randomised by ``chance``."""
-    return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 30)) * (0.5 + 0.5 * chance()))
+def pause(failures: int, chance: float = 0.5) -> float:
+    """Return the seconds to wait after consecutive failures: doubled each time, spread by ``chance`` in [0, 1)."""
+    return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 30)) * (0.5 + 0.5 * chance))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Link:
             if error is not None and not isinstance(error, ServerLostError):
                 raise error
             if self._peer is None:
-                self._wait(self._wake, min(pause(self._failures, self._chance), max(0.0, left)))
+                self._wait(self._wake, min(pause(self._failures, self._chance()), max(0.0, left)))
         self._thread.start()
         return self._peer
 
@@ -200,7 +200,7 @@ class Link:
                 self._wait(self._wake, _KEEP_ALIVE)
                 self._look()
                 continue
-            self._wait(self._wake, pause(self._failures, self._chance))
+            self._wait(self._wake, pause(self._failures, self._chance()))
             if not self._closing:
                 self._attempt(_CONNECT)
 
