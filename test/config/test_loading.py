@@ -165,7 +165,7 @@ def test_one_value_stands_for_all_cameras() -> None:
         ("/**:\n\tros__parameters: {}", "indent with spaces"),
         (
             "/**:\n  ros__parameters:\n    limits: {max_joint_step: 0.1}\n    limits: {joint_margin: 0.1}",
-            "line 4, column 5: 'limits' stands here for the second time",
+            "line 4, column 5: 'limits' appears here for the second time",
         ),
     ],
 )

@@ -118,7 +118,7 @@ EIGHT = PolicySpec(state=(StateFeature("s", size=8),))
             "policy's actions are arm.joint_p",
         ),
         (OPEN, {"features__action": ["arm.jiont_delta"]}, "features.action: found 'jiont_delta'"),
-        (OPEN, {"features__action": ["left.joint_delta"]}, "answers with left.joint_delta.*the robot has arm"),
+        (OPEN, {"features__action": ["left.joint_delta"]}, "returns left.joint_delta.*the robot has arm"),
         (OPEN, {"features__action": ["arm.gripper"]}, "found nothing to move 'arm'"),
         (OPEN, {"features__action": ["arm.joint_delta", "arm.tip_delta"]}, "and arm.tip_delta to move 'arm'"),
         (OPEN, {"features__action": ["arm.joint_delta", "arm.gripper", "arm.gripper"]}, "arm.gripper twice"),

@@ -115,7 +115,7 @@ JOINT_SPEC = spec_of("arm.joint_position + arm.gripper", 8)
 @pytest.mark.parametrize(
     ("values", "spec", "message"),
     [
-        ({}, PolicySpec(), r"robot.urdf: found no value, and the policy gives arm.tip_delta; name one, or set"),
+        ({}, PolicySpec(), r"robot.urdf: found no value, but the policy returns arm.tip_delta; name one, or set"),
         ({}, PolicySpec(dimension=8), r"8 numbers, found arm.tip_delta \(6\)"),
         ({"robot.joint_names": ["a"]}, JOINT_SPEC, r"8 numbers, found arm.joint_position\[rad\] \(1\)"),
         ({}, JOINT_SPEC, r"robot.joint_names: found 0 joints \[\].*7 numbers"),

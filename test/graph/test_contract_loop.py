@@ -68,7 +68,7 @@ def test_spinning_twice_at_once_is_refused(graph, spin_until):
 
     node.create_timer(0.01, again)
     spin_until(graph, lambda: errors)
-    assert "spinning already" in str(errors[0])
+    assert "already spinning" in str(errors[0])
 
 
 def test_clock_returns_system_time(graph):

@@ -143,5 +143,5 @@ def test_an_optional_camera_may_lack() -> None:
 
 def test_steps_need_a_rate() -> None:
     spec = PolicySpec((ImageFeature("image", moments=MOMENTS),))
-    with pytest.raises(ConfigError, match=r"control\.rate_hz: found 0, and moments of 'image' are in steps"):
+    with pytest.raises(ConfigError, match=r"control\.rate_hz: found 0, but moments of 'image' are in steps"):
         observer(spec, **{"control.rate_hz": 0.0})

@@ -266,7 +266,7 @@ FRONT = ('features.images:=["video.front = f"]', 'features.state:=["state.single
     [
         ("", ARENA, DROID),
         ("needs the images", ARENA, DROID[1:]),
-        ("answers 'joint_velocity', and features.action", ARENA, DROID[:1]),
+        ("returns 'joint_velocity', but features.action", ARENA, DROID[:1]),
         ("takes the video .'front'., and features.images has", MODALITIES, DROID),
         (
             "takes the state .'single_arm'., and features.state",
@@ -293,7 +293,7 @@ def test_the_actions_to_take_must_be_the_servers() -> None:
     bound = complete(PolicySpec((), (), (), 0, 64, open=True), config(1, *FRONT))
     check(MODALITIES, bound, ("gripper",))
     with pytest.raises(
-        ConfigError, match=r"answers the actions .'single_arm', 'gripper'., .* has .'joint_position'."
+        ConfigError, match=r"returns the actions .'single_arm', 'gripper'., .* has .'joint_position'."
     ):
         check(MODALITIES, bound, ("joint_position", "gripper"))
 
@@ -304,5 +304,5 @@ def test_named_actions_are_said_once_in_the_order_in_which_they_are_taken(caplog
     named = {"arm": np.zeros((2, 5)), "gripper": np.ones((2, 1))}
     assert [policy._joined(named).shape for _ in range(2)] == [(2, 6)] * 2
     assert [record.message for record in caplog.records] == [
-        "the server answers arm [5], gripper [1]; all are taken in this order, unless policy.action_keys names some"
+        "the server returns arm [5], gripper [1]; all are taken in this order, unless policy.action_keys names some"
     ]

@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, str):
                 if key in seen:
                     raise yaml.MarkedYAMLError(
-                        problem=f"'{key}' stands here for the second time; put both into one",
+                        problem=f"'{key}' appears here for the second time; merge the two",
                         problem_mark=key_node.start_mark,
                     )
                 seen.add(key)

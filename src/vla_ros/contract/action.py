@@ -54,7 +54,7 @@ def _written(size: int, write: Write, start: JointState, goal: JointState, secon
 
 def _arm(part: Part, arms: Mapping[str, Arm]) -> Arm:
     if part.arm not in arms:
-        raise ConfigError(f"robot.arms: the action has {part}, and the robot has the arms {', '.join(arms)}")
+        raise ConfigError(f"robot.arms: the action has {part}, but the robot has the arms {', '.join(arms)}")
     return arms[part.arm]
 
 

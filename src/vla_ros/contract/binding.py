@@ -112,7 +112,7 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
             raise ConfigError(f"features.images: found the camera '{camera}' for '{other}' and for '{image.key}'")
         found[image.key] = keys.index(camera)
     if not found:
-        raise ConfigError(f"camera.keys: found {', '.join(keys)}, and the policy takes none of them")
+        raise ConfigError(f"camera.keys: found {', '.join(keys)}, but the policy takes none of them")
     return found
 
 
@@ -124,7 +124,7 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
         )
     unknown = [part for part in spec.action if part.quantity != UNUSED and part.arm not in arms]
     if unknown:
-        raise ConfigError(f"robot.arms: the policy answers with {unknown[0]}, the robot has {', '.join(arms)}")
+        raise ConfigError(f"robot.arms: the policy returns {unknown[0]}, but the robot has {', '.join(arms)}")
     for name, arm in arms.items():
         own = [part for part in spec.action if part.arm == name]
         motions = [part for part in own if part.quantity in MOTIONS]

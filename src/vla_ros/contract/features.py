@@ -120,7 +120,7 @@ def _with_state(state: StateFeature, said: StateFeature | None, moments: Moments
 def _when(key: str, own: tuple[Moment, ...], said: Moments) -> tuple[Moment, ...]:
     wanted = said.get(key, own)
     if own not in (NOW, wanted):
-        raise ConfigError(f"features.moments: found {len(wanted)} for '{key}', and the policy's own are {own}")
+        raise ConfigError(f"features.moments: found {len(wanted)} for '{key}', but the policy's own are {own}")
     return wanted
 
 
@@ -138,7 +138,7 @@ def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Part, ...]:
     )
     if not fitting:
         raise ConfigError(
-            f"features.action: found {_text(said)}, and the policy's actions are {_text(spec.action)}; leave "
+            f"features.action: found {_text(said)}, but the policy's actions are {_text(spec.action)}; leave "
             "features.action out, or run another policy"
         )
     return said

@@ -139,7 +139,7 @@ def _bind(part: Part, arms: Mapping[str, Arm], feeds: Mapping[str, str], where: 
         return PartReader(part, part.count, feeds[part.form], lambda measured: _feed(measured, part.form))
     arm = arms.get(part.arm)
     if arm is None:
-        raise ConfigError(f"robot.arms: {where} needs {part}, and the robot has the arms {', '.join(arms)}")
+        raise ConfigError(f"robot.arms: {where} needs {part}, but the robot has the arms {', '.join(arms)}")
     read, names = _READERS[part.quantity](part, arm, f"{where} needs {part}")
     source = f"{arm.config.joint_states}: {', '.join(names)}"
     if part.quantity.startswith("tip_") and arm.kinematics is not None:

@@ -133,9 +133,9 @@ class ArmController:
         arm, section = self._arm, "robot" if self.name == "arm" else self.name
         if self._kinematics is None:
             if arm.limits.workspace_low:
-                raise ConfigError(f"{section}.urdf: found no value, and limits.workspace_low needs it")
+                raise ConfigError(f"{section}.urdf: found no value, but limits.workspace_low needs it")
             if arm.output == "twist_stamped" and isinstance(self._motion, JointMotion):
-                raise ConfigError(f"{section}.urdf: found no value, and a twist from joint positions needs it")
+                raise ConfigError(f"{section}.urdf: found no value, but a twist from joint positions needs it")
         if arm.robot.home and len(arm.robot.home) != len(self.arm_names):
             raise ConfigError(
                 f"{section}.home: found {len(arm.robot.home)} numbers, expected one for each of "

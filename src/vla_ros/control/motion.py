@@ -108,4 +108,4 @@ def _all_limited(arm: ArmConfig, part: Part, names: Sequence[str], limits: Float
 
 def _lacks(arm: ArmConfig, part: Part, found: str, advice: str = "") -> ConfigError:
     section = "robot" if arm.name == "arm" else arm.name
-    return ConfigError(f"{section}.urdf: {found}, and the policy gives {part}{advice}")
+    return ConfigError(f"{section}.urdf: {found}, but the policy returns {part}{advice}")

@@ -78,7 +78,7 @@ def make_pipeline(
     turn = make_turn(orientation)
     resampling = processor.resampling(source[::-1] if orientation in ("rotate_90", "rotate_270") else source)
     if resampling is None:
-        raise ConfigError(f"camera.pipeline: {processor} runs on the host; hand its images over processed")
+        raise ConfigError(f"camera.pipeline: {processor} runs on the host; pass its images already processed")
     makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
         BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
         JpegRoundTrip: lambda step, device: make_round_trip(step.size, device),

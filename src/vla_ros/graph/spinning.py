@@ -43,7 +43,7 @@ class SpinningGraph(ABC):
         KeyboardInterrupt for SIGINT or SIGTERM if the program has no handlers of its own for them.
         """
         if not self._spinning.acquire(blocking=False):
-            raise VlaRosError("this graph is spinning already; its callbacks run on one thread")
+            raise VlaRosError("this graph is already spinning; its callbacks run on one thread")
         self._spinner = threading.current_thread()
         try:
             with Interrupts() as interrupts:
@@ -84,4 +84,4 @@ class SpinningGraph(ABC):
 
     def _check_open(self, name: str) -> None:
         if self._closing:
-            raise VlaRosError(f"node '{name}' cannot be made: this graph was closed")
+            raise VlaRosError(f"node '{name}' cannot be created: this graph was closed")

@@ -56,7 +56,7 @@ class Description:
         while link != base:
             if link not in above:
                 raise ConfigError(
-                    f"robot.tip_frame: link '{tip}' does not hang on robot.base_frame '{base}' in {self.path}"
+                    f"robot.tip_frame: link '{tip}' is not connected to robot.base_frame '{base}' in {self.path}"
                 )
             found.append(above[link])
             link = above[link].parent

@@ -132,7 +132,7 @@ class Observer:
     def _span(self, key: str, moments: Sequence[Moment]) -> float:
         if not self._rate and any(moment.steps for moment in moments):
             raise ConfigError(
-                f"control.rate_hz: found 0, and moments of '{key}' are in steps; set the rate, or say them in "
+                f"control.rate_hz: found 0, but moments of '{key}' are in steps; set the rate, or say them in "
                 "seconds (features.moments)"
             )
         return max(map(self._seconds, moments))

@@ -178,9 +178,7 @@ class Stepper:
             raise Refused(reason_of(error), f"{type(error).__name__}: {error}") from error
         if not isinstance(chunk, ActionChunk) or not isinstance(chunk.actions, np.ndarray):
             found = type(chunk.actions if isinstance(chunk, ActionChunk) else chunk).__name__
-            raise Refused(
-                Reason.ACTION_INVALID, f"the policy answered with {found}, expected an ActionChunk of arrays"
-            )
+            raise Refused(Reason.ACTION_INVALID, f"the policy returned {found}, expected an ActionChunk of arrays")
         self.controller.check(chunk)
         return chunk
 

@@ -80,7 +80,7 @@ class Policy(ABC):
             VlaRosError: A file, such as the checkpoint's ``config.json``, is missing or wrong.
         """
         if not hasattr(self, "spec"):  # known only from weights, or from a server
-            raise VlaRosError(f"{type(self).__name__}: says what it needs only after it is loaded")
+            raise VlaRosError(f"{type(self).__name__}: does not describe its features before it is loaded")
         return self.spec
 
     def start_session(self) -> Session:

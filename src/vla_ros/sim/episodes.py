@@ -104,7 +104,7 @@ def obey(world: TableTop, command: ReceivedCommand) -> None:
         else:
             world.command_named(command.names, command.values)
     except ValueError as error:
-        raise VlaRosError(f"a command that the simulated arm cannot follow: {error}") from None
+        raise VlaRosError(f"the simulated arm cannot follow the command: {error}") from None
 
 
 def ticks_per_step(world: TableTop) -> int:

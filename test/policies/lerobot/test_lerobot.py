@@ -206,7 +206,7 @@ def test_a_tokenizer_that_would_be_downloaded_is_named(
     changed = damaged(folder, tmp_path, **({"vlm_model_name": named} if folder.name == "smolvla" else {}))
     text = (folder / "policy_preprocessor.json").read_text()
     (changed / "policy_preprocessor.json").write_text(text.replace(str(words), named))
-    with pytest.raises(CheckpointError, match=f"'{named}' on the hub, and nothing is downloaded"):
+    with pytest.raises(CheckpointError, match=f"'{named}' on the hub, but nothing is downloaded"):
         loaded(changed)
     with pytest.raises(ConfigError, match="expected the folder of a tokenizer"):
         loaded(changed, tokenizer=str(tmp_path / "nowhere"))

@@ -33,7 +33,7 @@ class _Domains:
                 domain, present, users = self._open[number]
                 if present != configuration:
                     raise VlaRosError(
-                        f"this process is in DDS domain {number} already, with other settings of "
+                        f"this process is already in DDS domain {number}, with other settings of "
                         "ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_LOCALHOST_ONLY, ROS_STATIC_PEERS or CYCLONEDDS_URI; "
                         "close that graph first, or use another ROS_DOMAIN_ID"
                     )
@@ -43,7 +43,7 @@ class _Domains:
                 domain = Domain(number, configuration)
             except (DDSException, UnicodeEncodeError) as error:
                 raise VlaRosError(
-                    f"DDS domain {number} could not be opened: {error}. Look at Cyclone's message above; if "
+                    f"DDS domain {number} could not be opened: {error}. See Cyclone's message above; if "
                     f"CYCLONEDDS_URI is set ('{environment.user_configuration}'), check it"
                 ) from error
             self._open[number] = (domain, configuration, 1)
@@ -78,7 +78,7 @@ class Participant:
         except DDSException as error:
             _domains.release(environment.domain_id)
             raise VlaRosError(
-                f"no DDS participant could be made in domain {environment.domain_id}: {error}. A host has room "
+                f"cannot create a DDS participant in domain {environment.domain_id}: {error}. A host has room "
                 "for 33 participants per domain: stop some, or choose another ROS_DOMAIN_ID"
             ) from error
         self.waitset = WaitSet(self.dds)
@@ -104,7 +104,7 @@ class Participant:
         try:
             return DataWriter(self.dds, self._topic(topic, type_name), qos), wire_type(self.types, type_name)
         except DDSException as error:
-            raise VlaRosError(f"no publisher of {type_name} could be made on {topic}: {error}") from error
+            raise VlaRosError(f"cannot create a publisher of {type_name} on {topic}: {error}") from error
 
     def reader(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
@@ -114,7 +114,7 @@ class Participant:
         try:
             return DataReader(self.dds, self._topic(topic, type_name), qos)
         except DDSException as error:
-            raise VlaRosError(f"no subscription to {type_name} could be made on {topic}: {error}") from error
+            raise VlaRosError(f"cannot create a subscription to {type_name} on {topic}: {error}") from error
 
     def close(self) -> None:
         """Leave the domain. Delete readers and writers first."""

@@ -191,7 +191,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
     for name in (*names, config.get(_BACKBONE)):
         if name and not tokenizer and not Path(name).is_dir():
             raise CheckpointError(
-                f"{folder}: names '{name}' on the hub, and nothing is downloaded; download it once (without its "
+                f"{folder}: names '{name}' on the hub, but nothing is downloaded; download it once (without its "
                 "weights) and set policy.tokenizer to its folder"
             )
     return {_TOKENIZER: {"tokenizer_name": tokenizer}} if names and tokenizer else {}

@@ -73,7 +73,7 @@ def check_vision(one: Chunk, other: Chunk) -> None:
     if np.abs(one.normalized - other.normalized).max() <= SEES * spread:
         raise CheckpointError(
             "the model does not see: two different images get the same chunk. The vision towers or the projector "
-            "are damaged or untrained; policy.self_test:=false starts it all the same"
+            "are damaged or untrained; policy.self_test:=false starts it anyway"
         )
 
 

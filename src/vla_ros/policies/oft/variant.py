@@ -51,7 +51,7 @@ class Variant:
             )
         if platform and chunk != platform.chunk:
             raise ConfigError(
-                f"policy.chunk: found {chunk}, and preset {preset} means {platform.chunk}; leave one out"
+                f"policy.chunk: found {chunk}, but preset {preset} means {platform.chunk}; leave one out"
             )
         if len(keys) < options.images:
             raise ConfigError(

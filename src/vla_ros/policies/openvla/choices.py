@@ -18,7 +18,7 @@ def choose_dtype(options: CheckpointOptions, device: torch.device) -> str:
         return "bfloat16" if quantized or device.type == "cuda" else "float32"
     if quantized and options.dtype != "bfloat16":
         raise ConfigError(
-            f"policy.dtype: '{options.dtype}' does not go with policy.quantization '{options.quantization}', "
+            f"policy.dtype: '{options.dtype}' does not work with policy.quantization '{options.quantization}', "
             "which computes in bfloat16; set auto or bfloat16"
         )
     return options.dtype
@@ -30,7 +30,7 @@ def check_attention(attention: str, device: torch.device, dtype: str) -> None:
         return
     if device.type != "cuda" or dtype != "bfloat16":
         raise ConfigError(
-            f"policy.attention: flash_attention_2 needs CUDA and bfloat16, here is {device} and {dtype}; set sdpa"
+            f"policy.attention: flash_attention_2 needs CUDA and bfloat16, found {device} and {dtype}; set sdpa"
         )
     if importlib.util.find_spec("flash_attn") is None:
         raise MissingDependencyError(

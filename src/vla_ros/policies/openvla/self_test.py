@@ -33,7 +33,7 @@ def two_images(height: int, width: int) -> tuple[UInt8Array, UInt8Array]:
 def _blind(folder: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"{folder}: the model does not see: two different images {what}. The vision towers or the projector are "
-        "damaged or untrained; policy.self_test:=false starts it all the same"
+        "damaged or untrained; policy.self_test:=false starts it anyway"
     )
 
 

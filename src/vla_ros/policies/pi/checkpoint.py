@@ -52,7 +52,7 @@ def detect_layout(config: Mapping[str, Any], folder: Path) -> str:
     raise CheckpointError(
         f"{folder / 'config.json'}: neither layout of pi0 and pi0.5. LeRobot's has type pi0 or pi05 and "
         f"input_features, openpi's PyTorch export action_horizon; found type {config.get('type')!r} and entries "
-        f"{sorted(config)[:8]}. Where openpi's JAX format (params/) is all there is, convert it first"
+        f"{sorted(config)[:8]}. If you only have openpi's JAX format (params/), convert it first"
     )
 
 

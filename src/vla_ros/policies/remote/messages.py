@@ -52,7 +52,7 @@ def openpi(value: Any) -> Any:
         }
     if isinstance(value, np.generic):
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _known(value.dtype.str).str}
-    raise TypeError(f"{type(value).__name__} has no place in a message")
+    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
 
 
 def npy(value: Any) -> Any:
@@ -62,7 +62,7 @@ def npy(value: Any) -> Any:
         file = io.BytesIO()
         np.save(file, value, allow_pickle=False)
         return {"__ndarray_class__": True, "as_npy": file.getvalue()}
-    raise TypeError(f"{type(value).__name__} has no place in a message")
+    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
 
 
 def nd(value: Any) -> Any:
@@ -72,7 +72,7 @@ def nd(value: Any) -> Any:
         return {b"nd": True, b"type": kind, b"kind": b"", b"shape": value.shape, b"data": _bytes(value)}
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": _known(value.dtype.str).str, b"data": value.tobytes()}
-    raise TypeError(f"{type(value).__name__} has no place in a message")
+    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
 
 
 def _bytes(value: Array) -> bytes | memoryview:
@@ -154,7 +154,7 @@ def _known(kind: Any) -> np.dtype[Any]:
     name = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
     if isinstance(name, str) and name in _DTYPES:
         return _DTYPES[name]
-    raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected truth values, integers or floats")
+    raise WireError(f"an array of dtype {str(kind)[:40]!r}, expected booleans, integers or floats")
 
 
 def _revived(found: dict[Any, Any]) -> Any:

@@ -45,7 +45,7 @@ def _written(value: Any) -> Any:
         held = np.asarray(value)
         data = base64.b64encode(held.tobytes()).decode()
         return {"__numpy__": data, "dtype": held.dtype.str, "shape": list(held.shape)}
-    raise TypeError(f"{type(value).__name__} has no place in a message")
+    raise TypeError(f"{type(value).__name__} cannot be sent in a message")
 
 
 def _read(data: bytes) -> Any:

@@ -171,12 +171,12 @@ class RemotePolicy(Policy):
         keys = self._options.action_keys or tuple(actions)
         missing = [key for key in keys if key not in actions]
         if missing:
-            raise WireError(f"the server answers {list(actions)}, expected {missing} too (policy.action_keys)")
+            raise WireError(f"the server returned {list(actions)}, expected {missing} too (policy.action_keys)")
         if len(actions) > 1 and not self._options.action_keys and not self._told:
             self._told = True
             order = ", ".join(f"{key} [{part.shape[1]}]" for key, part in actions.items())
             logger.warning(
-                "the server answers %s; all are taken in this order, unless policy.action_keys names some", order
+                "the server returns %s; all are taken in this order, unless policy.action_keys names some", order
             )
         parts = [actions[key] for key in keys]
         if len({len(part) for part in parts}) > 1:

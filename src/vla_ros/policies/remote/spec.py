@@ -50,7 +50,7 @@ def check(metadata: Metadata, bound: PolicySpec, action_keys: Sequence[str] = ()
         known = [key.removeprefix("action.") for key in theirs]
         unknown = [key for key in action_keys if key not in known]
         if theirs and unknown:
-            raise ConfigError(f"the server answers the actions {known}, and policy.action_keys has {unknown}")
+            raise ConfigError(f"the server returns the actions {known}, but policy.action_keys has {unknown}")
     if metadata.keys() >= ROBOARENA_KEYS:
         _check_arena(metadata, bound)
 
@@ -82,11 +82,11 @@ def _check_arena(metadata: Metadata, bound: PolicySpec) -> None:
     needed |= {f"observation/exterior_image_{number}_left" for number in range(cameras)}
     missing = sorted(needed - set(bound.image_keys))
     if missing:
-        raise ConfigError(f"the server needs the images {missing}, and features.images lacks them")
+        raise ConfigError(f"the server needs the images {missing}, but features.images does not list them")
     space = str(metadata["action_space"])[:40]
     if _SPACES.get(space) not in {part.quantity for part in bound.action}:
         ours = " + ".join(map(str, bound.action)) or "empty"
-        raise ConfigError(f"the server answers {space!r}, and features.action is {ours}")
+        raise ConfigError(f"the server returns {space!r}, but features.action is {ours}")
 
 
 def from_metadata(metadata: Metadata) -> PolicySpec:
