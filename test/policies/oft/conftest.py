@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
-import torch
 
 from vla_ros.config import CameraConfig, Config
 from vla_ros.policies.oft.options import OFTOptions
@@ -19,14 +18,6 @@ from vla_ros.types import Observation
 
 DATA = Path(__file__).parents[2] / "data" / "oft"
 SETTINGS = json.loads((DATA / "settings.json").read_text())
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def cases(variant):

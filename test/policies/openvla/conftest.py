@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
-import torch
 
 from vla_ros.config import Config
 from vla_ros.policies.openvla import OpenVLAOptions, OpenVLAPolicy
@@ -18,15 +17,6 @@ from vla_ros.policies.openvla.tiny import tiny_architecture, write_tiny
 from vla_ros.types import Observation
 
 DATA = Path(__file__).parents[2] / "data" / "openvla"
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    """One thread: tiny matrices gain nothing from more, and on a busy machine threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

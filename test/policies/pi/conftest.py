@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
-import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -25,15 +24,6 @@ from vla_ros.policies.pi.rtc import RealTimeChunk
 
 DATA = Path(__file__).parents[2] / "data" / "pi"
 MODELS = ("pi0", "pi05")
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    """One thread: tiny matrices gain nothing from more, and on a busy machine threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, eq=False)
