@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from vla_ros.cli.main import main
+from vla_ros.contract.spec import ImageFeature, PolicySpec
+from vla_ros.policies.hold import HoldPolicy
 from vla_ros.replay.bag import Bag
 
 REQUIRED = {"direction_cosine", "gripper_f1", "mae", "baselines", "latency_ms", "frames", "verdict"}
@@ -53,6 +55,21 @@ def test_the_report_is_one_file_with_the_images_of_the_worst_moments(finished):
     for title in ("Compared with baselines", "Predicted and recorded", "The worst moments", "Latency", "Episodes"):
         assert title in text
     assert "pick up the red cube" in text
+
+
+def test_the_report_finds_images_that_the_policy_calls_otherwise(jpeg_bag, tmp_path, monkeypatch):
+    taken = (ImageFeature("observation/image"), ImageFeature("observation/other", required=False))
+    made = HoldPolicy.__init__
+
+    def init(self, config):
+        made(self, config)
+        self.spec = PolicySpec(taken)
+
+    monkeypatch.setattr(HoldPolicy, "__init__", init)
+    names = ("-p", "camera.keys:=[front]", "-p", "features.images:=['observation/image = front']")
+    assert replay(jpeg_bag, "--report", tmp_path / "a.html", *names) == 0
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert text.count("data:image/jpeg;base64,") >= 4
 
 
 def test_the_written_bag_has_predicted_beside_recorded(finished, store):

@@ -14,7 +14,6 @@ from vla_ros.bench.report import row
 from vla_ros.bench.times import Stopwatch, collect, percentiles, stage_medians
 from vla_ros.config import load
 from vla_ros.contract.features import complete
-from vla_ros.contract.spec import ImageFeature
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress, create, no_progress
 from vla_ros.types import Observation, RawImage, UInt8Array
@@ -38,7 +37,7 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
     loaded = time.perf_counter() - began
     spec, session = complete(policy.spec, config), policy.start_session()
     cameras = {one.key: (index, one) for index, one in enumerate(config.camera.each)}
-    used = {image.key: cameras[_camera(image)] for image in spec.images if _camera(image) in cameras}
+    used = {image.key: cameras[image.source] for image in spec.images if image.source in cameras}
     missing = [image.key for image in spec.images if image.required and image.key not in used]
     robot = config.robot
     counts = len(robot.joint_names), len(robot.gripper_joint_names)
@@ -79,10 +78,6 @@ def bench(arguments: argparse.Namespace, progress: Progress = no_progress) -> di
         "stages_ms": stage_medians(times),
         "chunk": list(chunk.actions.shape),
     }
-
-
-def _camera(image: ImageFeature) -> str:
-    return image.camera or image.key
 
 
 def _at_moments(image: RawImage, moments: int) -> UInt8Array:

@@ -97,7 +97,7 @@ def _check_joints(arms: Mapping[str, Arm]) -> None:
 def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
     keys, found = config.camera.keys, dict[str, int]()
     for image in spec.images:
-        camera = image.camera or image.key
+        camera = image.source
         if camera not in keys:
             if not image.required:
                 continue

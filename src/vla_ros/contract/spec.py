@@ -34,6 +34,11 @@ class ImageFeature:
     camera: str = ""  # the one of ``camera.keys`` that provides it; "" for the one of the same name
     size: tuple[int, int] | None = None  # (height, width) that the policy takes, if it names no processor
 
+    @property
+    def source(self) -> str:
+        """The one of ``camera.keys`` that provides it; an optional image may have none."""
+        return self.camera or self.key
+
 
 @dataclass(frozen=True)
 class StateFeature:

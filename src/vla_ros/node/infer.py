@@ -127,10 +127,10 @@ def _cameras(spec: PolicySpec, config: Config) -> CameraConfig:
     """One camera for each image: the configured one of its name, or one with default options."""
     known = {camera.key: camera for camera in config.camera.each}
     plain = CameraConfig().each[0]
-    found = [known.get(image.camera or image.key, plain) for image in spec.images]
+    found = [known.get(image.source, plain) for image in spec.images]
     return CameraConfig(
         topics=tuple(image.key for image in spec.images),
-        keys=tuple(image.camera or image.key for image in spec.images),
+        keys=tuple(image.source for image in spec.images),
         orientation=tuple(camera.orientation for camera in found),
         pipeline=tuple(camera.pipeline for camera in found),
         crop_area=tuple(camera.crop_area for camera in found),

@@ -23,7 +23,6 @@ from vla_ros.vision.preprocess import Preprocessor, process
 
 SHOWN_EPISODES, SHOWN_MOMENTS = 8, 10
 APART_NS = 500_000_000
-WITHOUT_CHECKPOINT = ("expert", "hold")
 POLICY, GREY = 1, 0
 
 BASELINES = (
@@ -87,8 +86,7 @@ def render(result: Result) -> str:
     figures, verdict = result.figures, result.verdict
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     name, checkpoint = figures["policy"]["name"], figures["policy"]["checkpoint"]
-    if checkpoint and name not in WITHOUT_CHECKPOINT:
-        name += f" with {checkpoint}"
+    name += f" with {checkpoint}" if checkpoint else ""
     errors = frame_errors(result.counted)
     moments = worst(result.counted, errors)
     body = [page.verdict(verdict.level, verdict.headline, verdict.reasons), page.tiles(tiles(figures))]
@@ -103,17 +101,12 @@ def render(result: Result) -> str:
         if moments:
             body.append(page.section("The worst moments", worst_moments(result, moments), MOMENTS))
         body.append(page.section("Gripper", gripper(figures["gripper"])))
+    options = page.details("Options", page.code(to_yaml(result.config, comments=False)))
     body += [
         page.section("Latency", latency(result)),
         page.section("Episodes", episodes(figures)),
         page.section("Frames, bags and losses", bags(figures)),
-        page.section(
-            "Configuration and versions",
-            [
-                page.facts(figures["versions"]),
-                page.details("Options", page.code(to_yaml(result.config, comments=False))),
-            ],
-        ),
+        page.section("Configuration and versions", [page.facts(figures["versions"]), options]),
     ]
     lead = f"policy {name}, bags: {len(result.samples)}, {mode}"
     return page.document("vla_ros replay", lead, body, "Written by vla-ros replay --report.")
@@ -142,30 +135,26 @@ def against(figures: Mapping[str, Any]) -> Markup:
     """Return the policy beside the baselines."""
     base, skill, turns = figures["baselines"], figures["skill"], figures["turns"]
 
-    def bar(label: str, value: float, interval: Sequence[float] | None = None) -> charts.Bar:
-        low, high = interval or (None, None)
-        return charts.Bar(label, value, low, high, POLICY)
+    def chart(title: str, value: float, others: Mapping[str, float], ends: Sequence[float] | None = None) -> Markup:
+        low, high = ends or (None, None)
+        guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
+        return charts.bars([charts.Bar("policy", value, low, high, POLICY), *guesses], title=title)
 
-    def chart(title: str, policy: charts.Bar, values: Mapping[str, float]) -> Markup:
-        others = [charts.Bar(name.replace("_", " "), value, colour=GREY) for name, value in values.items()]
-        return charts.bars([policy, *others], title=title)
-
-    shown = [
-        chart(
-            title,
-            bar("policy", figures[key], figures["intervals"].get(key)),
-            {name: values[key] for name, values in base.items()},
-        )
-        for key, title in (
-            ("direction_cosine", "Direction cosine (more is better)"),
-            ("gripper_f1", "Gripper F1 (more is better)"),
-            ("motion_mae", "Motion error (less is better)"),
-        )
-    ]
+    shown = []
+    for key, title in (
+        ("direction_cosine", "Direction cosine (more is better)"),
+        ("gripper_f1", "Gripper F1 (more is better)"),
+        ("motion_mae", "Motion error (less is better)"),
+    ):
+        others = {name: values[key] for name, values in base.items()}
+        shown.append(chart(title, figures[key], others, figures["intervals"].get(key)))
     if turns and turns["count"]:
         title = f"Direction cosine at {turns['count']} turns (more is better)"
-        shown.append(chart(title, bar("policy", turns["direction_cosine"]), turns["baselines"]))
-    bars = [bar(f"over {name.replace('_', ' ')}", skill[name], skill["intervals"][name]) for name in base]
+        shown.append(chart(title, turns["direction_cosine"], turns["baselines"]))
+    bars = [
+        charts.Bar(f"over {name.replace('_', ' ')}", skill[name], *(skill["intervals"][name] or (None, None)))
+        for name in base
+    ]
     shown.append(charts.bars(bars, title="Skill (1 is perfect, 0 no better)"))
     return page.cards(shown)
 
@@ -262,7 +251,8 @@ def images_of(result: Result, moments: Sequence[Moment]) -> dict[tuple[int, int]
         for frame in read_again(result.samples[index], rows, result.config, result.options.topics):
             camera = frame.config.camera
             preprocess = Preprocessor(camera, result.spec)
-            cameras = {key: camera.keys.index(key) for key in result.spec.image_keys}
+            sources = {one.key: one.source for one in result.spec.images if one.source in camera.keys}
+            cameras = {key: camera.keys.index(source) for key, source in sources.items()}
             with contextlib.suppress(ImageError):
                 found[index, frame.row] = {
                     key: process(preprocess(data, at)) for key, at in cameras.items() if (data := frame.images[at])

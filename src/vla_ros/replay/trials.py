@@ -99,8 +99,7 @@ def changes(config: Config, spec: PolicySpec) -> Iterator[Change]:
     """Other orientations of each camera, swapped colours, another crop."""
     camera = config.camera
     now = [one.orientation for one in camera.each]
-    taken = [image.camera or image.key for image in spec.images]  # an optional one may have no camera
-    for index in (camera.keys.index(key) for key in taken if key in camera.keys):
+    for index in (camera.keys.index(one.source) for one in spec.images if one.source in camera.keys):
         where = f" for {camera.topics[index]}" if len(now) > 1 else ""
         for turn in ORIENTATIONS:
             if turn != now[index]:

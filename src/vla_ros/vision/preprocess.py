@@ -27,7 +27,7 @@ class Preprocessor:
         self._decode = decoders[camera.transport]
         for one in camera.each:
             make_orientation(one.orientation)
-        processors = {image.camera or image.key: _named(image) for image in spec.images}
+        processors = {image.source: _named(image) for image in spec.images}
         self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
 
     def __call__(self, cdr: CdrBytes, camera_index: int = 0) -> RawImage:
