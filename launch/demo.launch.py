@@ -2,6 +2,7 @@
 
     ros2 launch vla_ros demo.launch.py
     ros2 launch vla_ros demo.launch.py episodes:=20 report:=demo.html
+    ros2 launch vla_ros demo.launch.py checkpoint:=demo-pi real_time:=true delay_ms:=200 schedule:=rtc
     ros2 launch vla_ros demo.launch.py checkpoint:=/models/mine unnorm_key:=my_table
     ros2 launch vla_ros demo.launch.py policy:=expert arms:=2 actions:=joint_position
 
@@ -20,6 +21,7 @@ DEMO = (
     Argument("arms", "1", "Arms on the table", ("1", "2")),
     Argument("actions", "", "What the scripted expert answers with, such as joint_position"),
     Argument("real_time", "false", "Physics at the pace of the wall clock, not in lockstep", ("true", "false")),
+    Argument("delay_ms", "", "Milliseconds by which each answer of the policy is delayed"),
     Argument("report", "", "Write a self-contained HTML report to this file"),
     Argument("json", "", "Write the figures to this file"),
     Argument("record", "", "Record a rosbag2 bag (MCAP) to this folder"),

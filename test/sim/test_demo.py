@@ -311,6 +311,7 @@ def test_what_does_not_fit_the_table_is_refused(words, message):
         (("--checkpoint", "/models/mine"), "openvla", "/models/mine", ""),
         (("--checkpoint", str(folder_of("demo-pi"))), "pi", str(folder_of("demo-pi")), None),
         (("-p", "policy.checkpoint:=/models/mine"), "openvla", "/models/mine", ""),
+        (("-p", "policy.checkpoint:=demo-pi"), "pi", "demo-pi", None),
         (("--checkpoint", "/models/mine", "-p", "policy.unnorm_key:=table_10hz"), *OWN),
     ],
 )

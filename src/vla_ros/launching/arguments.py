@@ -12,6 +12,7 @@ from launch import LaunchContext
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.config.loading import assignment
+from vla_ros.config.sections import SCHEDULES
 from vla_ros.middleware import NAMES
 
 NODE_NAME = "vla_policy"
@@ -47,6 +48,13 @@ POLICY = (
     Argument("instruction", "", "Instruction to follow until one arrives", (), "policy.instruction"),
     Argument("device", "", "Where the model runs: auto, cpu, cuda or cuda:N", (), "policy.device"),
     Argument("quantization", "", "Weights of the model: none, int8, int4, fp8 or nf4", (), "policy.quantization"),
+    Argument(
+        "schedule",
+        "",
+        "How chunks of actions follow each other (control.schedule)",
+        ("", *SCHEDULES),
+        "control.schedule",
+    ),
     Argument(
         "camera_topics",
         "",

@@ -130,7 +130,9 @@ def plan(arguments: argparse.Namespace) -> Plan:
     """Turn the arguments into options of the policy node."""
     two = arguments.arms == 2
     named = arguments.checkpoint in SHIPPED
-    policy = arguments.policy or (policy_of(arguments.checkpoint) if arguments.checkpoint else "")
+    given = dict(map(parse_assignment, arguments.param))
+    checkpoint = arguments.checkpoint or given.get("policy.checkpoint", "")
+    policy = arguments.policy or given.get("policy.name") or (policy_of(checkpoint) if checkpoint else "")
     chunks = [config_file("demo_pi")] if policy == "pi" and not two else []
     files = (config_file("demo_two_arms" if two else "demo"), *chunks, *arguments.config)
     mode = list(LOCKSTEP) if mode_of(arguments) == "lockstep" else []
