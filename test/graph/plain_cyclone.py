@@ -3,7 +3,8 @@
 ``python plain_cyclone.py DOMAIN watch TOPIC`` subscribes to a JointState topic and prints, for each sample, its
 CDR as hexadecimal digits. ``... discover TOPIC`` prints what discovery says of the topic's endpoints until its
 input ends; ``... send TOPIC TEXT`` publishes one transient-local std_msgs/String and stays; ``... spoil TOPIC``
-sends broken ones; ``... call SERVICE`` asks a std_srvs/SetBool twice and prints the answers.
+sends broken ones; ``... call SERVICE`` asks a std_srvs/SetBool twice and prints the answers;
+``... call SERVICE early`` asks before it has a reader for them.
 """
 
 # No "from __future__ import annotations": cyclonedds reads the annotations of its structures.
@@ -154,17 +155,21 @@ def spoil(participant: DomainParticipant, topic: str) -> None:
     sys.stdin.read()
 
 
-def call(participant: DomainParticipant, service: str) -> None:
+def call(participant: DomainParticipant, service: str, when: str = "") -> None:
     writer = DataWriter(participant, Topic(participant, f"rq{service}Request", SetBoolRequest), RELIABLE)
-    reader = DataReader(participant, Topic(participant, f"rr{service}Reply", SetBoolResponse), RELIABLE)
+    replies = Topic(participant, f"rr{service}Reply", SetBoolResponse)
+    reader = None if when == "early" else DataReader(participant, replies, RELIABLE)
     end = time.monotonic() + 20
-    while not (writer.get_matched_subscriptions() and reader.get_matched_publications()):
+    while not (writer.get_matched_subscriptions() and (reader is None or reader.get_matched_publications())):
         if time.monotonic() > end:
             say("never matched")
             return
         time.sleep(0.02)
     for number, data in enumerate((True, False)):
         writer.write(SetBoolRequest(0x1122334455667788, number, data))
+    if reader is None:
+        time.sleep(0.2)  # long enough for a response to come, and to be lost
+        reader = DataReader(participant, replies, RELIABLE)
     while time.monotonic() < end:
         for answer in reader.take(N=10):
             say([answer.client_guid, answer.sequence_number, answer.success, answer.message])

@@ -19,7 +19,9 @@ def dds(open_here):
     return open_here
 
 
-def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until):
+@pytest.mark.parametrize("when", ["", "early"])
+def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until, when):
+    """Also a client whose writer is discovered before its reader, to which a response would be lost."""
     graph = dds()
     node = graph.create_node("vla_policy")
     asked = []
@@ -31,7 +33,7 @@ def test_service_answers_in_the_format_of_rmw_cyclonedds(dds, plain, spin_until)
         return response
 
     node.create_service(graph.service("std_srvs/srv/SetBool"), "~/enable", enable)
-    client = plain("call", "/vla_policy/enable")
+    client = plain("call", "/vla_policy/enable", *filter(None, [when]))
     spin_until(graph, lambda: len(asked) == 2)
     assert client.answer() == [0x1122334455667788, 0, True, "armed"]
     assert client.answer() == [0x1122334455667788, 1, False, "disarmed"]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import struct
+import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +29,7 @@ _REQUEST_HEADER = 16
 
 
 _PENDING = 100  # calls without a response that are remembered
+_DISCOVERY = 1.0  # s; for the other half of a client whose request has come
 _HEADER = struct.Struct("<Qq")
 
 
@@ -72,6 +75,7 @@ class DdsService(_End):
         self, participant: Participant, srv_type: Any, name: str, callback: Callable[[Any, Any], Any]
     ) -> None:
         self.callback = callback
+        self._held: list[tuple[bytes, Any]] = []  # responses
         super().__init__(participant, srv_type, name, "service")
 
     def dispatch(self, sample: tuple[bytes, bytes]) -> None:
@@ -79,9 +83,41 @@ class DdsService(_End):
         header, request = self._read(sample[0], self.srv_type.Request)
         answer = self.callback(request, self.srv_type.Response())
         if isinstance(answer, Future):
-            answer.add_done_callback(lambda done: self._write(header, done.result()))
+            answer.add_done_callback(lambda done: self._respond(header, done.result()))
         else:
-            self._write(header, answer)
+            self._respond(header, answer)
+
+    def _respond(self, header: bytes, response: Any) -> None:
+        """Send a response as soon as all clients can receive one.
+
+        A client's writer may be discovered before its reader, to which a response would be lost. The client cannot
+        know: what it waits for is what it has discovered itself.
+        """
+        if self._reaches_all():
+            self._write(header, response)
+            return
+        with self._lock:
+            self._held.append((header, response))
+            first = len(self._held) == 1
+        if first:  # the thread that spins does not wait for a client
+            threading.Thread(target=self._release, name="vla_responses", daemon=True).start()
+
+    def _release(self) -> None:
+        deadline = time.monotonic() + _DISCOVERY
+        while not self._reaches_all() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        with self._lock:
+            held, self._held = self._held, []
+        for header, response in held:
+            self._write(header, response)
+
+    def _reaches_all(self) -> bool:
+        """Return True if as many readers of responses as writers of requests are known."""
+        with self._lock:
+            if self._reader is None:
+                return True
+            readers, writers = self._writer.get_matched_subscriptions(), self._reader.get_matched_publications()
+            return len(readers) >= len(writers)
 
 
 class DdsClient(_End):
