@@ -110,12 +110,12 @@ def value(context: LaunchContext, name: str) -> str:
     return str(context.launch_configurations.get(name, ""))
 
 
-def overrides(context: LaunchContext, without: Sequence[str] = ()) -> list[str]:
-    """``name:=value`` of every option given as a launch argument, but for those of the arguments ``without``."""
+def overrides(context: LaunchContext) -> list[str]:
+    """``name:=value`` of every option given as a launch argument."""
     given = [
         f"{argument.option}:={text}" if argument.yaml else assignment(argument.option, text)
         for argument in POLICY
-        if argument.option and argument.name not in without and (text := value(context, argument.name))
+        if argument.option and (text := value(context, argument.name))
     ]
     return given + [part.strip() for part in value(context, "set").split(";") if part.strip()]
 

@@ -46,14 +46,13 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     from vla_ros.sim.arguments import add_arguments, plan
 
     arguments = ["--attach"]
-    own = ("policy", "checkpoint")  # which the demo has options for, too
-    for name in (*names, *own):
+    for name in names:
         given = value(context, name)
         if given == "true":
             arguments.append(f"--{name.replace('_', '-')}")
         elif given not in ("", "false"):
             arguments += [f"--{name.replace('_', '-')}", given]
-    for assignment in overrides(context, without=own):
+    for assignment in overrides(context):
         arguments += ["-p", assignment]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
