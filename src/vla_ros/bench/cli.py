@@ -53,13 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_frame_size,
         help="camera's frames; 1280x720 on a GPU, 320x240 on a CPU; pi0, pi05: 640x480",
     )
-    parser.add_argument(
-        "--no-baseline", action="store_true", help="skip the baselines, and keep no weights for them"
-    )
+    parser.add_argument("--no-baseline", action="store_true", help="skip the baselines and free their weights")
     parser.add_argument("--no-compiled", action="store_true", help="skip the baseline under torch.compile")
     parser.add_argument(
         "--baseline-steps", type=int, default=0, metavar="N",
-        help="steps of each baseline, with which tokens are compared; 0: --steps, 200 at most (OFT and pi: 50)",
+        help="steps of each baseline and its token comparison; 0: --steps, at most 200 (OFT and pi: 50)",
     )  # fmt: skip
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures; '-' prints them instead of a table"

@@ -134,10 +134,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="longest wait of --once (default: 10)"
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="maximum wait of --once (default: 10)"
     )
     parser.add_argument(
-        "--backend", choices=("auto", "rclpy", "dds"), default="auto", help="as node.backend (default: auto)"
+        "--backend", choices=("auto", "rclpy", "dds"), default="auto", help="see node.backend (default: auto)"
     )
 
 

@@ -34,7 +34,7 @@ def _pixels(default: int, what: str) -> Any:
 
 
 def _corner(which: str) -> Any:
-    text = f"{which} corner x, y, z of the allowed box of the tip; empty: no box"
+    text = f"{which} corner x, y, z of the tip workspace box; empty: no box"
     return option((), text, unit="m", low=-100.0, high=100.0, length=(0, 3), live=True)
 
 
@@ -65,18 +65,22 @@ class CameraConfig:
         "raw", "sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
     )
     orientation: tuple[str, ...] = option(
-        ("none",), "Turn that makes the image upright (clockwise)", choices=ORIENTATIONS, per_camera=True
+        ("none",),
+        "Rotation (clockwise) or flip that makes the image upright",
+        choices=ORIENTATIONS,
+        per_camera=True,
     )
     pipeline: tuple[str, ...] = option(
         ("policy",),
-        "Resize as in training: as the policy says, or openvla (PIL bicubic), libero (TF JPEG, Lanczos-3), or "
+        "Resize as in training: policy (the policy decides), openvla (PIL bicubic), libero (TF JPEG, "
+        "Lanczos-3), or "
         "resize_with_pad (openpi: PIL bilinear, black bars)",
         choices=("policy", "openvla", "libero", "resize_with_pad"),
         per_camera=True,
     )
     crop_area: tuple[float, ...] = option(
         (0.0,),
-        "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9; 0: as the policy says",
+        "Share of the area kept by the centre crop; LIBERO checkpoints use 0.9; 0: the policy decides",
         low=0.0,
         high=1.0,
         per_camera=True,
@@ -113,24 +117,24 @@ class RobotConfig:
     """The arm: its description and the names of its joints and frames. With several arms: what they share."""
 
     arms: tuple[str, ...] = option(
-        (), "Names of several arms; each has a section of its own, such as left.urdf. Empty: one arm, called arm"
+        (), "Names of several arms; each has its own section, such as left.urdf. Empty: one arm, called arm"
     )
-    urdf: str = option("", "URDF file; 'demo' is the arm of the simulation. Needed for end-effector deltas")
+    urdf: str = option("", "URDF file; 'demo' is the simulated arm. Required for end-effector deltas")
     joint_names: tuple[str, ...] = option((), "Joints of the arm in command order; empty takes the URDF's chain")
     base_frame: str = option(
-        "", "Link in whose frame end-effector deltas and the workspace box are; empty: URDF root"
+        "", "Link whose frame is used for end-effector deltas and the workspace box; empty: URDF root"
     )
     tip_frame: str = option("", "Link that the policy moves; empty takes the end of the chain")
     gripper_joint_names: tuple[str, ...] = option((), "Finger joints that are commanded; may be empty")
     home: tuple[float, ...] = option(
         (),
-        "Posture towards which spare degrees of freedom drift, one per joint; empty: none",
+        "Posture that redundant degrees of freedom drift towards, one number per joint; empty: none",
         unit="rad or m",
         low=-100.0,
         high=100.0,
     )
     state_topics: tuple[str, ...] = option(
-        (), "Further feeds for state vectors, as key=/topic or key=/topic:TYPE, JointState where no type is given"
+        (), "Further feeds for state vectors, as key=/topic or key=/topic:TYPE, JointState if no type is given"
     )
 
     @property
@@ -145,14 +149,14 @@ class RobotConfig:
 class ControlConfig:
     """When and how actions become commands."""
 
-    armed: bool = option(False, "true: the arm moves as soon as frames come. false: it waits for ~/enable")
+    armed: bool = option(False, "true: the arm moves as soon as frames arrive. false: it waits for ~/enable")
     rate_hz: float = option(
-        5.0, "Highest rate of commands; 0 answers every new frame", unit="Hz", low=0.0, high=1000.0, live=True
+        5.0, "Maximum rate of commands; 0: one for every new frame", unit="Hz", low=0.0, high=1000.0, live=True
     )
     command_rate_hz: float = option(
         0.0,
-        "Rate of commands on the straight way from one step to the next, rounded to a whole number for each step; "
-        "0 sends the steps alone. Not with velocities or lockstep",
+        "Rate of commands interpolated between steps, rounded to a whole number per step; 0 sends "
+        "only the steps. Not with velocities or lockstep",
         unit="Hz",
         low=0.0,
         high=1000.0,
@@ -160,32 +164,33 @@ class ControlConfig:
     )
     output: str = option("joint_state", "Message type of the command", choices=OUTPUTS)
     execute_steps: int = option(
-        0, "Steps of a chunk to execute before asking again; 0 executes all", low=0, high=1000, live=True
+        0, "Steps of a chunk to execute before the next inference; 0: all", low=0, high=1000, live=True
     )
     schedule: str = option(
         "auto",
-        "How chunks follow each other. sync asks when no step is left, and the arm waits. The others ask while it "
-        "moves: append takes the new chunk as it is, blend goes over to it within blend_steps, ensemble is ACT's, "
-        "with rtc the policy completes the old one. auto: sync for single steps, rtc if the policy can, else blend",
+        "How chunks follow each other. sync infers when no step is left, and the arm waits. The others infer while it "
+        "moves: append takes the new chunk as it is, blend fades to it within blend_steps, ensemble is ACT's, with rtc "
+        "the policy continues the old one. auto: sync for single steps, rtc if the policy can, otherwise blend",
         choices=SCHEDULES,
     )
     refill_steps: int = option(
         0,
-        "Steps left of a plan at which the next chunk is asked for. 0: as many as the policy's latency takes (the "
+        "Remaining steps of the plan at which the next chunk is requested. 0: as many as the policy's"
+        " latency takes (the "
         "95th percentile of the last 20), and blend_steps more (append: 1)",
         low=0,
         high=1000,
         live=True,
     )
     blend_steps: int = option(
-        4, "Steps in which blend goes over to the new chunk, and which are left when it is due", low=1, high=1000
+        4, "Steps over which blend moves to the new chunk, and which are left when it is due", low=1, high=1000
     )
     ensemble_decay: float = option(
         0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0.0, high=100.0
     )
     inject_delay_ms: float = option(
         0.0,
-        "Simulation only: how much longer each answer of the policy takes",
+        "Simulation only: additional delay of each inference",
         unit="ms",
         low=0.0,
         high=1e4,
@@ -204,12 +209,12 @@ class ControlConfig:
         1.0, "Radians per unit of the action's rotation (LIBERO: 0.5)", unit="rad", low=1e-6, high=10.0
     )
     arms_hold_alone: bool = option(
-        False, "true: an arm that must hold leaves the others moving. false: all arms hold with it", live=True
+        False, "true: an arm that must hold does not stop the others. false: all arms hold together", live=True
     )
     lockstep: bool = option(False, "Simulation only: wait for joint and extra state with the frame's stamp")
     delta_from: str = option(
         "measured",
-        "What a delta counts from: the measured position, or the last commanded one",
+        "What a delta is relative to: the measured position, or the last commanded one",
         choices=("measured", "commanded"),
     )
 
@@ -230,7 +235,7 @@ class GripperConfig:
     )
     open_value: float = option(
         1.0,
-        "Action value that means open, as the checkpoint gives it (OpenVLA: 1, on Bridge as on LIBERO)",
+        "Action value that means open, as the checkpoint returns it (OpenVLA: 1, for both Bridge and LIBERO)",
         low=-1e3,
         high=1e3,
     )
@@ -238,7 +243,7 @@ class GripperConfig:
     threshold: float = option(0.5, "Opening above which binary mode opens", low=0.0, high=1.0, live=True)
     hysteresis: float = option(
         0.0,
-        "Half width of the band around the threshold in which nothing changes",
+        "Half width of the band around the threshold in which the gripper keeps its state",
         low=0.0,
         high=0.5,
         live=True,
@@ -246,18 +251,18 @@ class GripperConfig:
     open_position: float = option(0.04, "Finger joint position when open", unit="m or rad", low=-10.0, high=10.0)
     closed_position: float = option(0.0, "Finger joint position when closed", unit="m or rad", low=-10.0, high=10.0)
     max_speed: float = option(
-        0.0, "Fastest finger joint; 0 none", unit="m/s or rad/s", low=0.0, high=100.0, live=True
+        0.0, "Maximum finger joint speed; 0: no limit", unit="m/s or rad/s", low=0.0, high=100.0, live=True
     )
     goal_speed: float = option(
         0.0,
-        "Speed in the goals of an action; 0: the driver's own",
+        "Speed in action goals; 0: the driver's default",
         unit="m/s or rad/s",
         low=0.0,
         high=100.0,
         live=True,
     )
     goal_effort: float = option(
-        0.0, "Force in the goals of an action; 0: the driver's own", unit="N or Nm", low=0.0, high=1000.0, live=True
+        0.0, "Force in action goals; 0: the driver's default", unit="N or Nm", low=0.0, high=1000.0, live=True
     )
 
 
@@ -266,17 +271,17 @@ class LimitsConfig:
     """Upper bounds of a command; checked before anything is sent."""
 
     on_violation: str = option(
-        "clamp", "clamp scales the step down, stop stops the arm", choices=("clamp", "stop"), live=True
+        "clamp", "clamp: shorten the step; stop: stop the arm", choices=("clamp", "stop"), live=True
     )
     max_translation_step: float = option(
-        0.05, "Largest end-effector translation per step", unit="m", low=0.0, high=1.0, live=True
+        0.05, "Maximum end-effector translation per step", unit="m", low=0.0, high=1.0, live=True
     )
     max_rotation_step: float = option(
-        0.3, "Largest end-effector rotation per step", unit="rad", low=0.0, high=3.2, live=True
+        0.3, "Maximum end-effector rotation per step", unit="rad", low=0.0, high=3.2, live=True
     )
     max_joint_step: float = option(
         0.2,
-        "Largest distance of a commanded from the measured joint position",
+        "Maximum distance of a commanded joint position from the measured one",
         unit="rad or m",
         low=0.0,
         high=3.2,
@@ -290,7 +295,7 @@ class LimitsConfig:
     )
     max_joint_acceleration: float = option(
         0.0,
-        "Largest change of a commanded joint velocity per second; 0 none",
+        "Maximum joint acceleration of commands; 0: no limit",
         unit="rad/s^2 or m/s^2",
         low=0.0,
         high=1000.0,
@@ -306,26 +311,26 @@ class TimeoutsConfig:
 
     camera: float = _seconds(0.5, "No new frame for this long: hold")
     joint_state: float = _seconds(0.5, "No joint state for this long: hold")
-    inference: float = _seconds(2.0, "An answer that took longer is dropped")
+    inference: float = _seconds(2.0, "An inference that takes longer is dropped")
     frame_age: float = _seconds(
         1.0, "Frames older than this by the ROS clock are dropped; 0 accepts any age", low=0.0
     )
     twist: float = _seconds(
         0.0,
-        "A twist or joint velocity that no other has followed for this long becomes zero; 0: two control periods",
+        "A twist or joint velocity expires after this long without a new command; 0: two control periods",
         low=0.0,
     )
     publisher: float = _seconds(5.0, "Warn when a topic has had no publisher for this long", low=0.1, live=False)
     frozen_frames: int = option(
-        0, "Hold when this many frames in a row have the same pixels; 0 never", low=0, high=10000, live=True
+        0, "Hold if this many consecutive frames have the same pixels; 0: never", low=0, high=10000, live=True
     )
     joint_state_age: float = _seconds(
         1.0, "Joint states older than this by the ROS clock are not used; 0 accepts any age", low=0.0
     )
-    driver: float = _seconds(1.0, "Nobody subscribes to topics.command (or topics.gripper) for this long: stop")
+    driver: float = _seconds(1.0, "No subscriber on topics.command (or topics.gripper) for this long: stop")
     run: float = _seconds(0.0, "Time limit of a goal of ~/run_policy; 0: none", low=0.0)
-    gripper: float = _seconds(10.0, "A gripper's action gives no result for this long: gripper_failed")
-    heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0 needs none", low=0.0)
+    gripper: float = _seconds(10.0, "No result of a gripper action for this long: gripper_failed")
+    heartbeat: float = _seconds(0.0, "No heartbeat for this long: stop; 0: not required", low=0.0)
     clock_jump: float = _seconds(0.5, "ROS clock ahead of or behind a steady clock by this much: hold", live=False)
 
 
@@ -336,26 +341,26 @@ class TopicsConfig:
     joint_states: str = option("/joint_states", "In: sensor_msgs/JointState of the robot")
     instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
     command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
-    gripper: str = option("", "Out: the fingers, where their driver is another one; empty: in topics.command")
+    gripper: str = option("", "Out: the fingers, if they have their own driver; empty: in topics.command")
     command_shared_with: tuple[str, ...] = option(
         (),
-        "Nodes (full names; * for any) that may publish on topics.command and topics.gripper beside this one, "
-        "where a multiplexer decides who drives: two that command at once are then not noticed",
+        "Nodes (full names; * for any) that may also publish on topics.command and topics.gripper "
+        "because a multiplexer decides who drives; simultaneous commands are then not detected",
     )
     servo: str = option(
         "",
-        "Service of MoveIt Servo that is told to take twists (/servo_node/switch_command_type); empty: none",
+        "MoveIt Servo's service that selects twist commands (/servo_node/switch_command_type); empty: none",
     )
     action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
     success: str = option("~/success", "In: std_msgs/Bool; true ends a goal of ~/run_policy with success")
-    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched where timeouts.heartbeat is not 0")
+    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; watched if timeouts.heartbeat is not 0")
     diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
     status: str = option(
-        "~/status", "Out: std_msgs/String, JSON; state and reasons at each change, TRANSIENT_LOCAL"
+        "~/status", "Out: std_msgs/String with state and reasons as JSON at each change, TRANSIENT_LOCAL"
     )
     debug_image: str = option(
-        "~/debug_image", "Out: sensor_msgs/Image; what the policy saw and where it wants to go, if subscribed to"
+        "~/debug_image", "Out: sensor_msgs/Image with the policy's image and action, while it has subscribers"
     )
 
 
@@ -365,7 +370,7 @@ class FeaturesConfig:
 
     images: tuple[str, ...] = option((), "The policy's images, as KEY = CAMERA [WIDTHxHEIGHT]; KEY? may be missing")
     state: tuple[str, ...] = option((), "The policy's state vectors, as KEY = arm.joint_position + arm.gripper")
-    action: tuple[str, ...] = option((), "What the numbers of an action are, such as arm.joint_velocity[1]")
+    action: tuple[str, ...] = option((), "Parts of the action, such as arm.joint_velocity[1]")
     moments: tuple[str, ...] = option(
         (), "When a feature is measured, as KEY = -15, 0: steps back, or seconds (-0.5s), oldest first"
     )
@@ -377,10 +382,10 @@ class NodeConfig:
 
     backend: str = option(
         "auto",
-        "auto takes rclpy where it imports, else the embedded DDS participant",
+        "auto: rclpy if it imports, otherwise the embedded DDS participant",
         choices=("auto", "rclpy", "dds"),
     )
-    log_level: str = option("info", "Least severe messages shown", choices=("debug", "info", "warn", "error"))
+    log_level: str = option("info", "Minimum severity of log messages", choices=("debug", "info", "warn", "error"))
     trace: str = option("", "JSON-lines file with one line per frame, from camera to command; empty: none")
     metrics_port: int = option(0, "TCP port of the Prometheus endpoint /metrics; 0: none", low=0, high=65535)
     metrics_address: str = option("127.0.0.1", "Address it listens on; 0.0.0.0 lets other hosts read it")

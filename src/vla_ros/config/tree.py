@@ -78,7 +78,7 @@ class Config:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
-    preset: str = option("", "Options of a known robot (config/presets), laid under all others")
+    preset: str = option("", "Options of a known robot (config/presets); all others override them")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Options of single arms by flat name (``left.urdf``), as far as they differ from what all share."""
 

@@ -30,10 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bags", nargs="+", type=Path, metavar="BAG", help="bag, or a folder of bags")
     add_config_arguments(parser)
     parser.add_argument("--format", default="lerobot", choices=("lerobot",), help="layout of the data set")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write, a new one")
-    parser.add_argument(
-        "--fps", type=int, default=0, metavar="N", help="frames per second; the first camera's if 0"
-    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument("--fps", type=int, default=0, metavar="N", help="frames per second; 0: the first camera's")
     parser.add_argument(
         "--state", default="", metavar="PARTS", help="state vector; default: every arm's joint_position and gripper"
     )
@@ -44,22 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--goal",
         default="commands",
         choices=("commands", "measured"),
-        help="actions lead to what was commanded, or to the position measured one frame later",
+        help="actions lead to the commanded position, or to the one measured one frame later",
     )
     parser.add_argument(
         "--clock",
         default="received",
         choices=("received", "stamp", "frames"),
-        help="go by the recorder's times, the headers' stamps, or take every image (a simulation in lockstep)",
+        help="use the recorder's times, header stamps, or every image (a simulation in lockstep)",
     )
     parser.add_argument(
         "--episodes",
         default="bag",
         metavar="bag|armed|/TOPIC",
-        help="an episode is a bag without its pauses, the time armed, or while a std_msgs/Bool is true",
+        help="an episode is a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true",
     )
     parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause ends an episode")
-    parser.add_argument("--instruction", default="", metavar="TEXT", help="replaces the recorded instruction")
+    parser.add_argument(
+        "--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction"
+    )
     parser.add_argument(
         "--topics",
         nargs="+",
@@ -70,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--robot", default="", metavar="NAME", help="robot_type of the data set; default: the URDF's"
     )
-    parser.add_argument("--codec", default="h264", choices=("h264", "av1"), help="of the videos")
+    parser.add_argument("--codec", default="h264", choices=("h264", "av1"), help="video codec")
     parser.add_argument("--crf", type=int, default=20, metavar="N", help="quality of the videos; lower is better")
-    parser.add_argument("--restart", action="store_true", help="forget what an interrupted export had written")
+    parser.add_argument("--restart", action="store_true", help="discard the results of an interrupted export")
 
 
 def run(arguments: argparse.Namespace) -> int:

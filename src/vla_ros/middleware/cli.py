@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--distro", choices=DISTRIBUTIONS, help="default: the sourced one, or jazzy")
     parser.add_argument("--interface", default="", help="network interface for Cyclone DDS; lo stays on this host")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", type=Path, metavar="FOLDER", help="write the files, and one to source")
-    action.add_argument("--check", action="store_true", help="check whether it is in force in this shell")
+    action.add_argument("--write", type=Path, metavar="FOLDER", help="write the files, including one to source")
+    action.add_argument("--check", action="store_true", help="check whether it is active in this shell")
     add_config_arguments(parser)
 
 

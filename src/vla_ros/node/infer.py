@@ -38,14 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KEY=]FILE",
-        help="image file; without KEY in the policy's order. Once for each moment, oldest first, or once for all",
+        help="image file; without KEY, in the policy's order. Repeat it for each moment, oldest "
+        "first, or give one for all",
     )
     parser.add_argument(
         "--state",
         action="append",
         default=[],
         metavar="[KEY=]1,2,3",
-        help="numbers of a state vector; KEY may be left out where the policy has one. Moments as for --image",
+        help="numbers of a state vector; KEY is optional if the policy has only one. Moments as for --image",
     )
     parser.add_argument("--instruction", metavar="TEXT", help="the same as -p policy.instruction:=TEXT")
     noise = parser.add_mutually_exclusive_group()

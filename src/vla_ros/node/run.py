@@ -35,7 +35,7 @@ NODE_NAME = "vla_policy"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``vla-ros run``."""
     add_config_arguments(parser)
-    parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames come (control.armed)")
+    parser.add_argument("--arm", action="store_true", help="the arm moves as soon as frames arrive (control.armed)")
     parser.add_argument(
         "--dry-run", action="store_true", help="print how policy and robot are bound, and exit; nothing is loaded"
     )
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="...",
-        help="as for any ROS node: remaps (-r /camera/image_raw:=/cam0/image), node name, namespace, parameters",
+        help="arguments for any ROS node: remaps (-r /camera/image_raw:=/cam0/image), node name,"
+        " namespace, parameters",
     )
 
 

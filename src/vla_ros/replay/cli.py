@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="processes (Ray's where it is installed)"
     )
-    parser.add_argument("--instruction", default="", metavar="TEXT", help="replaces the recorded instruction")
+    parser.add_argument(
+        "--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction"
+    )
     parser.add_argument(
         "--topics",
         nargs="+",
@@ -57,11 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(truth=joint_states compares with the measured motion, truth=none with nothing)",
     )
     parser.add_argument(
-        "--tolerance", type=float, default=0.2, metavar="S", help="most seconds from a frame to its recorded action"
+        "--tolerance",
+        type=float,
+        default=0.2,
+        metavar="S",
+        help="maximum delay from a frame to its recorded action",
     )
     parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="a longer pause starts a new episode")
     parser.add_argument(
-        "--max-mae", type=float, metavar="X", help="exit with 3 when the mean absolute error is larger"
+        "--max-mae", type=float, metavar="X", help="exit with status 3 if the mean absolute error is larger"
     )
     parser.add_argument(
         "--no-trials",

@@ -47,8 +47,8 @@ class Options:
     speed: float = 0.0  # 0 plays in open loop; else as it would have run, at this multiple of the recorded speed
     every: int = 1  # use every k-th frame (open loop)
     limit: int = 0  # frames of each bag at most; 0 all
-    instruction: str = ""  # replaces the recorded instruction; "" does not
-    tolerance_s: float = 0.2  # most seconds from a frame to its recorded action
+    instruction: str = ""  # use this instead of the recorded instruction; "" does not
+    tolerance_s: float = 0.2  # maximum delay from a frame to its recorded action
     gap_s: float = 2.0  # a longer pause between frames starts a new episode
     topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
 

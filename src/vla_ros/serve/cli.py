@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
     add("--port", type=_number(int, 0, 65535), default=8000, metavar="P", help="TCP port; 0 takes a free one")
     add("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: this machine alone)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the key that robots must show")
-    add("--no-api-key", action="store_true", help="let everybody who reaches the port use the policy")
-    add("--tls-certificate", type=Path, metavar="FILE", help="certificate chain (PEM): robots come with wss://")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key that robots must send")
+    add("--no-api-key", action="store_true", help="let everybody who can reach the port use the policy")
+    add("--tls-certificate", type=Path, metavar="FILE", help="certificate chain (PEM); robots then use wss://")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add(
         "--max-batch",
@@ -62,10 +62,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests in one batch (default 16)",
     )
     add("--max-robots", type=_number(int, 1, 10000), default=256, metavar="N", help="connections (default 256)")
-    add("--max-message", type=_number(float, 0.01, 1024), default=16.0, metavar="MIB", help="longest request")
-    deadline = "longest wait of a request whose robot does not say (default 10)"
+    add(
+        "--max-message",
+        type=_number(float, 0.01, 1024),
+        default=16.0,
+        metavar="MIB",
+        help="maximum size of a request",
+    )
+    deadline = "maximum wait of a request that states none (default 10)"
     add("--deadline", type=_number(float, 0.001, 3600), default=10.0, metavar="S", help=deadline)
-    add("--drain", type=_number(float, 0, 3600), default=10.0, metavar="S", help="longest orderly end (default 10)")
+    add(
+        "--drain",
+        type=_number(float, 0, 3600),
+        default=10.0,
+        metavar="S",
+        help="maximum time for a clean shutdown (default 10)",
+    )
     add(
         "--image",
         action="append",
@@ -73,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=NAME",
         help="the policy's image or state KEY is called NAME on the wire; may be given several times",
     )
-    add("--with-parent", action="store_true", help="end when standard input closes, for programs that start this")
-    add("--metadata", type=Path, metavar="FILE.yaml", help="what to tell clients in place of the policy's features")
+    add("--with-parent", action="store_true", help="exit when standard input closes, for parent processes")
+    add("--metadata", type=Path, metavar="FILE.yaml", help="metadata for clients instead of the policy's features")
     add_config_arguments(parser)
 
 

@@ -15,8 +15,11 @@ class LeRobotOptions(PolicyConfig):
     checkpoint: str = option("", "Folder that LeRobot wrote: config.json, model.safetensors and the processors")
     python: str = option(
         "",
-        "Python of an environment with LeRobot, started as a process of its own; empty: LeRobot is in this one",
+        "Python of an environment with LeRobot, which is started as a separate process; empty: "
+        "LeRobot is in this environment",
     )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
-    tokenizer: str = option("", "Folder of the tokenizer that a checkpoint names on the hub; of SmolVLA's backbone")
-    seed: int = option(-1, "Seed of the noise of diffusion and flow policies; -1 draws one", low=-1, high=2**31 - 1)
+    tokenizer: str = option(
+        "", "Local folder of the tokenizer that the checkpoint names on the hub (SmolVLA: of its backbone)"
+    )
+    seed: int = option(-1, "Seed of the noise of diffusion and flow policies; -1: random", low=-1, high=2**31 - 1)

@@ -14,15 +14,17 @@ class CheckpointOptions(PolicyConfig):
 
     checkpoint: str = option(
         "",
-        "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' is the small "
-        "one of the simulation, which comes with the package",
+        "Folder of the checkpoint (Hugging Face layout: config.json, safetensors, tokenizer); 'demo' "
+        "is the small one that comes with the package",
     )
     base: str = option(
         "",
-        "Folder of the base model into which the checkpoint's LoRA adapter (lora_adapter/, or itself) is merged; "
-        "empty if its own weights are merged already",
+        "Folder of the base model for the checkpoint's LoRA adapter (lora_adapter/, or the folder "
+        "itself); empty if its weights are already merged",
     )
-    unnorm_key: str = option("", "Dataset whose statistics un-normalise actions; needed when there are several")
+    unnorm_key: str = option(
+        "", "Dataset whose statistics un-normalise actions; required if the checkpoint has several"
+    )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
     dtype: str = option(
         "auto",
@@ -39,12 +41,12 @@ class CheckpointOptions(PolicyConfig):
     )
     engine: str = option(
         "auto",
-        "How OpenVLA is executed: graph (own engine, for NVIDIA GPUs), reference (plain torch), or auto: graph "
-        "where it runs and agrees with the reference",
+        "How OpenVLA runs: graph (this package's engine, for NVIDIA GPUs), reference (plain torch), "
+        "or auto: graph if it runs and agrees with the reference",
         choices=("auto", "reference", "graph"),
     )
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
-    self_test: bool = option(True, "Refuse to start when two different images give the same answer")
+    self_test: bool = option(True, "Refuse to start if two different images give the same action")
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,10 @@ class OpenVLAOptions(CheckpointOptions):
     )
     drafts: str = option(
         "prefill",
-        "Engine: how the previous action's tokens are tried as a draft; verify equals plain decoding bit by bit",
+        "Engine: how the previous action's tokens are used as a draft; verify equals plain decoding bit by bit",
         choices=("none", "verify", "prefill"),
     )
     compile: bool = option(
-        False, "Reference path: compile the vision towers with torch.compile, at every start for a minute or so"
+        False,
+        "Reference path: compile the vision towers with torch.compile, which delays every start by up to a minute",
     )

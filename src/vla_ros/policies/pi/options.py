@@ -13,26 +13,25 @@ from vla_ros.policies.pi.rtc import MODES, SCHEDULES
 class PiOptions(PolicyConfig):
     """The checkpoint and how to run it."""
 
-    checkpoint: str = option("", "Folder of the checkpoint: openpi's PyTorch export, or what LeRobot saved")
+    checkpoint: str = option("", "Folder of the checkpoint: openpi's PyTorch export, or one saved by LeRobot")
     robot: str = option(
         "",
-        "Robot of openpi's layout, which does not say for which it was trained: libero, droid, "
+        "openpi's layout: the robot that the checkpoint was trained for, which no file states: libero, droid, "
         "droid_joint_position, aloha or aloha_sim; empty takes the preset's name",
     )
-    asset: str = option(
-        "", "Openpi's layout: folder below assets/ with the statistics; empty takes the robot's own"
-    )
+    asset: str = option("", "openpi's layout: folder below assets/ with the statistics; empty: the robot's own")
     tokenizer: str = option(
-        "", "PaliGemma's tokenizer.json or SentencePiece model, or its folder; empty looks in the checkpoint"
+        "", "PaliGemma's tokenizer.json or SentencePiece model, or its folder; empty: the one in the checkpoint"
     )
     prompt_state: str = option(
         "auto",
-        "pi0.5: whether the state is in the prompt; padded is for checkpoints that LeRobot before 0.5 trained",
+        "pi0.5: whether the state is in the prompt; padded is for checkpoints trained with LeRobot before 0.5",
         choices=("auto", "none", "as_is", "padded"),
     )
     resize: str = option(
         "auto",
-        "How images are resized: as openpi does (antialias), as LeRobot (linear), or as the layout says (auto)",
+        "How images are resized: like openpi (antialias), like LeRobot (linear), or by the "
+        "checkpoint's layout (auto)",
         choices=("auto", "antialias", "linear"),
     )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
@@ -42,20 +41,22 @@ class PiOptions(PolicyConfig):
         choices=("auto", "float32", "bfloat16"),
     )
     quantization: str = option("none", "Weights of the prefix pass; fp8 needs bfloat16", choices=("none", "fp8"))
-    flow_steps: int = option(0, "Euler steps from noise to actions; 0 takes the checkpoint's", low=0, high=1000)
+    flow_steps: int = option(0, "Euler steps from noise to actions; 0: the checkpoint's", low=0, high=1000)
     rtc: str = option(
         "auto",
         "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
-        "trained for it), or auto: trained where the checkpoint is, else guided",
+        "trained for it), or auto: trained if the checkpoint supports it, otherwise guided",
         choices=("auto", *MODES),
     )
-    rtc_horizon: int = option(0, "Actions of the previous chunk that guide; 0 takes all that are left", low=0)
+    rtc_horizon: int = option(
+        0, "Number of actions of the previous chunk that guide the new one; 0: all that are left", low=0
+    )
     rtc_schedule: str = option(
         "linear",
         "How guidance falls from the first action that can still change to rtc_horizon",
         choices=tuple(name.lower() for name in SCHEDULES),
     )
-    rtc_max_guidance: float = option(10.0, "Largest factor of the guidance", low=0.0)
+    rtc_max_guidance: float = option(10.0, "Maximum factor of the guidance", low=0.0)
     seed: int = option(0, "Seed of the noise; the same seed gives the same chunks", low=0, high=2**31 - 1)
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
-    self_test: bool = option(True, "Refuse to start when two different images give the same chunk")
+    self_test: bool = option(True, "Refuse to start if two different images give the same chunk")

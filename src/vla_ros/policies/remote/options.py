@@ -22,21 +22,21 @@ class RemoteOptions(PolicyConfig):
     )
     dialect: str = option(
         "auto",
-        "What the server speaks; auto recognises it by the address and by what it says about itself",
+        "The server's protocol; auto recognises it by its address and metadata",
         choices=("auto", "openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft"),
     )
     api_key_file: str = option("", f"File with the server's API key; empty: the environment variable {API_KEY}")
-    connect_timeout: float = option(
-        30.0, "Longest wait for the server at the start", unit="s", low=0.1, high=3600.0
+    connect_timeout: float = option(30.0, "Maximum wait for the server at start", unit="s", low=0.1, high=3600.0)
+    horizon: int = option(
+        64, "Maximum number of actions in a chunk, if the server does not state it", low=1, high=4096
     )
-    horizon: int = option(64, "Most actions in one answer, where the server does not say", low=1, high=4096)
     action_keys: tuple[str, ...] = option(
-        (), "The server's actions in the order of features.action, where it names them; empty: in its own order"
+        (), "The server's named actions in the order of features.action; empty: in the server's order"
     )
     jpeg_quality: int = option(
-        0, "Send images as JPEG of this quality where the server takes them; 0 sends pixels", low=0, high=100
+        0, "Send images as JPEG of this quality if the server accepts it; 0: raw pixels", low=0, high=100
     )
-    max_answer: int = option(64, "Longest answer that is read", unit="MiB", low=1, high=1024)
+    max_answer: int = option(64, "Maximum size of an answer", unit="MiB", low=1, high=1024)
 
 
 def read_key(path: Path, name: str, least: int = 1) -> str:
