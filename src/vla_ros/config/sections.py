@@ -168,9 +168,9 @@ class ControlConfig:
     )
     schedule: str = option(
         "auto",
-        "How chunks follow each other. sync infers when no step is left, and the arm waits. The others infer while it "
-        "moves: append takes the new chunk as it is, blend fades to it within blend_steps, ensemble is ACT's, with rtc "
-        "the policy continues the old one. auto: sync for single steps, rtc if the policy can, otherwise blend",
+        "How chunks follow each other. sync infers when no step is left, and the arm waits. The others infer while "
+        "it moves: append takes the new chunk as it is, blend fades to it within blend_steps, ensemble is ACT's, "
+        "with rtc the policy continues the old one. auto: sync for single steps, rtc if the policy can, else blend",
         choices=SCHEDULES,
     )
     refill_steps: int = option(
