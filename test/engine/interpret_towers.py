@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from vla_ros.engine import resample
+from vla_ros.engine.jpeg import make_round_trip
+from vla_ros.engine.kernels import jpeg
 from vla_ros.engine.kernels import resample as kernels
 from vla_ros.engine.towers import TowerOps
 from vla_ros.engine.triton_towers import TritonTowerOps
@@ -52,9 +54,20 @@ def resampling() -> None:
             assert np.array_equal(found, np.stack([host(image) for image in images])), (source, make)
 
 
+def round_trip() -> None:
+    """JPEG in two kernels has the bits of the separate steps."""
+    generator, device = torch.Generator().manual_seed(4), torch.device("cpu")
+    for size in ((32, 48), (17, 33), (9, 22)):
+        images = torch.randint(0, 256, (2, *size, 3), generator=generator).to(torch.uint8)
+        images[1] = torch.linspace(0, 255, size[1])[:, None].to(torch.uint8)
+        found = make_round_trip(size, device, jpeg)(images)
+        assert torch.equal(found, make_round_trip(size, device)(images)), size
+
+
 @torch.inference_mode()
 def main(name: str) -> None:
     resampling()
+    round_trip()
     dtype = getattr(torch, name)
     ours, theirs, generator = TritonTowerOps(), TowerOps(), torch.Generator().manual_seed(2)
     exact = 1e-6 if dtype == torch.float32 else 1e-3  # of a norm, whose sums are in another order

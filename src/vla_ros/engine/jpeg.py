@@ -50,17 +50,23 @@ class _Transforms(NamedTuple):
         return cls(*(_int32(one, device) for one in arrays))
 
 
-def make_round_trip(size: tuple[int, int], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Encoding and decoding for uint8 images [B, *size, 3], on ``device``; columns must be at least five."""
+def make_round_trip(size: tuple[int, int], device: torch.device, kernels: Any = None) -> Callable[[Tensor], Tensor]:
+    """Encoding and decoding for uint8 images [B, *size, 3], on ``device``; columns must be at least five.
+
+    ``kernels`` is :mod:`vla_ros.engine.kernels.jpeg` where that runs: two launches instead of sixty.
+    """
     height, width = size
     transforms = _Transforms.on(device)
+    tables = np.clip((np.array([_LUMA, _CHROMA]) * 10 + 50) // 100, 1, 255)  # quality 95
+    aan = np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64)
+    coefficient_scales = (tables * aan + (1 << 11)) >> 12
+    if kernels is not None:
+        return _fused(size, kernels, transforms, _int32(8 * tables, device), _int32(coefficient_scales, device))
     rows, columns = -(-height // 16) * 2, -(-width // 16) * 2  # blocks of luma; of chroma half as many
     small_rows = -(-height // 16)
-    tables = np.clip((np.array([_LUMA, _CHROMA]) * 10 + 50) // 100, 1, 255)  # quality 95
-    tables = np.repeat(tables, [rows * columns, 2 * small_rows * columns // 2], axis=0)
-    aan = np.round(np.outer(_AAN, _AAN) * 2**14).astype(np.int64)
-    steps = _int32(8 * tables, device)  # coefficients are 8 times too large
-    half, scales = steps // 2, _int32((tables * aan + (1 << 11)) >> 12, device)
+    counts = [rows * columns, 2 * small_rows * columns // 2]
+    steps = _int32(np.repeat(8 * tables, counts, axis=0), device)  # coefficients are 8 times too large
+    half, scales = steps // 2, _int32(np.repeat(coefficient_scales, counts, axis=0), device)
     dither = _int32(1 + np.arange(columns * 4) % 2, device)
     up, across = _neighbours(-(-height // 2), device), _neighbours(-(-width // 2), device)
     rounding = _int32((8, 7), device)
@@ -87,6 +93,33 @@ def make_round_trip(size: tuple[int, int], device: torch.device) -> Callable[[Te
         colour = large[:, :height, :width].reshape(batch, 2, height, width).permute(0, 2, 3, 1) - 128
         added = (_multiply(colour, transforms.from_chroma) + (1 << 15)) >> 16
         return (added + luma[..., None]).clamp_(0, 255).byte()
+
+    return round_trip
+
+
+def _fused(
+    size: tuple[int, int], kernels: Any, transforms: _Transforms, steps: Tensor, scales: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Make the round trip in two kernels, given ``steps`` and ``scales`` [2, 8, 8] of luma and chroma."""
+    height, width = size
+    tiles = {"ROWS": -(-height // 16), "COLUMNS": -(-width // 16)}
+    pad = torch.nn.functional.pad
+    tables = (
+        transforms.to_ycc, transforms.ycc_offsets, transforms.forward, pad(transforms.before, (0, 0, 0, 3)),
+        pad(transforms.factors, (0, 3)), pad(transforms.after, (0, 3)), steps, scales,
+    )  # fmt: skip
+
+    def round_trip(images: Tensor) -> Tensor:
+        images, batch = images.contiguous(), len(images)
+        luma = images.new_empty(batch, 16 * tiles["ROWS"], 16 * tiles["COLUMNS"])
+        chroma = images.new_empty(batch, 2, 8 * tiles["ROWS"], 8 * tiles["COLUMNS"])
+        out = torch.empty_like(images)
+        grid = (batch * tiles["ROWS"] * tiles["COLUMNS"],)
+        kernels.code_kernel[grid](images, *tables, luma, chroma, height, width, **tiles, num_warps=4)
+        kernels.merge_kernel[(batch * height, -(-width // 256))](
+            luma, chroma, transforms.from_chroma, out, height, width, **tiles, BLOCK=256, num_warps=4
+        )
+        return out
 
     return round_trip
 

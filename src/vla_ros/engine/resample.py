@@ -81,7 +81,7 @@ def make_pipeline(
         raise ConfigError(f"camera.pipeline: {processor} runs on the host; pass its images already processed")
     makers: dict[type, Callable[[Any, torch.device], Pipeline]] = {
         BilinearCrop: _crop, FixedPointResize: _resize, FloatResize: _float_resize, Padding: _pad,
-        JpegRoundTrip: lambda step, device: make_round_trip(step.size, device),
+        JpegRoundTrip: lambda step, device: make_round_trip(step.size, device, _kernels(device, "jpeg")),
     }  # fmt: skip
     steps = [makers[type(step)](step, device) for step in resampling]
 
@@ -145,11 +145,11 @@ def _float_resize(step: FloatResize, device: torch.device) -> Pipeline:
     return resize
 
 
-def _kernels(device: torch.device) -> Any:
+def _kernels(device: torch.device, module: str = "resample") -> Any:
     """Triton's kernels, or None where they do not run."""
     if device.type != "cuda" or find_spec("triton") is None:
         return None
-    return import_module("vla_ros.engine.kernels.resample")
+    return import_module(f"vla_ros.engine.kernels.{module}")
 
 
 def _one_kernel(kernel: Any, tables: Sequence[Tensor], numbers: Sequence[float], block: int = 256) -> Pipeline:
