@@ -78,9 +78,9 @@ def parallel(
 ) -> Tensor:
     """Run a whole sequence once; every position sees every other, as in parallel decoding.
 
-    ``cache`` has room for S positions and may be one layer that all layers share. From embeddings [1, S, hidden] it
-    returns the hidden states after the final norm, [1, R, hidden], at the positions ``wanted``, int64 [R].
-    ``length``, int32 [1], counts the positions before the padding; None without any.
+    ``cache`` has room for S positions and may be one layer that all layers share. From embeddings [B, S, hidden] it
+    returns the hidden states after the final norm, [B, R, hidden], at the positions ``wanted``, int64 [B, R], of
+    all B * S. ``length``, int32 [B], counts the positions before the padding; None without any.
     """
     final = len(weights.layers) - 1
     stream = ops.start(sequence, weights.layers[0].attention_norm)
@@ -89,8 +89,8 @@ def parallel(
         stream = _layer(weights, ops, cache, index, stream, everywhere)
     # The last layer needs all keys and values, but only the wanted rows of the rest.
     layer = weights.layers[final]
-    query = ops.qkv(weights, final, stream, everywhere, cache)[:, wanted]
-    stream = ops.start(stream.hidden[:, wanted], layer.attention_norm)
+    query = ops.qkv(weights, final, stream, everywhere, cache).flatten(0, 1)[wanted]
+    stream = ops.start(stream.hidden.flatten(0, 1)[wanted], layer.attention_norm)
     stream = ops.add_linear(stream, ops.attend(query, cache, final, everywhere), layer.o_proj, layer.mlp_norm)
     stream = ops.add_linear(stream, ops.gate_up(weights, final, stream), layer.down_proj, weights.norm)
     return ops.norm(weights, stream)

@@ -86,13 +86,13 @@ def attend_both_ways_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attention of every row to the first ``length[0]`` positions: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
+    """Attention of every row to the first ``length[b]`` positions: ``query`` [B * ROWS, HEADS, HEAD] to ``out``.
 
     A program has BLOCK_R rows of one head of one observation. Padding behind ``length`` is not read; only the last
     block of positions is masked. Softmax as in FlashAttention, with powers of two.
     """
     head, batch = tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
-    count = tl.load(length)
+    count = tl.load(length + batch)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     feature = tl.arange(0, HEAD)
     at = ((batch * ROWS + row)[:, None] * HEADS + head) * HEAD + feature[None, :]

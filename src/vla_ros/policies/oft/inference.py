@@ -54,36 +54,36 @@ class Asked:
 
 
 class StepBuffers:
-    """Static buffers of one sequence length with padding, and the stages over them.
+    """Static buffers of B observations and one sequence length with padding, and the stages over them.
 
     ``padded`` is False if no sequence of this length has padding, so that attention needs no mask.
     """
 
-    def __init__(self, owner: ChunkInference, length: int, padded: bool) -> None:
+    def __init__(self, owner: ChunkInference, length: int, padded: bool, batch: int) -> None:
         self._owner, self.length = owner, length
         model, layout = owner.model, owner.model.layout
         device, width = owner.weights.device, owner.weights.shape.hidden_size
         size = model.architecture.image_size
         self.text = length - owner.fixed - layout.slots
-        self.images = torch.zeros(layout.images, size, size, 3, dtype=torch.uint8, device=device)
+        self.images = torch.zeros(batch * layout.images, size, size, 3, dtype=torch.uint8, device=device)
+        actions = (batch, layout.chunk, layout.action)
         self.inputs = TransferBuffer(
             device,
-            ((self.text,), torch.int64),
-            ((length,), torch.int64),
-            ((layout.slots,), torch.int64),
-            ((2,), torch.int32),
-            ((1, max(1, layout.state)), torch.float32),
-            ((layout.chunk, layout.action), torch.float32),
+            ((batch, self.text), torch.int64),
+            ((batch, length), torch.int64),
+            ((batch, layout.slots), torch.int64),
+            ((batch,), torch.int32),
+            ((batch,), torch.int32),
+            ((batch, 1, max(1, layout.state)), torch.float32),
+            (actions, torch.float32),
         )
-        self.words, self.order, self.wanted, self.lengths, self.state, self.noise = self.inputs.tensors
-        self.answer = TransferBuffer(
-            device, ((layout.slots,), torch.int64), ((layout.chunk, layout.action), torch.float32)
-        )
+        self.words, self.order, self.wanted, self.lengths, self.counts, self.state, self.noise = self.inputs.tensors
+        self.answer = TransferBuffer(device, ((batch, layout.slots), torch.int64), (actions, torch.float32))
         self.tokens, self.numbers = self.answer.tensors
-        self.patches = torch.zeros(owner.patches, width, dtype=owner.weights.dtype, device=device)
-        self.sample = torch.zeros(layout.chunk, layout.action, dtype=owner.weights.dtype, device=device)
+        self.patches = torch.zeros(batch, owner.patches, width, dtype=owner.weights.dtype, device=device)
+        self.sample = torch.zeros(actions, dtype=owner.weights.dtype, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.cache = KVCache.allocate(owner.weights, 1, length, layers=1)
+        self.cache = KVCache.allocate(owner.weights, batch, length, layers=1)
         towers = model.vision_backbone.towers if layout.film else []
         self.film = [
             torch.zeros(len(tower.blocks), 2, tower.shape.width, dtype=self.patches.dtype, device=device)
@@ -92,6 +92,7 @@ class StepBuffers:
         self._read_words: bytes | None = None  # the text for which ``film`` was computed
         self._padded = padded
         diffusion = layout.head == "diffusion"
+        self.sources = 1 + self.text + owner.fixed + (layout.slots if diffusion else 0)
         self._read_stage: Stage = self._read
         self.stages: list[Stage] = [self._encode, self._denoise] if diffusion else [self._whole]
         self.repeats = [1, owner.steps] if diffusion else [1]
@@ -114,25 +115,29 @@ class StepBuffers:
 
     def _read(self) -> None:
         """Compute the modulations from the mean embedding of the text."""
-        inside = torch.arange(self.text, device=self.words.device) < self.lengths[1]
-        language = (self._embedded() * inside[:, None]).sum(0, keepdim=True) / self.lengths[1]
+        inside = torch.arange(self.text, device=self.words.device) < self.counts
+        language = (self._embedded()[0] * inside[:, None]).sum(0, keepdim=True) / self.counts
         towers = self._owner.model.vision_backbone.towers
         for buffer, tower in zip(self.film, towers, strict=True):
             buffer.copy_(tower.modulations(language.to(self.patches.dtype)))
 
     def _whole(self) -> None:
+        runner = self._owner.runner
+        with runner.beside():  # the towers leave room for small work
+            known = self._known()
         self._encode()
-        states = self._states([], None)
+        runner.join()
+        states = self._states(*known, [], None)
         if self._owner.model.action_head is not None:
-            self.numbers.copy_(self._owner.model.action_head(states[0]))
+            self.numbers.copy_(self._owner.model.action_head(states).view_as(self.numbers))
             return
         head = self._owner.weights.lm_head.data
         tokens, margins = self._owner.ops.choose(functional.linear(states, head).float())
-        self.tokens.copy_(tokens[0])
+        self.tokens.copy_(tokens)
         self.numbers.copy_(margins.view_as(self.numbers))
 
     def _encode(self) -> None:
-        self.patches.copy_(self._owner.encode(self.images, self.film).flatten(0, 1))
+        self.patches.copy_(self._owner.encode(self.images, self.film).view_as(self.patches))
         self.sample.copy_(self.noise)
         self.step.zero_()
 
@@ -142,20 +147,23 @@ class StepBuffers:
         assert projector is not None
         assert owner.model.action_head is not None
         assert owner.denoising is not None
-        noisy = projector(self.sample.view(-1, 1))
-        time = owner.denoising.times[step].to(self.sample.dtype)
-        noise = owner.model.action_head(self._states([time], noisy)[0])
+        noisy = projector(self.sample.view(len(self.sample), -1, 1))
+        time = owner.denoising.times[step].to(self.sample.dtype).expand(len(self.sample), 1, -1)
+        noise = owner.model.action_head(self._states(*self._known(), [time], noisy)).view_as(self.sample)
         self.sample.copy_(denoise(self.sample, noise, owner.denoising.alphas[step][0]))
         self.step.add_(1)
         self.numbers.copy_(self.sample)
 
-    def _states(self, extras: list[Tensor], noisy: Tensor | None) -> Tensor:
-        """States that become actions: [1, K * D, width]."""
-        owner, projector = self._owner, self._owner.model.proprio_projector
-        if projector is not None:
-            extras = [projector(self.state.to(self.patches.dtype)), *extras]
-        sequence = sources(self._embedded(), self.patches, extras, noisy)[self.order][None]
-        length = self.lengths[:1] if self._padded else None
+    def _known(self) -> tuple[Tensor, list[Tensor]]:
+        """Text and state embedded: what needs no image."""
+        projector = self._owner.model.proprio_projector
+        return self._embedded(), [] if projector is None else [projector(self.state.to(self.patches.dtype))]
+
+    def _states(self, words: Tensor, state: list[Tensor], extras: list[Tensor], noisy: Tensor | None) -> Tensor:
+        """States that become actions: [B, K * D, width]."""
+        owner = self._owner
+        sequence = sources(words, self.patches, [*state, *extras], noisy).flatten(0, 1)[self.order]
+        length = self.lengths if self._padded else None
         return parallel(owner.weights, owner.ops, self.cache, sequence, self.wanted, length)
 
     def _embedded(self) -> Tensor:
@@ -195,26 +203,28 @@ class ChunkInference:
         else:
             self.buckets = Buckets.up_to(self.fixed, answer, weights.shape.max_positions, bucket_step)
 
-        def build(length: int) -> StepBuffers:
-            return StepBuffers(self, length, bucket_step > 1)
-
-        self._graphs = GraphCache(
-            self.buckets, build, lambda one: one.capture(runner), background and runner.graphs and bucket_step > 1
-        )
+        self._padded = bucket_step > 1
+        self._background = background and runner.graphs and self._padded
+        self._graphs: dict[int, GraphCache[StepBuffers]] = {}
         size = (model.architecture.image_size, model.architecture.image_size)
         self._resizer = ImageResizer(size, weights.device, runner, background)
         self._plans: dict[tuple[int, int], Plan] = {}
         self._lost: DeviceLostError | None = None
 
-    def warm_up(self, prompts: Sequence[int]) -> None:
+    def warm_up(self, prompts: Sequence[int], batch: int = 1) -> None:
         """Capture graphs for prompts of these lengths in tokens; raises ConfigError if one is too long."""
         with explain_device_errors(self.weights.device), self.runner.stream():
             for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
-                self._graphs.ensure(length)
+                self._of(batch).ensure(length)
+
+    def answer(self, asked: Asked) -> Chunk:
+        """Answer one observation, as :meth:`answer_all` does."""
+        [chunk] = self.answer_all([asked])
+        return chunk
 
     @torch.inference_mode()
-    def answer(self, asked: Asked) -> Chunk:
-        """Answer one observation.
+    def answer_all(self, asked: Sequence[Asked]) -> list[Chunk]:
+        """Answer observations of several robots in one pass; one by one where :attr:`batches` is False.
 
         Raises ConfigError if the prompt is too long, NotFiniteError for NaN or Inf, OutOfMemoryError (retrying is
         allowed) and DeviceLostError.
@@ -223,20 +233,37 @@ class ChunkInference:
             raise self._lost
         try:
             with explain_device_errors(self.weights.device), self.runner.stream():
-                return self._answer(asked)
+                parts = [asked] if self.batches else [[one] for one in asked]
+                return [chunk for part in parts for chunk in self._answer(part)]
         except DeviceLostError as error:
             self._lost = error
             raise
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for background captures; return False after ``timeout`` seconds."""
-        return self._graphs.wait(timeout) and self._resizer.wait(timeout)
+        return all(graphs.wait(timeout) for graphs in self._graphs.values()) and self._resizer.wait(timeout)
 
     def close(self) -> None:
         """Free buffers and graphs, but not the weights."""
-        self._graphs.close()
+        for graphs in self._graphs.values():
+            graphs.close()
         self._resizer.clear()
         self.runner.close()
+
+    @property
+    def batches(self) -> bool:
+        """Whether several observations run in one pass: padded ones without FiLM, whose towers see one text."""
+        return self._padded and not self.model.layout.film
+
+    def _of(self, batch: int) -> GraphCache[StepBuffers]:
+        if batch not in self._graphs:
+            self._graphs[batch] = GraphCache(
+                self.buckets,
+                lambda length: StepBuffers(self, length, self._padded, batch),
+                lambda step: step.capture(self.runner),
+                self._background,
+            )
+        return self._graphs[batch]
 
     def _plan(self, prompt: int, step: StepBuffers) -> Plan:
         key = prompt, step.length
@@ -244,24 +271,27 @@ class ChunkInference:
             self._plans[key] = plan(self.model.layout, self.patches, step.text, prompt, step.length)
         return self._plans[key]
 
-    def _answer(self, asked: Asked) -> Chunk:
+    def _answer(self, asked: Sequence[Asked]) -> list[Chunk]:
         runner, layout = self.runner, self.model.layout
-        step = self._graphs.take(len(asked.prompt))
+        step = self._of(len(asked)).take(max(len(one.prompt) for one in asked))
         marks = [runner.mark()]
-        raw_images = [image for image in asked.images if isinstance(image, RawImage)]
-        if raw_images:
+        every = [image for one in asked for image in one.images]
+        if raw_images := [image for image in every if isinstance(image, RawImage)]:
             self._resizer.resize(self._resizer.upload(raw_images), step.images)
         else:
-            runner.upload(step.images, np.stack([image for image in asked.images if isinstance(image, np.ndarray)]))
-        count = len(asked.prompt)
-        raw, (words, order, wanted, lengths, state, noise) = step.inputs.on_host()
-        laid_out = self._plan(count, step)
-        words[:count], words[count] = asked.prompt, END_TOKEN
-        order[:], wanted[:], lengths[:] = laid_out.order, laid_out.wanted, (laid_out.length, count + 1)
-        if layout.state:
-            state[:] = asked.state
-        if layout.head == "diffusion":
-            noise[:] = asked.noise
+            runner.upload(step.images, np.stack([image for image in every if isinstance(image, np.ndarray)]))
+        raw, (words, order, wanted, lengths, counts, state, noise) = step.inputs.on_host()
+        for row, one in enumerate(asked):
+            count = len(one.prompt)
+            laid_out = self._plan(count, step)
+            words[row, :count], words[row, count] = one.prompt, END_TOKEN
+            order[row] = laid_out.order + row * step.sources
+            wanted[row] = laid_out.wanted + row * step.length
+            lengths[row], counts[row] = laid_out.length, count + 1
+            if layout.state:
+                state[row] = one.state
+            if layout.head == "diffusion":
+                noise[row] = one.noise
         runner.upload(step.inputs.buffer, raw)
         marks.append(runner.mark())
         step.run(words.tobytes())
@@ -271,10 +301,13 @@ class ChunkInference:
         require_finite(numbers.ravel().tolist())
         spans = zip(("upload", "infer", "download"), pairwise(marks), strict=True)
         stages = {name: runner.milliseconds(*span) for name, span in spans}
-        discrete = layout.head == "none"
-        return Chunk(
-            normalized=numbers.astype(np.float64),
-            tokens=tokens.astype(np.int64) if discrete else None,
-            margins=numbers.ravel().astype(np.float64) if discrete else np.empty(0),
-            stages_ms=stages,
-        )
+        discrete, numbers = layout.head == "none", numbers.astype(np.float64)
+        return [
+            Chunk(
+                normalized=numbers[row],
+                tokens=tokens[row].astype(np.int64) if discrete else None,
+                margins=numbers[row].ravel() if discrete else np.empty(0),
+                stages_ms=stages,
+            )
+            for row in range(len(asked))
+        ]

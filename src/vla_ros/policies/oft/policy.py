@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from vla_ros.engine.device_ops import make_ops
 from vla_ros.engine.kernel_check import checked
 from vla_ros.engine.resizer import on_device
 from vla_ros.engine.weights import DecoderWeights
-from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError
+from vla_ros.errors import CheckpointError, ConfigError, DeviceLostError, ImageError, VlaRosError
 from vla_ros.policies.base import Progress, Session, no_progress, options_of
 from vla_ros.policies.checkpoint_files import checkpoint_folder
 from vla_ros.policies.devices import explain_out_of_memory
@@ -174,34 +174,61 @@ class OFTPolicy(NetworkPolicy[Loaded]):
 
         ``info`` of a discrete checkpoint has ``logit_margins`` and ``outside_bins``.
         """
+        [answer] = self.infer_batch([(session, observation)])
+        if isinstance(answer, VlaRosError):
+            raise answer
+        return answer
+
+    def infer_batch(self, requests: Sequence[tuple[OFTSession, Observation]]) -> list[ActionChunk | VlaRosError]:
+        """Infer for several robots: in one pass of the engine, or in turn with FiLM and on the reference path."""
         loaded = self.loaded
-        if session.instruction != observation.instruction or not session.tokens.size:
-            session.tokens = loaded.prompt.encode(observation.instruction)
-            session.instruction = observation.instruction
         began = time.perf_counter()
-        images, state = self._images(observation), self._state(loaded, observation)
-        layout = loaded.model.layout
-        noise = None
+        answers: list[ActionChunk | VlaRosError | Asked] = [self._asked(loaded, *one) for one in requests]
+        prepared = time.perf_counter()
+        for raw in (False, True):  # images of a batch are all processed, or all as the cameras sent them
+            rows = [i for i, one in enumerate(answers) if isinstance(one, Asked) and _is_raw(one) == raw]
+            asked = [one for i in rows if isinstance(one := answers[i], Asked)]
+            with explain_out_of_memory(str(loaded.model.device), loaded.advice):
+                chunks = loaded.inference.answer_all(asked) if asked else []
+            for row, one, chunk in zip(rows, asked, chunks, strict=True):
+                answers[row] = self._chunk(loaded, one, chunk, requests[row][1].stamp, 1e3 * (prepared - began))
+        return [one for one in answers if not isinstance(one, Asked)]
+
+    def prepare(self, batch: int) -> bool:
+        """Capture graphs for the usual and long prompts, where several robots share a pass."""
+        loaded = self.loaded
+        if not loaded.inference.batches:
+            return False
+        with explain_out_of_memory(str(loaded.model.device), loaded.advice):
+            loaded.inference.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
+        return True
+
+    def _asked(self, loaded: Loaded, session: OFTSession, observation: Observation) -> Asked | VlaRosError:
+        try:
+            if session.instruction != observation.instruction or not session.tokens.size:
+                session.tokens = loaded.prompt.encode(observation.instruction)
+                session.instruction = observation.instruction
+            images, state = self._images(observation), self._state(loaded, observation)
+        except VlaRosError as error:
+            return error
+        layout, noise = loaded.model.layout, None
         if layout.head == "diffusion":
             drawn = session.random.standard_normal((layout.chunk, layout.action))
             noise = drawn if observation.noise is None else observation.noise
-        prepared = time.perf_counter()
-        with explain_out_of_memory(str(loaded.model.device), loaded.advice):
-            chunk = loaded.inference.answer(Asked(images, session.tokens, state, noise))
+        return Asked(images, session.tokens, state, noise)
+
+    def _chunk(self, loaded: Loaded, asked: Asked, chunk: Chunk, stamp: int, preprocess: float) -> ActionChunk:
         answered = time.perf_counter()
         normalized, info = _numbers(loaded, chunk)
         actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
+        post = 1e3 * (time.perf_counter() - answered)
         return ActionChunk(
             actions=actions,
-            stamp=observation.stamp,
+            stamp=stamp,
             normalized=normalized,
             tokens=chunk.tokens,
-            stages_ms={
-                "preprocess": 1e3 * (prepared - began),
-                **chunk.stages_ms,
-                "post": 1e3 * (time.perf_counter() - answered),
-            },
-            info={"prompt_tokens": len(session.tokens), **info},
+            stages_ms={"preprocess": preprocess, **chunk.stages_ms, "post": post},
+            info={"prompt_tokens": len(asked.prompt), **info},
         )
 
     def _statistics(self, folder: Path, group: str = "action") -> Mapping[str, ActionStatistics]:
@@ -281,6 +308,10 @@ class OFTPolicy(NetworkPolicy[Loaded]):
         if options.self_test:
             check_vision(*answers)
         return engine
+
+
+def _is_raw(asked: Asked) -> bool:
+    return isinstance(asked.images[0], RawImage)
 
 
 def _numbers(loaded: Loaded, chunk: Chunk) -> tuple[FloatArray, dict[str, object]]:
